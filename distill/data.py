@@ -1,0 +1,341 @@
+"""From a data directory or a Hub data set to tokenized, length-bucketed batches."""
+
+import csv
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from distill import hub
+from distill.errors import UnreachableError, UserError
+from distill.tasks import SequenceTask
+
+if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedTokenizerBase
+
+SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
+SPLIT_FILES = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
+
+
+@dataclass(frozen=True)
+class Split:
+    """Raw examples: `texts`, for pairs their second texts, and one class a text, as an index into the labels."""
+
+    texts: list[str]
+    pairs: list[str] | None
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """All splits of a task, the names of its classes in order, and a digest of the whole content."""
+
+    labels: tuple[str, ...]
+    splits: dict[str, Split]
+    sha256: str
+
+
+def read(task: SequenceTask, *, cache_dir: Path) -> TaskData:
+    """Read `train`, `dev` and, where it has labels, `test`.
+
+    A sample of `train_examples` is the same in every run, so that the seeds of a sweep share data and teacher.
+
+    Raises:
+        UserError: for a directory, file, column, text or label that is not there or not usable.
+        UnreachableError: when the data are neither in the cache nor to be had from the Hub.
+    """
+    if task.data_dir is not None:
+        tables = _read_directory(task, Path(task.data_dir).expanduser(), cache_dir)
+    elif task.builtin:
+        from distill import builtin_data
+
+        tables = _read_directory(task, builtin_data.prepare(cache_dir, seed=0), cache_dir)
+    else:
+        tables = _read_hub(task, cache_dir)
+    labels = task.label_names or _label_names(tables["train"][0], task.label)
+    if len(labels) < 2:
+        raise UserError(f"{tables['train'][1]} has one class only ({', '.join(labels)}), expected at least two")
+    splits = {
+        name: _split(task, table, source, labels) for name, (table, source) in tables.items() if _labelled(task, table)
+    }
+    for name, wanted in (("train", task.train_examples), ("dev", task.dev_examples)):
+        splits[name] = _sample(splits[name], wanted)
+    return TaskData(labels=labels, splits=splits, sha256=_digest(labels, splits))
+
+
+def _read_directory(task: SequenceTask, directory: Path, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
+    """Split -> (table, where it came from) for every split that the directory holds."""
+    if not directory.is_dir():
+        raise UserError(f"task.data_dir={directory} is no directory, expected one with train and dev files")
+    tables = {}
+    for split, stems in SPLIT_FILES.items():
+        candidates = (directory / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
+        path = next((candidate for candidate in candidates if candidate.is_file()), None)
+        if path is not None:
+            tables[split] = (_read_file(path, cache_dir), str(path))
+        elif split != "test":
+            found = ", ".join(sorted(entry.name for entry in directory.iterdir())) or "nothing"
+            wanted = " or ".join(stems)
+            raise UserError(
+                f"{directory} has no {wanted} file (found {found}), expected {wanted} with one of {', '.join(SUFFIXES)}"
+            )
+    return tables
+
+
+def _read_file(path: Path, cache_dir: Path) -> "datasets.Dataset":
+    import datasets
+
+    datasets.disable_progress_bars()  # A file takes a second or two.
+
+    suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+    if path.stat().st_size == 0:
+        raise UserError(f"{path} is empty, expected a header and examples")
+    options: dict[str, Any] = {"cache_dir": str(cache_dir / "datasets"), "keep_in_memory": True}
+    try:
+        if suffix.startswith((".tsv", ".csv")):
+            # As strings, and TSV never quoted: the reader's own guesses turn "NA" into nothing and lose rows.
+            separator = "\t" if suffix.startswith(".tsv") else ","
+            quoting: Literal[0, 1, 2, 3] = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
+            columns = _header(path, separator, quoting)
+            features = datasets.Features({column: datasets.Value("string") for column in columns})
+            return datasets.Dataset.from_csv(
+                str(path), features=features, sep=separator, quoting=quoting, keep_default_na=False, **options
+            )
+        if suffix.startswith(".jsonl"):
+            return datasets.Dataset.from_json(str(path), **options)
+        return datasets.Dataset.from_parquet(str(path), **options)
+    except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise UserError(f"{path} cannot be read: {reason}") from error
+
+
+def _header(path: Path, separator: str, quoting: Literal[0, 1, 2, 3]) -> list[str]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig") as lines:  # A spreadsheet begins its files with a mark.
+        rows = csv.reader(lines, delimiter=separator, quoting=quoting)
+        columns, first = next(rows, []), next(rows, None)
+    if first is None:
+        raise UserError(f"{path} has a header and no examples")
+    if len(first) > len(columns):
+        # pandas would take the first field for an index and move the others by one column.
+        raise UserError(f"{path} cannot be read: its first example has {len(first)} fields, its header {len(columns)}")
+    return columns
+
+
+def _read_hub(task: SequenceTask, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
+    import datasets
+
+    if task.hub_id is None:
+        raise UserError(f"task {task.name} has no data of its own: give task.data_dir=DIR with train and dev files")
+    name, _, configuration = task.hub_id.partition(":")
+    try:
+        hub.ask(name, "README.md", kind="dataset")
+    except UnreachableError:
+        datasets.config.HF_HUB_OFFLINE = True  # The loader then looks into its cache alone.
+    try:
+        loaded = datasets.load_dataset(name, configuration or None, cache_dir=str(cache_dir / "datasets"))
+    except (OSError, ValueError) as error:
+        raise UnreachableError(
+            f"data set {task.hub_id} is neither in the cache nor to be had from the Hub: give task.data_dir=DIR "
+            "with train and dev files, go online once, or take the built-in data with task=docstrings"
+        ) from error
+    tables = {}
+    for split, stems in SPLIT_FILES.items():
+        found = next((stem for stem in stems if stem in loaded), None)
+        if found is not None:
+            tables[split] = (loaded[found], f"{task.hub_id} {found}")
+    return tables
+
+
+def _label_names(table: "datasets.Dataset", column: str) -> tuple[str, ...]:
+    """The training split's labels in order: numbers by value, names by alphabet."""
+    if column not in table.column_names:
+        return ("?", "?")  # Told with its file and columns when the split is read.
+    found = {str(value) for value in table.unique(column) if value not in (None, "")}
+    numeric = all(value.removeprefix("-").isdecimal() for value in found)
+    return tuple(sorted(found, key=int) if numeric else sorted(found))
+
+
+def _labelled(task: SequenceTask, table: "datasets.Dataset") -> bool:
+    """Whether the table is of use: the Hub's GLUE marks a test split without labels with -1."""
+    return task.label not in table.column_names or {str(value) for value in table.unique(task.label)} != {"-1"}
+
+
+def _split(task: SequenceTask, table: "datasets.Dataset", source: str, labels: tuple[str, ...]) -> Split:
+    wanted = (*task.text, task.label)
+    missing = [column for column in wanted if column not in table.column_names]
+    if missing:
+        raise UserError(
+            f"{source} has no column {', '.join(missing)}: it has {', '.join(table.column_names)}; "
+            "name yours with task.text=[...] and task.label=..."
+        )
+    if len(table) == 0:
+        raise UserError(f"{source} has a header and no examples")
+    columns = [list(table[column]) for column in wanted]
+    for name, texts in zip(task.text, columns, strict=False):
+        for row, text in enumerate(texts):
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"{source}, example {row + 1}: column {name} is {text!r}, expected text")
+    texts, pairs = columns[0], columns[1] if len(task.text) == 2 else None
+    return Split(texts=texts, pairs=pairs, labels=_classes(task, columns[-1], labels, source))
+
+
+def _classes(task: SequenceTask, values: Sequence[Any], labels: tuple[str, ...], source: str) -> np.ndarray:
+    """Index of every label; numbers are taken for indices only where the task itself names its classes."""
+    index = {str(number): number for number in range(len(labels))} if task.label_names else {}
+    index |= {name: number for number, name in enumerate(labels)}
+    classes = np.empty(len(values), dtype=np.int64)
+    for row, value in enumerate(values):
+        if str(value) not in index:
+            raise UserError(
+                f"{source}, example {row + 1}: label {value!r} is unknown, expected one of {', '.join(labels)}"
+            )
+        classes[row] = index[str(value)]
+    return classes
+
+
+def _sample(split: Split, wanted: int | None) -> Split:
+    if wanted is None or wanted >= len(split):
+        return split
+    chosen = np.sort(np.random.default_rng(0).permutation(len(split))[:wanted])
+    pairs = None if split.pairs is None else [split.pairs[i] for i in chosen]
+    return Split(texts=[split.texts[i] for i in chosen], pairs=pairs, labels=split.labels[chosen])
+
+
+def _digest(labels: tuple[str, ...], splits: dict[str, Split]) -> str:
+    digest = hashlib.sha256(json.dumps(labels).encode())
+    for name, split in splits.items():
+        digest.update(json.dumps([name, split.texts, split.pairs, split.labels.tolist()]).encode())
+    return digest.hexdigest()
+
+
+class Examples(Dataset[list[dict[str, Any]]]):
+    """One tokenized split. An index is a list of examples: a whole micro-batch is fetched at once.
+
+    `truncated` counts the examples that were longer than `max_length`, special tokens included.
+    """
+
+    def __init__(self, split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> None:
+        encoded = tokenizer(
+            split.texts, split.pairs, truncation=True, max_length=max_length, return_attention_mask=True
+        )
+        self.columns: dict[str, list[list[int]]] = dict(encoded)
+        self.labels = split.labels.tolist()
+        self.lengths = np.array([len(tokens) for tokens in self.columns["input_ids"]])
+        self.truncated = sum(bool(encoding.overflowing) for encoding in encoded.encodings)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        return [
+            {name: column[i] for name, column in self.columns.items()} | {"label": self.labels[i], "example_id": i}
+            for i in indices
+        ]
+
+
+class LengthBuckets(Sampler[list[list[int]]]):
+    """The steps of an epoch: each a list of micro-batches, each a list of examples of about one length.
+
+    The examples are shuffled, cut into pools of `pool` micro-batches, sorted by length within a pool, cut into
+    micro-batches, and these are shuffled again. So every example comes exactly once an epoch, in an order that
+    depends on the seed and the epoch alone. Without `shuffle` all are sorted, longest first, which shows at once
+    whether the memory is enough.
+    """
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        *,
+        batch_size: int,
+        accumulate: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        pool: int = 50,
+    ) -> None:
+        if batch_size < 1 or accumulate < 1:
+            raise UserError(f"got batch_size={batch_size} and accumulate={accumulate}, expected at least 1 of each")
+        self.lengths, self.batch_size, self.accumulate = lengths, batch_size, accumulate
+        self.shuffle, self.seed, self.pool, self.epoch = shuffle, seed, pool, 0
+        self.skip = 0  # Steps of the next epoch that a resumed training has done already.
+        self.sampler = self  # Where Lightning looks for `set_epoch`.
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        micro_batches = -(-len(self.lengths) // self.batch_size)
+        return -(-micro_batches // self.accumulate)
+
+    def __iter__(self) -> Iterator[list[list[int]]]:
+        micro_batches = self._shuffled() if self.shuffle else self._cut(np.argsort(-self.lengths, kind="stable"))
+        first, self.skip = self.skip * self.accumulate, 0
+        for start in range(first, len(micro_batches), self.accumulate):
+            yield micro_batches[start : start + self.accumulate]
+
+    def _shuffled(self) -> list[list[int]]:
+        random = np.random.default_rng([self.seed, self.epoch])
+        order = random.permutation(len(self.lengths))
+        micro_batches = []
+        size = self.pool * self.batch_size
+        for start in range(0, len(order), size):
+            members = order[start : start + size]
+            micro_batches += self._cut(members[np.argsort(self.lengths[members], kind="stable")])
+        return [micro_batches[i] for i in random.permutation(len(micro_batches))]
+
+    def _cut(self, order: np.ndarray) -> list[list[int]]:
+        return [order[i : i + self.batch_size].tolist() for i in range(0, len(order), self.batch_size)]
+
+
+def loader(
+    examples: Examples, task: SequenceTask, tokenizer: "PreTrainedTokenizerBase", buckets: LengthBuckets
+) -> DataLoader[list[dict[str, Tensor]]]:
+    """Yields one optimizer step at a time: its micro-batches, each padded to its own longest example."""
+
+    def collate(step: list[list[dict[str, Any]]]) -> list[dict[str, Tensor]]:
+        return [_pad(micro_batch, task, tokenizer) for micro_batch in step]
+
+    return DataLoader(examples, batch_sampler=buckets, collate_fn=collate)  # type: ignore[arg-type]
+
+
+def evaluation_loader(
+    examples: Examples, task: SequenceTask, tokenizer: "PreTrainedTokenizerBase", batch_size: int = 64
+) -> DataLoader[list[dict[str, Tensor]]]:
+    """A whole split, longest examples first."""
+    return loader(examples, task, tokenizer, LengthBuckets(examples.lengths, batch_size=batch_size, shuffle=False))
+
+
+def loaders(
+    data: TaskData,
+    task: SequenceTask,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    batch_size: int,
+    accumulate: int,
+    seed: int,
+) -> dict[str, DataLoader[list[dict[str, Tensor]]]]:
+    """`train` in shuffled steps of `batch_size * accumulate` examples, and `dev`."""
+    train, dev = (Examples(data.splits[name], tokenizer, task.max_length) for name in ("train", "dev"))
+    buckets = LengthBuckets(train.lengths, batch_size=batch_size, accumulate=accumulate, seed=seed)
+    return {"train": loader(train, task, tokenizer, buckets), "dev": evaluation_loader(dev, task, tokenizer)}
+
+
+def _pad(examples: list[dict[str, Any]], task: SequenceTask, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Tensor]:
+    inputs = [{k: v for k, v in example.items() if k not in ("label", "example_id")} for example in examples]
+    # The tokenizer would warn that encoding and padding in one call is faster; here they are apart on purpose.
+    tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
+    batch = dict(tokenizer.pad(inputs, padding="longest", return_tensors="pt"))
+    added = task.collate(examples) | {"example_id": [example["example_id"] for example in examples]}
+    return batch | {name: torch.tensor(values) for name, values in added.items()}

@@ -1,0 +1,416 @@
+"""Are the losses right: values by hand, gradients by formula, padding left out, batches where nothing counts?"""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import Tensor
+
+from distill.losses import (
+    IGNORED,
+    Cosine,
+    HardLabels,
+    LogitMSE,
+    MaskedLanguageModelling,
+    Objective,
+    PseudoLabels,
+    SoftTargets,
+    Term,
+)
+
+LN2, LN3, LN4 = math.log(2), math.log(3), math.log(4)
+TERMS = {
+    "soft": SoftTargets(temperature=3.0),
+    "hard": HardLabels(),
+    "mlm": MaskedLanguageModelling(),
+    "pseudo": PseudoLabels(),
+    "mse": LogitMSE(),
+    "cosine": Cosine(),
+}
+every_term = pytest.mark.parametrize("term", TERMS.values(), ids=TERMS.keys())
+quick = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+def outputs(logits: object, states: object = None) -> SimpleNamespace:
+    """A model's output; only the last of the hidden states matters."""
+    last = None if states is None else torch.as_tensor(states, dtype=torch.float32)
+    return SimpleNamespace(
+        logits=torch.as_tensor(logits, dtype=torch.float32),
+        hidden_states=None if last is None else (torch.full_like(last, torch.nan), last),
+    )
+
+
+def items(*shape: int) -> dict[str, Tensor]:
+    """A batch where everything counts, and has class 0."""
+    return {"items": torch.ones(shape, dtype=torch.bool), "labels": torch.zeros(shape, dtype=torch.long)}
+
+
+def mean(term: Term, student: SimpleNamespace, teacher: SimpleNamespace | None, batch: dict[str, Tensor]) -> Tensor:
+    total, count = term(student, teacher, batch)
+    return total / count
+
+
+def token_case(seed: int = 0, length: int = 4) -> tuple[SimpleNamespace, SimpleNamespace, dict[str, Tensor]]:
+    """Two sequences, the second one padded from its third token on: `logits [2, L, 5]`, hidden states `[2, L, 6]`."""
+    random = torch.Generator().manual_seed(seed)
+    mask = torch.ones(2, length, dtype=torch.long)
+    mask[1, 2:] = 0
+    labels = torch.randint(5, (2, length), generator=random).where(mask.bool(), torch.tensor(IGNORED))
+    labels[0, 1] = IGNORED
+    student, teacher = (
+        outputs(torch.randn(2, length, 5, generator=random) * 3, torch.randn(2, length, 6, generator=random))
+        for _ in range(2)
+    )
+    return student, teacher, {"items": mask.bool(), "attention_mask": mask, "labels": labels}
+
+
+def student_gradients(
+    term: Term, student: SimpleNamespace, teacher: SimpleNamespace, batch: dict[str, Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Mean loss, and its gradients for the student's logits and last hidden states, zero where it has none."""
+    leaves = [student.logits.clone().requires_grad_(), student.hidden_states[-1].clone().requires_grad_()]
+    loss, _ = Objective(name="one", terms={"term": term})(outputs(*leaves), teacher, batch)
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return loss, [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
+
+
+# Values by hand
+
+
+def test_soft_targets_by_hand():
+    # T = 2: the teacher says softmax([0, 2 ln 3] / 2) = [1/4, 3/4], the student [3/4, 1/4].
+    # 2^2 * -(1/4 ln 3/4 + 3/4 ln 1/4) = 4 (ln 4 - 1/4 ln 3) = 4 ln 4 - ln 3
+    loss = mean(SoftTargets(temperature=2), outputs([[2 * LN3, 0.0]]), outputs([[0.0, 2 * LN3]]), items(1))
+    assert float(loss) == pytest.approx(4 * LN4 - LN3, rel=1e-6)
+
+
+def test_soft_targets_sum_over_the_vocabulary_and_average_over_positions():
+    # Position 1 is the case above; at position 2 both say [1/2, 1/2]: 4 ln 2.
+    # A softmax over positions, or a mean over classes too, gives another number.
+    student = outputs([[[2 * LN3, 0.0], [7.0, 7.0]]])
+    teacher = outputs([[[0.0, 2 * LN3], [-1.0, -1.0]]])
+    loss = mean(SoftTargets(temperature=2), student, teacher, items(1, 2))
+    assert float(loss) == pytest.approx((4 * LN4 - LN3 + 4 * LN2) / 2, rel=1e-6)
+
+
+def test_hard_labels_by_hand():
+    # softmax([0, ln 3]) = [1/4, 3/4]: -ln 3/4 for class 1, -ln 1/4 for class 0; the third has no label.
+    batch = {"labels": torch.tensor([1, 0, IGNORED])}
+    loss = mean(HardLabels(), outputs([[0.0, LN3]] * 3), None, batch)
+    assert float(loss) == pytest.approx((LN4 - LN3 + LN4) / 2, rel=1e-6)
+
+
+def test_masked_language_modelling_by_hand():
+    # One chosen position a row: softmax([0, 0, ln 2]) = [1/4, 1/4, 1/2]: ln 2 for token 2, ln 4 for token 0.
+    logits = [[[0.0, 0.0, LN2], [9.0, 0.0, 0.0]], [[9.0, 0.0, 0.0], [0.0, 0.0, LN2]]]
+    batch = {"labels": torch.tensor([[2, IGNORED], [IGNORED, 0]])}
+    loss = mean(MaskedLanguageModelling(), outputs(logits), None, batch)
+    assert float(loss) == pytest.approx((LN2 + LN4) / 2, rel=1e-6)
+
+
+def test_masked_language_modelling_wants_a_vocabulary():
+    with pytest.raises(ValueError, match=r"mlm got logits of shape \[2, 3\], expected \[B, L, V\]: use it with a task"):
+        MaskedLanguageModelling()(outputs(torch.zeros(2, 3)), None, items(2))
+
+
+def test_pseudo_labels_by_hand():
+    # The teacher chooses 1, then 0; the student's probabilities for them are 3/4 and 1/4. T has no part in it.
+    loss = mean(PseudoLabels(), outputs([[0.0, LN3]] * 2), outputs([[1.0, 1.5], [0.2, -0.2]]), items(2))
+    assert float(loss) == pytest.approx((LN4 - LN3 + LN4) / 2, rel=1e-6)
+
+
+def test_logit_mse_by_hand():
+    # (1^2 + (-2)^2) / 2 = 2.5 and (1 + 1) / 2 = 1
+    loss = mean(LogitMSE(), outputs([[1.0, 2.0], [0.0, 0.0]]), outputs([[0.0, 4.0], [1.0, -1.0]]), items(2))
+    assert float(loss) == pytest.approx(1.75)
+
+
+def test_cosine_by_hand():
+    # cos([1, 0], [3, 3]) = 1 / sqrt 2, cos([2, 0], [-1, 0]) = -1; the third token is padding.
+    student = outputs([[0.0]], [[[1.0, 0.0], [2.0, 0.0], [5.0, 5.0]]])
+    teacher = outputs([[0.0]], [[[3.0, 3.0], [-1.0, 0.0], [-5.0, 5.0]]])
+    loss = mean(Cosine(), student, teacher, {"attention_mask": torch.tensor([[1, 1, 0]])})
+    assert float(loss) == pytest.approx((1 - 1 / math.sqrt(2) + 2) / 2, rel=1e-6)
+
+
+# Every loss
+
+
+@every_term
+def test_extra_padding_changes_nothing(term: Term):
+    student, teacher, batch = token_case()
+    loss, gradients = student_gradients(term, student, teacher, batch)
+
+    def pad(tensor: Tensor, value: float) -> Tensor:
+        widths = (0, 0, 0, 3) if tensor.dim() == 3 else (0, 3)
+        return F.pad(tensor, widths, value=value)
+
+    longer = [outputs(pad(o.logits, junk), pad(o.hidden_states[-1], junk)) for o, junk in ((student, 50), (teacher, 9))]
+    values = {"items": 0, "attention_mask": 0, "labels": IGNORED}
+    longer_loss, longer_gradients = student_gradients(
+        term, *longer, {name: pad(tensor, values[name]) for name, tensor in batch.items()}
+    )
+    assert loss.item() > 0
+    torch.testing.assert_close(longer_loss, loss)
+    for short, long in zip(gradients, longer_gradients, strict=True):
+        torch.testing.assert_close(long[:, :4], short)
+        assert not long[:, 4:].any()
+        assert not long[1, 2:].any()
+
+
+@every_term
+def test_a_batch_where_nothing_counts_is_zero_with_a_zero_gradient(term: Term):
+    student, teacher, batch = token_case()
+    nothing = {name: torch.full_like(tensor, IGNORED if name == "labels" else 0) for name, tensor in batch.items()}
+    loss, gradients = student_gradients(term, student, teacher, nothing)
+    assert loss.item() == 0
+    assert loss.requires_grad
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_the_student_gets_the_gradient_of_the_formula(name: str):
+    student, teacher, batch = token_case(seed=1)
+    z, v, labels, h = student.logits, teacher.logits, batch["labels"], student.hidden_states[-1]
+    counted, labelled = batch["items"][..., None], (batch["labels"] != IGNORED)[..., None]
+    true_class = F.one_hot(labels.clamp(min=0), 5)
+    unit_h, unit_teacher = (states / states.norm(dim=-1, keepdim=True) for states in (h, teacher.hidden_states[-1]))
+    cosines = (unit_h * unit_teacher).sum(-1, keepdim=True)
+    supervised = labelled * (z.softmax(-1) - true_class) / labelled.sum()
+    no_logits, no_states = torch.zeros_like(z), torch.zeros_like(h)
+    expected = {
+        "soft": (counted * 3 * ((z / 3).softmax(-1) - (v / 3).softmax(-1)) / counted.sum(), no_states),
+        "hard": (supervised, no_states),
+        "mlm": (supervised, no_states),
+        "pseudo": (counted * (z.softmax(-1) - F.one_hot(v.argmax(-1), 5)) / counted.sum(), no_states),
+        "mse": (counted * 2 * (z - v) / 5 / counted.sum(), no_states),
+        "cosine": (
+            no_logits,
+            counted * (cosines * unit_h - unit_teacher) / h.norm(dim=-1, keepdim=True) / counted.sum(),
+        ),
+    }
+    gradients = student_gradients(TERMS[name], student, teacher, batch)[1]
+    for gradient, formula in zip(gradients, expected[name], strict=True):
+        torch.testing.assert_close(gradient, formula)
+
+
+@every_term
+def test_bfloat16_outputs_are_summed_in_float32(term: Term):
+    student, teacher, batch = token_case()
+    half = [
+        SimpleNamespace(logits=o.logits.bfloat16(), hidden_states=(o.hidden_states[-1].bfloat16(),))
+        for o in (student, teacher)
+    ]
+    whole = [SimpleNamespace(logits=o.logits.float(), hidden_states=(o.hidden_states[-1].float(),)) for o in half]
+    torch.testing.assert_close(term(*half, batch)[0], term(*whole, batch)[0])
+
+
+# Soft targets
+
+
+def soft_gradient(temperature: float, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    z = student_logits.clone().requires_grad_()
+    loss = mean(SoftTargets(temperature=temperature), outputs(z), outputs(teacher_logits), items(len(z)))
+    return torch.autograd.grad(loss, z)[0]
+
+
+def test_the_gradient_keeps_its_size_as_the_temperature_grows():
+    student, teacher, _ = token_case()
+    z, v = student.logits[0], teacher.logits[0]
+    # For T -> inf it is (z - v) / C per item, both shifted to mean 0: Hinton et al., equation 4, times T^2.
+    limit = ((z - z.mean(-1, keepdim=True)) - (v - v.mean(-1, keepdim=True))) / 5 / len(z)
+    sizes = [soft_gradient(temperature, z, v).norm() / limit.norm() for temperature in (20.0, 100.0, 500.0)]
+    assert sizes == pytest.approx([1, 1, 1], abs=0.1)
+    torch.testing.assert_close(soft_gradient(500.0, z, v), limit, rtol=0.02, atol=0.005)
+
+
+def test_soft_targets_at_temperature_one_are_the_plain_cross_entropy():
+    student, teacher, _ = token_case()
+    z, v = student.logits[0], teacher.logits[0]
+    loss = mean(SoftTargets(temperature=1), outputs(z), outputs(v), items(4))
+    torch.testing.assert_close(loss, F.cross_entropy(z, v.softmax(-1)))
+
+
+def test_a_cold_teacher_says_its_arg_max():
+    student, teacher, batch = token_case()
+    cold = mean(SoftTargets(temperature=1e-3), student, teacher, batch)
+    # -T^2 * log softmax(z/T) at the teacher's class tends to T * (max z - z_class).
+    z = student.logits[batch["items"]]
+    margin = z.max(-1).values - z.gather(-1, teacher.logits[batch["items"]].argmax(-1, keepdim=True))[:, 0]
+    torch.testing.assert_close(cold, 1e-3 * margin.mean())
+
+
+def test_the_difference_to_kl_is_the_teachers_entropy_and_has_no_gradient():
+    student, teacher, _ = token_case()
+    z, v = student.logits[0].clone().requires_grad_(), teacher.logits[0]
+    p = (v / 2).softmax(-1)
+    kl = 4 * F.kl_div((z / 2).log_softmax(-1), p, reduction="batchmean")
+    loss = mean(SoftTargets(temperature=2), outputs(z), outputs(v), items(4))
+    torch.testing.assert_close(loss - kl, 4 * torch.special.entr(p).sum(-1).mean())
+    torch.testing.assert_close(*(torch.autograd.grad(value, z)[0] for value in (loss, kl)))
+
+
+logits_pair = arrays(np.float32, (2, 6, 4), elements=st.floats(-10, 10, width=32))
+temperatures = st.floats(0.5, 20)
+
+
+def soft(temperature: float, z: Tensor, v: Tensor) -> Tensor:
+    """Sum over the items, `[]`."""
+    return SoftTargets(temperature=temperature)(outputs(z), outputs(v), items(*z.shape[:-1]))[0]
+
+
+@quick
+@given(logits_pair, temperatures)
+def test_no_student_does_better_than_the_teacher_itself(pair: np.ndarray, temperature: float):
+    z, v = torch.from_numpy(pair)
+    assert soft(temperature, z, v) >= soft(temperature, v, v) * (1 - 1e-5)
+    assert soft_gradient(temperature, v, v).abs().max() < 1e-5 * temperature
+
+
+@quick
+@given(logits_pair, temperatures, st.floats(-50, 50), st.floats(-50, 50))
+def test_a_constant_on_all_logits_of_an_item_changes_nothing(pair: np.ndarray, temperature: float, a: float, b: float):
+    z, v = torch.from_numpy(pair)
+    torch.testing.assert_close(soft(temperature, z + a, v + b), soft(temperature, z, v), rtol=1e-3, atol=1e-2)
+
+
+@quick
+@given(logits_pair, temperatures, st.permutations(range(6)), st.permutations(range(4)))
+def test_the_order_of_items_and_of_classes_changes_nothing(
+    pair: np.ndarray, temperature: float, rows: list[int], classes: list[int]
+):
+    z, v = torch.from_numpy(pair)
+    torch.testing.assert_close(
+        soft(temperature, z[rows][:, classes], v[rows][:, classes]), soft(temperature, z, v), rtol=1e-4, atol=1e-3
+    )
+
+
+@quick
+@given(logits_pair, temperatures, st.integers(0, 6))
+def test_parts_of_a_batch_add_up(pair: np.ndarray, temperature: float, cut: int):
+    z, v = torch.from_numpy(pair)
+    parts = soft(temperature, z[:cut], v[:cut]) + soft(temperature, z[cut:], v[cut:])
+    torch.testing.assert_close(parts, soft(temperature, z, v), rtol=1e-4, atol=1e-3)
+
+
+@quick
+@given(logits_pair, temperatures)
+def test_positions_of_sequences_are_items_like_any_other(pair: np.ndarray, temperature: float):
+    z, v = torch.from_numpy(pair)
+    as_sequences = soft(temperature, z.view(2, 3, 4), v.view(2, 3, 4))
+    torch.testing.assert_close(as_sequences, soft(temperature, z, v), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0, -1, math.nan])
+def test_a_temperature_that_is_not_above_zero_is_refused(temperature: float):
+    with pytest.raises(ValueError, match=f"got temperature {temperature}, expected a number above 0"):
+        SoftTargets(temperature=temperature)
+
+
+@pytest.mark.parametrize("weight", [-0.5, math.nan])
+def test_a_weight_below_zero_is_refused(weight: float):
+    with pytest.raises(ValueError, match=f"got weight {weight} for LogitMSE, expected 0 or more"):
+        LogitMSE(weight=weight)
+
+
+# The objective
+
+
+def distilbert_terms(**weights: float) -> dict[str, Term]:
+    wanted = {"soft": 5.0, "hard": 2.0, "cosine": 1.0} | weights
+    return {
+        "soft": SoftTargets(temperature=2, weight=wanted["soft"]),
+        "hard": HardLabels(weight=wanted["hard"]),
+        "cosine": Cosine(weight=wanted["cosine"]),
+    }
+
+
+def test_the_objective_is_the_weighted_sum_of_the_terms_means():
+    case = token_case()
+    terms = distilbert_terms()
+    loss, sums = Objective(name="distilbert", terms=terms)(*case)
+    expected = sum(term.weight * mean(term, *case) for term in terms.values())
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(sums, torch.stack([term(*case)[0] for term in terms.values()]))
+
+
+def test_unequal_micro_batches_add_up_to_the_large_batch():
+    student, teacher, batch = token_case(length=6)
+    batch["labels"][1] = IGNORED  # The second row has no label at all, and fewer tokens.
+    objective = Objective(name="distilbert", terms=distilbert_terms())
+    large, large_sums = objective(student, teacher, batch)
+
+    def row(index: int) -> tuple[SimpleNamespace, SimpleNamespace, dict[str, Tensor]]:
+        one = slice(index, index + 1)
+        models = [outputs(o.logits[one], o.hidden_states[-1][one]) for o in (student, teacher)]
+        return models[0], models[1], {name: tensor[one] for name, tensor in batch.items()}
+
+    counts = objective.counts(row(0)[2]) + objective.counts(row(1)[2])
+    torch.testing.assert_close(counts, objective.counts(batch))
+    losses, sums = zip(*(objective(*row(index), counts) for index in (0, 1)), strict=True)
+    torch.testing.assert_close(sum(losses), large)
+    torch.testing.assert_close(sum(sums), large_sums)
+    naive = sum(objective(*row(index))[0] for index in (0, 1)) / 2
+    assert abs(naive - large) > 0.01
+
+
+def test_a_term_of_weight_zero_is_left_out_with_what_it_needs():
+    whole = Objective(name="whole", terms=distilbert_terms())
+    assert (whole.names, whole.needs, whole.needs_teacher) == (("soft", "hard", "cosine"), {"hidden_states"}, True)
+    logits_only = Objective(name="logits", terms=distilbert_terms(cosine=0))
+    assert (logits_only.names, logits_only.needs) == (("soft", "hard"), frozenset())
+    supervised = Objective(name="supervised", terms=distilbert_terms(soft=0, cosine=0))
+    assert (supervised.names, supervised.needs_teacher) == (("hard",), False)
+    student, _, batch = token_case()
+    supervised(outputs(student.logits), None, batch)
+
+
+@pytest.mark.parametrize(
+    ("terms", "given"), [(distilbert_terms(soft=0, hard=0, cosine=0), "soft, hard, cosine"), ({}, "no term")]
+)
+def test_an_objective_without_a_weight_is_refused(terms: dict[str, Term], given: str):
+    with pytest.raises(ValueError, match=rf"objective empty has nothing to learn from \({given}\): give one term"):
+        Objective(name="empty", terms=terms)
+
+
+def test_connect_makes_a_projection_where_the_widths_differ():
+    objective = Objective(name="distilbert", terms=distilbert_terms())
+    objective.connect(student_width=6, teacher_width=9)
+    assert {name: p.shape for name, p in objective.named_parameters()} == {"terms.cosine.projection.weight": (9, 6)}
+    assert list(objective.state_dict()) == ["terms.cosine.projection.weight"]
+    student, teacher, batch = token_case()
+    teacher.hidden_states = (torch.randn(2, 4, 9),)
+    objective(student, teacher, batch)[0].backward()
+    gradient = objective.terms["cosine"].projection.weight.grad
+    assert gradient is not None
+    assert gradient.any()
+
+
+def test_connect_makes_nothing_where_the_widths_are_equal():
+    objective = Objective(name="distilbert", terms=distilbert_terms())
+    objective.connect(student_width=6, teacher_width=6)
+    assert list(objective.parameters()) == []
+    assert not objective.state_dict()
+
+
+def test_the_projection_carries_student_to_teacher():
+    # The student's [1, 2] becomes [1, 2, 1 + 2], which is the teacher's direction: cos = 1.
+    cosine = Cosine()
+    cosine.connect(2, 3)
+    with torch.no_grad():
+        cosine.projection.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
+    student, teacher = outputs([[0.0]], [[[1.0, 2.0]]]), outputs([[0.0]], [[[2.0, 4.0, 6.0]]])
+    loss, _ = cosine(student, teacher, {"attention_mask": torch.ones(1, 1)})
+    assert loss.item() == pytest.approx(0, abs=1e-6)
+
+
+def test_widths_that_differ_without_connect_are_told():
+    student, teacher = outputs([[0.0]], torch.ones(1, 1, 2)), outputs([[0.0]], torch.ones(1, 1, 3))
+    with pytest.raises(ValueError, match=r"2 wide from the student and 3 from the teacher: call connect\(\)"):
+        Cosine()(student, teacher, {"attention_mask": torch.ones(1, 1)})
