@@ -1,0 +1,1 @@
+"""The students: one architecture a file, each built by `from_teacher(teacher, **options)`."""

@@ -1,0 +1,1 @@
+"""The teachers: finding, building and freezing them."""

@@ -1,0 +1,200 @@
+"""A teacher that exists already: a local directory, the Hugging Face cache or the Hub."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill import hub
+from distill.errors import UnreachableError, UserError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# What a model needs to be loaded; weights in safetensors only, since a pickle can run code.
+_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.py")
+
+
+@dataclass(frozen=True)
+class Start:
+    """A model to teach with, or to make a teacher of.
+
+    `fits` says that it has a trained head for the task's labels; otherwise `reason` says why not. `notices` are for
+    the user's eyes.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    fits: bool
+    reason: str = ""
+    notices: list[str] = field(default_factory=list)
+
+
+class Pretrained:
+    """Weights by `path` (a directory) or by `id` (the Hugging Face cache first, then the Hub).
+
+    Args:
+        name: names the teacher in records and directories.
+        precision: `float32` or `bfloat16`, whatever the checkpoint was stored in.
+        trust_remote_code: run Python code that comes with the weights.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        id: str | None = None,
+        path: str | None = None,
+        revision: str | None = None,
+        precision: str = "float32",
+        trust_remote_code: bool = False,
+    ) -> None:
+        if precision not in DTYPES:
+            raise UserError(f"teacher.precision={precision} is unknown, expected one of {', '.join(DTYPES)}")
+        if path is None and id is None:
+            raise UserError(
+                f"teacher {name} does not say which weights: give teacher.path=DIR or teacher.id=NAME of the Hub"
+            )
+        self.name, self.id, self.path, self.revision = name, id, path, revision
+        self.precision, self.trust_remote_code = precision, trust_remote_code
+        self._directory: Path | None = None
+
+    def locate(self) -> Path:
+        """The directory that holds the weights, fetched from the Hub if need be; found once.
+
+        Raises:
+            UserError: for a path that is no model directory, or an id that the Hub does not know.
+            UnreachableError: when the weights are not on this machine and the Hub does not answer, within seconds.
+        """
+        if self._directory is None:
+            self._directory = self._local() if self.path is not None else self._from_hub()
+        return self._directory
+
+    def resolved(self) -> str:
+        """The teacher as records name it: the Hub's id, or the directory that the user gave."""
+        return self.path if self.path is not None else str(self.id)
+
+    def _local(self) -> Path:
+        directory = Path(str(self.path)).expanduser()
+        if not directory.is_dir():
+            raise UserError(f"teacher.path={self.path} is no directory, expected one with config.json and weights")
+        if not (directory / "config.json").is_file():
+            raise UserError(f"{directory} has no config.json, expected a directory that save_pretrained wrote")
+        if not list(directory.glob("*.safetensors")):
+            pickles = ", ".join(sorted(entry.name for entry in directory.glob("*.bin")))
+            found = f"only {pickles}, which can run code when read" if pickles else "no weights"
+            raise UserError(f"{directory} holds {found}: save the model there again as safetensors (save_pretrained)")
+        return directory
+
+    def _from_hub(self) -> Path:
+        from huggingface_hub import errors, snapshot_download
+
+        name = str(self.id)
+        wanted: dict[str, Any] = {"revision": self.revision, "allow_patterns": list(_FILES)}
+        try:
+            cached = Path(snapshot_download(name, local_files_only=True, **wanted))
+            if list(cached.glob("*.safetensors")) and (cached / "config.json").is_file():
+                return cached
+        except (errors.LocalEntryNotFoundError, errors.HFValidationError):
+            pass  # The Hub is next; it also says what is wrong with a name.
+        try:
+            hub.ask(name, "config.json", revision=self.revision)
+            return Path(snapshot_download(name, **wanted))
+        except (UnreachableError, OSError) as error:
+            raise UnreachableError(
+                f"the weights of teacher {self.name} ({name}) are neither in the Hugging Face cache nor to be had "
+                "from the Hub: give teacher.path=DIR with the model's files, fetch them once on a machine that is "
+                f"online (hf download {name}), or take the teacher that needs nothing, +teacher=embedded"
+            ) from error
+
+    def fingerprint(self) -> str:
+        """A digest of configuration, tokenizer and weights."""
+        digest = hashlib.sha256(self.precision.encode())
+        for path in sorted(self.locate().iterdir()):
+            if path.suffix in (".json", ".txt", ".model", ".safetensors"):
+                digest.update(path.name.encode())
+                with open(path, "rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
+
+    def load(self, auto_class: str, labels: Sequence[str], texts: Sequence[str]) -> Start:
+        """The model with a head for `labels`, its tokenizer, and whether that head is trained.
+
+        A head of the same labels in another order is put into the task's order. `texts` are not read: this teacher
+        has its vocabulary already.
+        """
+        directory = self.locate()
+        options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
+            config = transformers.AutoConfig.from_pretrained(directory, **options)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{directory} cannot be loaded: {str(error).splitlines()[0]}") from error
+        own = [str(config.id2label[index]) for index in sorted(config.id2label)]
+        order, reason, notices = match_labels(own, labels)
+        if order is None:
+            config.id2label = dict(enumerate(labels))
+            config.label2id = {label: index for index, label in enumerate(labels)}
+        transformers.logging.disable_progress_bar()
+        verbosity = transformers.logging.get_verbosity()
+        transformers.logging.set_verbosity_error()  # Its report of a fresh head is told in our own words.
+        try:
+            model, info = getattr(transformers, auto_class).from_pretrained(
+                directory,
+                config=config,
+                dtype=DTYPES[self.precision],
+                output_loading_info=True,
+                ignore_mismatched_sizes=order is None,
+                use_safetensors=True,
+                **options,
+            )
+        finally:
+            transformers.logging.set_verbosity(verbosity)
+        if info["missing_keys"]:
+            fresh = ", ".join(sorted(info["missing_keys"]))
+            return Start(model, tokenizer, fits=False, reason=f"its head is not trained ({fresh})")
+        if order is None:
+            return Start(model, tokenizer, fits=False, reason=reason)
+        reorder_head(model, order)
+        model.config.id2label = dict(enumerate(labels))
+        model.config.label2id = {label: index for index, label in enumerate(labels)}
+        return Start(model, tokenizer, fits=True, notices=notices)
+
+
+def match_labels(own: Sequence[str], labels: Sequence[str]) -> tuple[list[int] | None, str, list[str]]:
+    """Which of the teacher's outputs is each of the task's labels: `(order, why not, notices)`.
+
+    Names that the teacher gave meet by name, whatever their case; the `LABEL_i` of a teacher that gave none meet by
+    index, with a notice.
+    """
+    if len(own) != len(labels):
+        return None, f"it has {len(own)} labels and the task {len(labels)}", []
+    if all(name == f"LABEL_{index}" for index, name in enumerate(own)):
+        pairs = ", ".join(f"{name}={label}" for name, label in zip(own, labels, strict=True))
+        return list(range(len(labels))), "", [f"the teacher's labels have no names and are taken in order: {pairs}"]
+    position = {name.lower(): index for index, name in enumerate(own)}
+    if sorted(position) != sorted(label.lower() for label in labels):
+        return None, f"its labels are {', '.join(own)} and the task's {', '.join(labels)}", []
+    order = [position[label.lower()] for label in labels]
+    notices = (
+        [] if order == list(range(len(order))) else [f"the teacher's labels are put in order: {', '.join(labels)}"]
+    )
+    return order, "", notices
+
+
+@torch.no_grad()
+def reorder_head(model: PreTrainedModel, order: Sequence[int]) -> None:
+    """Permute the rows of the last linear layer, so that output `i` is what output `order[i]` was."""
+    if list(order) == list(range(len(order))):
+        return
+    heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == len(order)]
+    if not heads:
+        raise UserError(f"{type(model).__name__} has its labels in another order and no linear head to put in order")
+    index = torch.tensor(order)
+    heads[-1].weight.copy_(heads[-1].weight[index].clone())
+    if heads[-1].bias is not None:
+        heads[-1].bias.copy_(heads[-1].bias[index].clone())

@@ -1,0 +1,311 @@
+"""Does a student hold what it took from its teacher: the right layers, equal outputs, and a file that loads?"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AlbertConfig,
+    AlbertForSequenceClassification,
+    AutoModelForSequenceClassification,
+    BertForMaskedLM,
+    BertForNextSentencePrediction,
+    BertForTokenClassification,
+    DistilBertForMaskedLM,
+    DistilBertForSequenceClassification,
+    DistilBertForTokenClassification,
+    ElectraConfig,
+    ElectraForSequenceClassification,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaForSequenceClassification,
+)
+
+from distill.errors import UserError
+from students.distilbert import choose_layers, from_teacher
+from tests.conftest import LABELS, toy_bert
+
+VOCABULARY = 40
+ALL = [0, 1, 2, 3]
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 80,
+    "initializer_range": 0.3,
+}
+
+
+def toy(model_class: type[PreTrainedModel], config: Any = None) -> PreTrainedModel:
+    """Four layers whose tensors are all random, biases and norms too, so that one left out shows."""
+    config = toy_bert(VOCABULARY, layers=1).config if config is None else config
+    config.num_hidden_layers = 4
+    torch.manual_seed(1)
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.fixture(scope="module")
+def bert() -> PreTrainedModel:
+    return toy(type(toy_bert(VOCABULARY, layers=1)))
+
+
+@pytest.fixture
+def inputs() -> dict[str, Tensor]:
+    """Three texts, one of them padded; no token is a RoBERTa's padding."""
+    mask = torch.ones(3, 9, dtype=torch.long)
+    mask[1, 5:] = 0
+    ids = torch.randint(5, VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@torch.no_grad()
+def run(model: PreTrainedModel, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Logits, and the hidden states of the tokens that are no padding `[layers + 1, tokens, H]`, in eval mode."""
+    output = model.eval()(**inputs, output_hidden_states=True)
+    return output.logits, torch.stack(output.hidden_states)[:, inputs["attention_mask"].bool()]
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+# Which layers
+
+
+@pytest.mark.parametrize(
+    ("total", "layers", "depth", "chosen"),
+    [
+        (12, "alternate", None, [0, 2, 4, 7, 9, 11]),  # the choice of DistilBERT's authors
+        (6, "alternate", None, [0, 2, 5]),
+        (12, "alternate", 3, [0, 5, 11]),
+        (12, "alternate", 12, list(range(12))),
+        (4, "alternate", 1, [0]),
+        (1, "alternate", None, [0]),
+        (12, "first", None, [0, 1, 2, 3, 4, 5]),
+        (12, "first", 2, [0, 1]),
+        (12, "last", None, [6, 7, 8, 9, 10, 11]),
+        (12, "last", 2, [10, 11]),
+        (4, [3, 0], None, [3, 0]),
+        (4, (1,), None, [1]),
+    ],
+)
+def test_the_chosen_layers(total: int, layers: Any, depth: int | None, chosen: list[int]):
+    assert choose_layers(total, layers, depth) == chosen
+
+
+@pytest.mark.parametrize("total", range(1, 25))
+def test_alternate_keeps_the_ends_and_repeats_nothing(total: int):
+    for depth in range(1, total + 1):
+        chosen = choose_layers(total, "alternate", depth)
+        assert len(chosen) == depth
+        assert chosen == sorted(set(chosen))
+        assert chosen[0] == 0
+        assert depth == 1 or chosen[-1] == total - 1
+
+
+@pytest.mark.parametrize(
+    ("layers", "depth", "message"),
+    [
+        ("every", None, r"student.layers=every is unknown, expected alternate, first, last or indices like \[0,2,4\]"),
+        ("first", 0, "student.depth=0 is out of range: the teacher has 4 layers"),
+        ("last", 5, "student.depth=5 is out of range: the teacher has 4 layers"),
+        ([0, 1], 2, r"student.depth=2 and student.layers=\[0, 1\] both choose layers: give one of them"),
+        ([], None, r"student.layers=\[\] keeps no layer, expected indices from 0 to 3"),
+        ([0, 4], None, "student.layers has 4, expected indices from 0 to 3: the teacher has 4 layers"),
+        ([-1], None, "student.layers has -1, expected indices from 0 to 3"),
+        ([0, 1.5], None, "student.layers has 1.5, expected whole numbers from 0 to 3"),
+        ([True], None, "student.layers has True, expected whole numbers"),
+        (["0"], None, "student.layers has '0', expected whole numbers"),
+        ([1, 1], None, r"student.layers=\[1, 1\] repeats a layer: name each layer once"),
+    ],
+)
+def test_layers_that_cannot_be_chosen(layers: Any, depth: int | None, message: str):
+    with pytest.raises(UserError, match=message):
+        choose_layers(4, layers, depth)
+
+
+# A BERT gives a DistilBERT
+
+
+def test_all_layers_of_a_bert_give_its_hidden_states(bert: PreTrainedModel, inputs: dict[str, Tensor]):
+    student = from_teacher(bert, layers=ALL)
+    assert type(student) is DistilBertForSequenceClassification
+    close(run(student, inputs)[1], run(bert, inputs | {"token_type_ids": torch.zeros_like(inputs["input_ids"])})[1])
+    close(student.pre_classifier.weight, bert.bert.pooler.dense.weight)
+    close(student.classifier.weight, bert.classifier.weight)
+
+
+def test_half_the_depth_takes_the_chosen_layers(bert: PreTrainedModel):
+    student = from_teacher(bert, layers=[1, 3])
+    assert student.config.n_layers == 2
+    assert student.config.teacher_layers == [1, 3]
+    for own, theirs in enumerate((1, 3)):
+        copied, original = student.distilbert.transformer.layer[own], bert.bert.encoder.layer[theirs]
+        for name, tensor in (
+            ("attention.q_lin", original.attention.self.query),
+            ("attention.k_lin", original.attention.self.key),
+            ("attention.v_lin", original.attention.self.value),
+            ("attention.out_lin", original.attention.output.dense),
+            ("sa_layer_norm", original.attention.output.LayerNorm),
+            ("ffn.lin1", original.intermediate.dense),
+            ("ffn.lin2", original.output.dense),
+            ("output_layer_norm", original.output.LayerNorm),
+        ):
+            assert torch.equal(copied.get_submodule(name).weight, tensor.weight), name
+            assert torch.equal(copied.get_submodule(name).bias, tensor.bias), name
+
+
+def test_a_student_keeps_its_teachers_dropout():
+    config = toy_bert(VOCABULARY, layers=1).config
+    config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.2, 0.3
+    student = from_teacher(toy(BertForMaskedLM, config))
+    assert (student.config.dropout, student.config.attention_dropout) == (0.2, 0.3)
+    assert from_teacher(toy(BertForTokenClassification, config)).dropout.p == 0.2
+
+
+def test_inherited_names_every_tensor_that_was_copied(bert: PreTrainedModel):
+    student = from_teacher(bert)
+    assert student.config.teacher_layers == [0, 3]
+    own, theirs = dict(student.named_parameters()), dict(bert.named_parameters())
+    assert set(student.inherited) == set(own)
+    positions = "distilbert.embeddings.position_embeddings.weight"
+    for name, source in student.inherited.items():
+        added = theirs["bert.embeddings.token_type_embeddings.weight"][0] if name == positions else 0
+        assert torch.equal(own[name], theirs[source] + added), name
+
+
+def test_the_student_shares_no_memory_with_its_teacher(bert: PreTrainedModel):
+    before = {name: tensor.clone() for name, tensor in bert.state_dict().items()}
+    with torch.no_grad():
+        for parameter in from_teacher(bert).parameters():
+            parameter.zero_()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in bert.state_dict().items())
+
+
+def test_all_layers_of_a_masked_language_model_give_its_logits(inputs: dict[str, Tensor]):
+    teacher = toy(BertForMaskedLM)
+    student = from_teacher(teacher, layers=ALL)
+    assert type(student) is DistilBertForMaskedLM
+    close(run(student, inputs)[0], run(teacher, inputs)[0])
+    assert student.vocab_projector.weight is student.distilbert.embeddings.word_embeddings.weight
+
+
+def test_a_masked_language_model_stays_tied_on_disk(tmp_path: Path, inputs: dict[str, Tensor]):
+    student = from_teacher(toy(BertForMaskedLM))
+    student.save_pretrained(tmp_path)
+    loaded = DistilBertForMaskedLM.from_pretrained(tmp_path)
+    assert loaded.vocab_projector.weight is loaded.distilbert.embeddings.word_embeddings.weight
+    assert torch.equal(run(loaded, inputs)[0], run(student, inputs)[0])
+
+
+def test_a_token_classifier_gives_a_token_classifier(inputs: dict[str, Tensor]):
+    teacher = toy(BertForTokenClassification)
+    student = from_teacher(teacher, layers=ALL)
+    assert type(student) is DistilBertForTokenClassification
+    close(run(student, inputs)[0], run(teacher, inputs)[0])
+
+
+def test_a_bert_that_no_distilbert_follows_is_told():
+    message = "cannot follow a BertForNextSentencePrediction: transformers has no DistilBertForNextSentencePrediction"
+    with pytest.raises(UserError, match=message):
+        from_teacher(toy(BertForNextSentencePrediction))
+
+
+# Other families
+
+
+FAMILIES = {
+    "roberta": (RobertaForSequenceClassification, RobertaConfig),
+    "roberta-mlm": (RobertaForMaskedLM, RobertaConfig),
+    "electra": (ElectraForSequenceClassification, ElectraConfig),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def other(request: pytest.FixtureRequest) -> PreTrainedModel:
+    model_class, config_class = FAMILIES[request.param]
+    options = {"embedding_size": 16} if config_class is ElectraConfig else {}
+    return toy(model_class, config_class(**SIZES, **options, num_labels=3))
+
+
+def test_another_family_gives_its_own_class(other: PreTrainedModel, inputs: dict[str, Tensor]):
+    half = from_teacher(other)
+    assert type(half) is type(other)
+    assert half.config.num_hidden_layers == 2
+    assert other.config.num_hidden_layers == 4
+    assert len(run(half, inputs)[1]) == 1 + 2
+    prefix = next(name for name, _ in other.named_parameters() if ".layer.3." in name).partition(".layer.")[0]
+    own, theirs = half.get_submodule(f"{prefix}.layer.1"), other.get_submodule(f"{prefix}.layer.3")
+    assert all(torch.equal(tensor, theirs.state_dict()[name]) for name, tensor in own.state_dict().items())
+    assert set(half.inherited) == {name for name, _ in half.named_parameters()}
+
+
+def test_all_layers_of_another_family_give_its_logits(other: PreTrainedModel, inputs: dict[str, Tensor]):
+    close(run(from_teacher(other, layers=ALL), inputs)[0], run(other, inputs)[0])
+
+
+def test_an_albert_has_no_layers_to_give():
+    albert = AlbertForSequenceClassification(AlbertConfig(**SIZES, embedding_size=16))
+    with pytest.raises(UserError, match="AlbertForSequenceClassification has no 4 separate layers to choose from"):
+        from_teacher(albert)
+
+
+# Every student
+
+
+def test_random_weights_take_the_shape_alone(bert: PreTrainedModel):
+    student = from_teacher(bert, init="random")
+    assert student.inherited == {}
+    assert student.config.teacher_layers == [0, 3]
+    copied = from_teacher(bert)
+    assert {name: p.shape for name, p in student.named_parameters()} == {
+        name: p.shape for name, p in copied.named_parameters()
+    }
+    same = [name for name, p in student.named_parameters() if torch.equal(p, dict(copied.named_parameters())[name])]
+    assert same == []
+
+
+def test_an_unknown_init_is_refused(bert: PreTrainedModel):
+    with pytest.raises(UserError, match=r"student\.init=zeros is unknown, expected teacher or random"):
+        from_teacher(bert, init="zeros")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("init", ["teacher", "random"])
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_student_trains_in_float32_whatever_the_teacher_is(family: str, init: Any, dtype: torch.dtype):
+    config = RobertaConfig(**SIZES) if family == "roberta" else None
+    model_class = RobertaForSequenceClassification if family == "roberta" else type(toy_bert(VOCABULARY, layers=1))
+    teacher = toy(model_class, config).to(dtype)
+    student = from_teacher(teacher, init=init)
+    assert {parameter.dtype for parameter in student.parameters()} == {torch.float32}
+    assert all(module.training for module in student.modules())
+    assert all(parameter.requires_grad for parameter in student.parameters())
+    assert not teacher.training
+    assert {parameter.dtype for parameter in teacher.parameters()} == {dtype}
+
+
+def test_a_student_of_a_frozen_teacher_learns(bert: PreTrainedModel):
+    bert.requires_grad_(False)
+    assert all(parameter.requires_grad for parameter in from_teacher(bert).parameters())
+    bert.requires_grad_(True)
+
+
+def test_a_saved_student_loads_with_the_auto_class(bert: PreTrainedModel, tmp_path: Path, inputs: dict[str, Tensor]):
+    student = from_teacher(bert)
+    student.save_pretrained(tmp_path)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert type(loaded) is type(student)
+    assert torch.equal(run(loaded, inputs)[0], run(student, inputs)[0])
+    assert loaded.config.id2label == dict(enumerate(LABELS))
+    assert loaded.config.label2id == {label: index for index, label in enumerate(LABELS)}
+    assert loaded.config.teacher_layers == [0, 3]
