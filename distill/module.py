@@ -1,0 +1,202 @@
+"""The only LightningModule: one optimizer step of a student under an objective, with or without a teacher."""
+
+import inspect
+import math
+import time
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, get_linear_schedule_with_warmup
+from transformers.modeling_outputs import ModelOutput
+
+from distill.errors import NumericalError
+from distill.losses import Objective
+from distill.tasks import SequenceTask
+
+
+class DistillationModule(L.LightningModule):
+    """Trains `student` under `objective`; with no teacher it is plain fine-tuning.
+
+    A batch is one optimizer step: the list of its micro-batches. Each term is divided by its own count over the
+    whole step, so accumulating unequal micro-batches equals one large batch.
+
+    Args:
+        teacher: asked in evaluation mode and without gradients; in no checkpoint, no optimizer.
+        total_steps: optimizer steps of the whole training, for the linear decay to zero.
+        warmup: share of the steps over which the learning rate rises from zero.
+        clip: largest norm of the gradient; 0 does not clip.
+        seed: dropout depends on it and on the step alone, so a resumed run draws the same.
+    """
+
+    def __init__(
+        self,
+        *,
+        student: PreTrainedModel,
+        objective: Objective,
+        task: SequenceTask,
+        teacher: PreTrainedModel | None = None,
+        learning_rate: float = 5e-5,
+        weight_decay: float = 0.01,
+        warmup: float = 0.1,
+        clip: float = 1.0,
+        total_steps: int = 1000,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if objective.needs_teacher and teacher is None:
+            raise ValueError(f"objective {objective.name} learns from a teacher, and there is none")
+        self.automatic_optimization = False
+        self.student = student.train()
+        self.objective = objective
+        # Past nn.Module's registry: Lightning would train, save and move what it finds there.
+        self.__dict__["teacher"] = freeze(teacher) if objective.needs_teacher and teacher is not None else None
+        self.task = task
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.warmup, self.clip, self.total_steps, self.seed = warmup, clip, total_steps, seed
+        self.tokens_seen = self.tokens_computed = self.examples_seen = 0
+        self.teacher_seconds = 0.0
+        self._dev_logits: list[Tensor] = []
+        self._dev_labels: list[Tensor] = []
+
+    def on_fit_start(self) -> None:
+        if self.teacher is not None:
+            self.teacher.to(self.device)
+
+    def training_step(self, micro_batches: list[dict[str, Tensor]], batch_idx: int) -> None:
+        step = self.global_step
+        torch.manual_seed(self.seed * 1_000_003 + step)
+        optimizer = self.optimizers()
+        counts = torch.stack([self.objective.counts(batch) for batch in micro_batches]).sum(dim=0)
+        sums = torch.zeros_like(counts)
+        loss_value = 0.0
+        for batch in micro_batches:
+            loss, batch_sums = self.losses(batch, counts)
+            self.manual_backward(loss)
+            sums += batch_sums
+            loss_value += float(loss.detach())
+            self._count_tokens(batch)
+        self._log_losses(step, loss_value, sums / counts.clamp(min=1))
+        if self.clip > 0:
+            # Projections learn too, so their gradients are part of the norm.
+            nn.utils.clip_grad_norm_(list(self.parameters()), self.clip)
+        optimizer.step()  # type: ignore[union-attr]
+        optimizer.zero_grad()  # type: ignore[union-attr]
+        self.lr_schedulers().step()  # type: ignore[union-attr, call-arg]
+
+    def losses(self, batch: Mapping[str, Tensor], counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The objective of one micro-batch: loss `[]` and each term's sum `[terms]`."""
+        needs = self.objective.needs
+        teacher_output = None
+        if self.teacher is not None:
+            began = time.perf_counter()
+            # The teacher computes in its own precision, whatever the student trains in.
+            with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+                teacher_output = run_model(self.teacher, batch, needs)
+            self.teacher_seconds += time.perf_counter() - began
+        student_output = run_model(self.student, batch, needs)
+        loss, sums = self.objective(student_output, teacher_output, batch, counts)
+        return loss, sums
+
+    def _log_losses(self, step: int, loss: float, means: Tensor) -> None:
+        values = dict(zip(self.objective.names, means.tolist(), strict=True))
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise NumericalError(
+                    f"step {step}: the term {name} is {value}; try a smaller trainer.learning_rate, "
+                    "or trainer.precision=32-true"
+                )
+        self.log_dict({f"train/{name}": value for name, value in values.items()} | {"train/loss": loss})
+
+    def _count_tokens(self, batch: Mapping[str, Tensor]) -> None:
+        self.tokens_seen += int(batch["attention_mask"].sum())
+        self.tokens_computed += batch["attention_mask"].numel()
+        self.examples_seen += len(batch["example_id"])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["seen"] = [self.examples_seen, self.tokens_seen, self.tokens_computed, self.teacher_seconds]
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress
+        checkpoint["steps_of_epoch"] = 0 if progress.is_last_batch else progress.current.ready
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.examples_seen, self.tokens_seen, self.tokens_computed, self.teacher_seconds = checkpoint["seen"]
+
+    def validation_step(self, micro_batches: list[dict[str, Tensor]], batch_idx: int) -> None:
+        for batch in micro_batches:
+            self._dev_logits.append(run_model(self.student, batch).logits.float().cpu())
+            self._dev_labels.append(batch["labels"].cpu())
+
+    def on_validation_epoch_end(self) -> None:
+        logits, labels = torch.cat(self._dev_logits).numpy(), torch.cat(self._dev_labels).numpy()
+        self._dev_logits.clear()
+        self._dev_labels.clear()
+        self.log_dict({f"dev/{name}": value for name, value in self.task.metrics(logits, labels).items()})
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(parameter_groups(self, self.weight_decay), lr=self.learning_rate, fused=True)
+        schedule = get_linear_schedule_with_warmup(
+            optimizer, math.ceil(self.warmup * self.total_steps), self.total_steps
+        )
+        return [optimizer], [schedule]
+
+
+def freeze(model: PreTrainedModel) -> PreTrainedModel:
+    """The model for good in evaluation mode and without gradients: a later `train()` does nothing."""
+    model.requires_grad_(False).eval()
+    # A bound method: a copy of the model has one of its own.
+    model.train = types.MethodType(_stay_as_it_is, model)  # type: ignore[method-assign]
+    return model
+
+
+def _stay_as_it_is(model: PreTrainedModel, mode: bool = True) -> PreTrainedModel:
+    return model
+
+
+def run_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[str] = frozenset()) -> ModelOutput:
+    """The model's output for those tensors of the batch that it knows; a pair's token types reach who has them."""
+    outputs: ModelOutput = model(
+        **{name: batch[name] for name in input_names(model) if name in batch},
+        output_hidden_states="hidden_states" in needs,
+        output_attentions="attentions" in needs,
+    )
+    return outputs
+
+
+def input_names(model: PreTrainedModel) -> list[str]:
+    """Tensors that the model reads: its `forward`'s, out of those that a tokenizer makes."""
+    accepted = inspect.signature(model.forward).parameters
+    return [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in accepted]
+
+
+@torch.inference_mode()
+def predict_logits(model: PreTrainedModel, steps: Iterable[list[dict[str, Tensor]]]) -> np.ndarray:
+    """Logits `[examples, C]` of a whole split, in the order of the split, float32; the model's mode is kept."""
+    was_training = model.training
+    model.eval()
+    logits, order = [], []
+    for step in steps:
+        for batch in step:
+            batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
+            logits.append(run_model(model, batch).logits.float().cpu())
+            order.append(batch["example_id"].cpu())
+    model.train(was_training)
+    return torch.cat(logits)[torch.cat(order).argsort()].numpy()
+
+
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameters with and without decay: none for biases, nor for whatever is inside a norm, by the module's type."""
+    decayed: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
+    seen: set[int] = set()
+    for owner in module.modules():
+        is_norm = "norm" in type(owner).__name__.lower()
+        for name, parameter in owner.named_parameters(recurse=False):
+            if id(parameter) in seen or not parameter.requires_grad:
+                continue
+            seen.add(id(parameter))
+            (free if is_norm or "bias" in name else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]

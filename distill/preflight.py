@@ -1,0 +1,70 @@
+"""What the user should know before the training starts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.data import Examples
+from distill.errors import UserError
+from distill.progress import console
+
+
+def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
+    """Layers, tensors copied and fresh, and parameters, each from -> to."""
+    inherited: Mapping[str, str] = getattr(student, "inherited", {})
+    tensors = len(dict(student.named_parameters()))
+    layers = getattr(student.config, "teacher_layers", None)
+    chosen = f" ({', '.join(map(str, layers))})" if layers is not None and inherited else ""
+    return (
+        f"{type(student).__name__}: layers {teacher.config.num_hidden_layers} -> "
+        f"{student.config.num_hidden_layers}{chosen}, {len(inherited)} tensors copied, {tensors - len(inherited)} "
+        f"fresh, parameters {_millions(count_parameters(teacher))} -> {_millions(count_parameters(student))}"
+    )
+
+
+def describe_lengths(splits: Mapping[str, Examples], max_length: int) -> str:
+    """Token lengths and how many examples were cut."""
+    lengths = np.concatenate([examples.lengths for examples in splits.values()])
+    cut = {name: examples.truncated for name, examples in splits.items() if examples.truncated}
+    counts = ", ".join(f"{number:,} of {len(splits[name]):,} in {name}" for name, number in cut.items())
+    return (
+        f"median {int(np.median(lengths))}, longest {lengths.max()} of at most {max_length}; "
+        f"cut to that: {counts or 'none'}"
+    )
+
+
+def check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    """One line about who reads which tokens; UserError where token ids of one would be out of the other's reach."""
+    sizes = {"teacher": teacher.config.vocab_size, "student": student.config.vocab_size}
+    for name, size in sizes.items():
+        if len(tokenizer) > size:
+            raise UserError(f"the tokenizer has {len(tokenizer):,} tokens and the {name} embeds {size:,} only")
+    return f"teacher and student read the same {len(tokenizer):,} tokens, by the teacher's tokenizer"
+
+
+def show(rows: Sequence[tuple[str, Any]]) -> None:
+    """Print the rows as a small table."""
+    table = Table(title="Before training", show_header=False, title_justify="left", title_style="bold", box=None)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(str(value)))
+    console.print(table)
+
+
+def count_parameters(model: PreTrainedModel) -> int:
+    """All parameters, tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
+
+
+def _millions(number: int) -> str:
+    return f"{number / 1e6:.1f} M"

@@ -1,0 +1,88 @@
+"""What a person sees while a job runs: one bar for a training, plain lines where the output is no terminal."""
+
+import time
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+# A file or a pipe has no width of its own; 80 columns would break the tables.
+console = Console(highlight=False) if Console().is_terminal else Console(highlight=False, width=120)
+LINE_EVERY_SECONDS = 20.0
+
+
+def say(text: str, style: str | None = None) -> None:
+    """One line of a run's account, as it is: never broken, so that its paths can be copied."""
+    console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def notice(text: str) -> None:
+    """Something the user did not ask for and should know."""
+    say(f"Notice: {text}", style="yellow")
+
+
+class ProgressBar(Callback):
+    """Loss, the best dev metric so far and the time left, over all steps of a training."""
+
+    def __init__(self, title: str, metric: str) -> None:
+        self.title, self.metric = title, metric
+        self._progress: Progress | None = None
+        self._loss: float | None = None
+        self._best: float | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._first_step, self._total = trainer.global_step, trainer.max_steps
+        self._started = self._last_line = time.monotonic()
+        if console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[status]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self._bar = self._progress.add_task(self.title, total=self._total, completed=self._first_step, status="")
+            self._progress.start()
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        loss = trainer.callback_metrics.get("train/loss")
+        if loss is not None:
+            value = float(loss)
+            self._loss = value if self._loss is None else 0.95 * self._loss + 0.05 * value
+        self._show(trainer.global_step)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        score = trainer.callback_metrics.get(self.metric)
+        if score is not None:
+            self._best = float(score) if self._best is None else max(self._best, float(score))
+            self._show(trainer.global_step, scored=float(score))
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._stop()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._stop()
+
+    def _show(self, step: int, scored: float | None = None) -> None:
+        status = "" if self._loss is None else f"loss {self._loss:.4f}"
+        if self._best is not None:
+            status += f"  best {self.metric} {self._best:.4f}"
+        if self._progress is not None:
+            self._progress.update(self._bar, completed=step, status=status)
+            return
+        now = time.monotonic()
+        if scored is not None or now - self._last_line >= LINE_EVERY_SECONDS:
+            self._last_line = now
+            left = (now - self._started) / max(1, step - self._first_step) * (self._total - step)
+            suffix = "" if scored is None else f"  {self.metric} {scored:.4f}"
+            say(f"{self.title}  step {step}/{self._total}  {status}{suffix}  {left:.0f} s left")
+
+    def _stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
