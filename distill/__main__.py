@@ -1,0 +1,180 @@
+"""Compose the configuration, run one job, and turn every error into one line and an exit code."""
+
+import difflib
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distill.errors import DistillError, UserError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+EXTRA = (
+    "hydra",
+    "omegaconf",
+    "torch",
+    "transformers",
+    "lightning",
+    "datasets",
+    "onnx",
+    "onnxscript",
+    "sklearn",
+    "rich",
+)
+PACKAGE = Path(__file__).resolve().parent
+INTERRUPTED = 130
+
+
+def config_directory() -> Path:
+    """`conf`: inside the package in a wheel, beside it in a checkout."""
+    inside = PACKAGE / "conf"
+    return inside if inside.is_dir() else PACKAGE.parent / "conf"
+
+
+def main() -> int:
+    """Run the command line; returns the exit code: 0, 2 (the user's), 3 (the numbers'), 130 (Ctrl-C)."""
+    asked = os.environ.get("HYDRA_FULL_ERROR")
+    wants_traceback = asked == "1"
+    try:
+        _check_installation()
+        # A traceback is for those who ask for it; Hydra would otherwise end the process in its own words.
+        os.environ["HYDRA_FULL_ERROR"] = "1"
+        return _run(wants_traceback)
+    except DistillError as error:
+        if wants_traceback:
+            raise
+        return _tell(error)
+    finally:
+        if asked is None:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = asked
+
+
+def _run(wants_traceback: bool) -> int:
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    codes = [0]
+
+    @hydra.main(config_path=str(config_directory()), config_name="config", version_base="1.3")
+    def job(config: "DictConfig") -> None:
+        try:
+            _run_one(config)
+        except (DistillError, HydraException, OmegaConfBaseException) as error:
+            if wants_traceback:
+                raise
+            codes.append(_tell(_translate(error)))
+        except (KeyboardInterrupt, SystemExit):  # Lightning turns the first into the second.
+            codes.append(INTERRUPTED)
+            print("interrupted: resume=true with the same options goes on from the last checkpoint", file=sys.stderr)
+
+    try:
+        job()
+    except (HydraException, OmegaConfBaseException) as error:
+        if wants_traceback:
+            raise
+        return _tell(_translate(error))
+    return max(codes)
+
+
+def _run_one(config: "DictConfig") -> None:
+    from omegaconf import OmegaConf
+
+    if not config.resume or config.resume is True:
+        for group in ("teacher", "student"):
+            if OmegaConf.is_missing(config, group) and not (group == "student" and config.job.name == "finetune"):
+                raise UserError(f"no {group} chosen: add +{group}=NAME, one of {', '.join(_names(group))}")
+    from distill.jobs import run_job
+
+    run_job(config)
+
+
+def _check_installation() -> None:
+    missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"{', '.join(missing)} not installed: pip install 'distill[train]' has all that training needs")
+    for name in ("students", "teachers"):
+        spec = importlib.util.find_spec(name)
+        places = [Path(place).resolve() for place in (spec.submodule_search_locations or [])] if spec else []
+        if PACKAGE.parent / name not in places:
+            found = ", ".join(map(str, places)) or "nothing"
+            raise UserError(
+                f"the package {name} should be {PACKAGE.parent / name}, but Python finds {found}: "
+                "start from another directory, or rename that one"
+            )
+
+
+def _names(group: str) -> list[str]:
+    from hydra.core.global_hydra import GlobalHydra
+
+    if GlobalHydra.instance().is_initialized():
+        return sorted(GlobalHydra.instance().config_loader().get_group_options(group))
+    return sorted(path.stem for path in (config_directory() / group).glob("*.yaml"))
+
+
+def _translate(error: Exception) -> DistillError:
+    """The same error in one line: what was found, what was expected."""
+    from hydra.errors import MissingConfigException
+
+    root: BaseException = error
+    while root.__cause__ is not None and not isinstance(root, DistillError):
+        root = root.__cause__
+    if isinstance(root, DistillError):
+        return root
+    text = str(error)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        return UserError(f"there is no {group or 'configuration'} {name}{_expected(name, _names(group))}")
+    key = re.search(r"Could not override '([^']*)'", text)
+    if key:
+        return UserError(_unknown_key(key.group(1).partition("@")[0]))
+    where = re.search(r"full_key: (\S+)", text)
+    line = (str(root).strip() or type(root).__name__).splitlines()[0]
+    return UserError(f"{where.group(1)}: {line}" if where and where.group(1) not in line else line)
+
+
+def _unknown_key(key: str) -> str:
+    """What to say of an option that the configuration does not have."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    groups = sorted(path.name for path in config_directory().iterdir() if path.is_dir())
+    head, _, rest = key.partition(".")
+    if head in ("teacher", "student"):
+        chosen = re.search(rf"\+{head}=(\S+)", " ".join(sys.argv))
+        if not rest or not chosen:
+            return f"{key} has nothing to act on: choose one with +{head}=NAME, one of {', '.join(_names(head))}"
+        overrides = [chosen.group(0)]
+    else:
+        overrides = [a for a in sys.argv[1:] if re.fullmatch(rf"({'|'.join(groups)})=[\w/]+", a)]
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        config = compose("config", overrides)
+    parent, _, last = key.rpartition(".")
+    node = OmegaConf.select(config, parent) if parent else config
+    while parent and not OmegaConf.is_dict(node):
+        parent, _, last = parent.rpartition(".")
+        node = OmegaConf.select(config, parent) if parent else config
+    prefix = f"{parent}." if parent else ""
+    names = [f"{prefix}{name!s}" for name in node if name != "_target_"]
+    return f"there is no option {key}{_expected(prefix + last, names)}"
+
+
+def _expected(given: str, names: list[str]) -> str:
+    nearest = difflib.get_close_matches(given, names, n=1)
+    hint = f" (did you mean {nearest[0]}?)" if nearest else ""
+    return f"{hint}, expected one of {', '.join(names)}"
+
+
+def _tell(error: DistillError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""One job from its configuration to its end: a new run directory or the one to resume, and how it ended."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from distill import train
+from distill.errors import UserError
+from distill.files import write_text
+from distill.progress import say
+from distill.record import Run, create_run
+
+JOBS = {"distill": train.run_distill, "finetune": train.run_finetune}
+# What does not change a run's numbers.
+_NO_PART_OF_A_RUN = ("resume", "output_dir", "cache_dir")
+
+
+def run_job(config: DictConfig) -> Path:
+    """Run the configured job, keep its record up to date to the end, and return its directory."""
+    if config.resume:
+        config, run = _resumed(config)
+        if run.record["status"] == "finished":
+            say(f"{run.directory} is finished already: see {run.directory / 'report.md'}")
+            return run.directory
+        say(f"Resuming {run.directory}")
+        run.update(status="running", error=None)
+    else:
+        run = _new(config)
+    try:
+        JOBS[config.job.name](config, run)
+    except BaseException as error:  # Whatever ends a run, its record says so; the error itself goes on.
+        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)  # Lightning turns the first into the second.
+        text = "interrupted" if interrupted else f"{type(error).__name__}: {error}".splitlines()[0]
+        run.update(status="failed", error=text)
+        raise
+    finally:
+        if "wandb" in sys.modules:
+            # Left open, the next run of a sweep would write into this one.
+            sys.modules["wandb"].finish()
+    run.update(status="finished")
+    return run.directory
+
+
+def digest(config: DictConfig) -> str:
+    """SHA-256 of everything in the configuration that can change a run's numbers."""
+    content = {key: value for key, value in _plain(config).items() if key not in _NO_PART_OF_A_RUN}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _plain(config: DictConfig) -> dict[str, object]:
+    content = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
+
+
+def _parent(config: DictConfig) -> Path:
+    """Where the runs of this task, teacher and student lie."""
+    names = [config.teacher.name]
+    if config.job.name != "finetune":
+        names.append(config.student.name)
+    return Path(config.output_dir).expanduser() / str(config.task.name) / "-".join(names)
+
+
+def _new(config: DictConfig) -> Run:
+    run = create_run(
+        _parent(config), job=config.job.name, command=["python", "-m", "distill", *sys.argv[1:]],
+        config_sha256=digest(config), seed=config.seed,
+    )  # fmt: skip
+    write_text(run.directory / "config.yaml", OmegaConf.to_yaml(config))
+    return run
+
+
+def _resumed(config: DictConfig) -> tuple[DictConfig, Run]:
+    """The configuration and the run to go on with."""
+    if config.resume is True:
+        wanted = digest(config)
+        candidates = [_open(path.parent) for path in sorted(_parent(config).glob("*/run.json"))]
+        unfinished = [
+            run for run in candidates if run.record["config_sha256"] == wanted and run.record["status"] != "finished"
+        ]
+        if not unfinished:
+            raise UserError(f"{_parent(config)} has no unfinished run of this configuration: leave out resume=true")
+        return config, unfinished[-1]
+    directory = Path(str(config.resume)).expanduser()
+    run = _open(directory)
+    kept = OmegaConf.load(directory / "config.yaml")
+    assert isinstance(kept, DictConfig)
+    kept.resume = True
+    return kept, run
+
+
+def _open(directory: Path) -> Run:
+    for name in ("run.json", "config.yaml"):
+        if not (directory / name).is_file():
+            raise UserError(f"{directory} is no run: it has no {name}")
+    return Run(directory, json.loads((directory / "run.json").read_text(encoding="utf-8")))

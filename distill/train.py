@@ -1,0 +1,312 @@
+"""The jobs: fine-tune a teacher; distil a student, export it, check it, time it, and write all of it down."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.loggers import CSVLogger, Logger
+from omegaconf import DictConfig, OmegaConf
+from transformers import PreTrainedModel
+
+from distill import benchmark, data, export, finetune, fitting, preflight, report
+from distill.files import is_intact, make_directory, whole_directory, write_text
+from distill.losses import HardLabels, Objective
+from distill.module import DistillationModule, input_names, predict_logits
+from distill.progress import console, notice, say
+from distill.record import Run
+from distill.tasks import SequenceTask
+
+
+def run_finetune(config: DictConfig, run: Run) -> None:
+    """The job `finetune`: a teacher that fits the task, kept in the cache."""
+    task, _, teacher = _prepare(config, run, rehearse=lambda model: None)
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in teacher.metrics.items())
+    say(f"Teacher {teacher.resolved} on {task.name} ({teacher.origin}): dev {metrics}")
+    _save(teacher.model, teacher.tokenizer, run.directory / "teacher" / "model")
+    say(f"Saved in {run.directory / 'teacher' / 'model'}")
+
+
+def run_distill(config: DictConfig, run: Run) -> None:
+    """The job `distill`: the whole chain from a teacher to a measured bundle."""
+    # What can be wrong with the options is found before a teacher is trained for them.
+    settings: fitting.Settings = _instantiate(config.trainer)
+    objective: Objective = _instantiate(config.objective)
+    export_settings: export.Settings = _instantiate(config.export)
+    task, splits, teacher = _prepare(config, run, rehearse=lambda model: _student(config, model))
+    L.seed_everything(config.seed, verbose=False)
+    student = _student(config, teacher.model)
+    start = copy.deepcopy(student) if config.baseline else None
+    loaders = data.loaders(splits, task, teacher.tokenizer, **settings.batches())
+    truncated = {name: loader.dataset.truncated for name, loader in loaders.items()}  # type: ignore[attr-defined]
+    run.update(task=_task_record(task, splits, truncated), objective=_objective_record(config, objective))
+    module = _module(student, objective, task, settings, loaders, teacher.model)
+    _preflight(teacher, module, splits, loaders, settings, baseline=start is not None)
+    fit = fitting.fit(
+        module, loaders["train"], loaders["dev"], settings=settings, checkpoints=run.directory / "checkpoints",
+        logger=_logger(config, run.directory), title="student", resume=bool(config.resume),
+    )  # fmt: skip
+    student = module.student.eval().cpu()
+    dev_logits = predict_logits(student, loaders["dev"])
+    student_metrics = task.metrics(dev_logits, splits.splits["dev"].labels)
+    run.update(
+        training={**asdict(fit), "teacher_seconds": module.teacher_seconds, "teacher_cache": None},
+        student=_student_record(config, student, student_metrics),
+    )
+    _save(student, teacher.tokenizer, run.directory / "student")
+    if start is not None:
+        run.update(baseline=_train_baseline(start, task, splits, settings, loaders, run, resume=bool(config.resume)))
+    _publish(config, run, task, splits, teacher, student, dev_logits, export_settings)
+
+
+def _publish(
+    config: DictConfig,
+    run: Run,
+    task: SequenceTask,
+    splits: data.TaskData,
+    teacher: finetune.Teacher,
+    student: PreTrainedModel,
+    dev_logits: np.ndarray,
+    settings: export.Settings,
+) -> None:
+    """Export, check and time the student, and write the bundle and the report."""
+    say("Exporting to ONNX, quantizing, and scoring both files on dev")
+    with whole_directory(run.directory / "bundle") as directory:
+        formats = export.write_bundle(
+            directory, model=student, tokenizer=teacher.tokenizer, task=task, labels=splits.labels,
+            dev=splits.splits["dev"], dev_logits=dev_logits, settings=settings,
+        )  # fmt: skip
+        run.update(export=formats, retention=_retention(run.record, task.metric, formats))
+        run.update(benchmark=_benchmark(config, teacher, student, directory, formats))
+        write_text(directory / "README.md", report.model_card(run.record, splits.labels))
+    write_text(run.directory / "report.md", report.markdown(run.record))
+    _close(run, formats)
+
+
+def _prepare(
+    config: DictConfig, run: Run, *, rehearse: Callable[[PreTrainedModel], object]
+) -> tuple[SequenceTask, data.TaskData, finetune.Teacher]:
+    """Task, data and teacher. Whether the teacher can be had is asked first: it is the quickest to fail.
+
+    `rehearse` is called with the teacher's model before that is trained.
+    """
+    fitting.quiet()
+    task: SequenceTask = _instantiate(config.task)
+    cache_dir = Path(config.cache_dir).expanduser()
+    make_directory(cache_dir)
+    requested = _source(config.teacher)
+    source, substituted = finetune.locate(requested, lambda: _source(config.substitute), task)
+    splits = data.read(task, cache_dir=cache_dir)
+    teacher = finetune.prepare(
+        source, requested=requested.weights.name, substituted=substituted, task=task, splits=splits,
+        cache_dir=cache_dir, run_directory=run.directory, rehearse=rehearse,
+    )  # fmt: skip
+    run.update(task=_task_record(task, splits, {}), teacher=teacher.record())
+    return task, splits, teacher
+
+
+def _source(config: DictConfig) -> finetune.Source:
+    """The teacher's class with its plain values, and how to fine-tune it."""
+    values = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(values, dict)
+    settings = values.pop("finetune", False)
+    return finetune.Source(
+        weights=hydra.utils.instantiate(values), settings=hydra.utils.instantiate(settings) if settings else None
+    )
+
+
+def _student(config: DictConfig, teacher: PreTrainedModel) -> PreTrainedModel:
+    values = OmegaConf.to_container(config.student, resolve=True)
+    assert isinstance(values, dict)
+    values.pop("name")
+    student: PreTrainedModel = hydra.utils.instantiate(values, _partial_=True)(teacher)
+    return student
+
+
+def _instantiate(config: DictConfig) -> Any:
+    return hydra.utils.instantiate(config, _convert_="all")
+
+
+def _module(
+    student: PreTrainedModel,
+    objective: Objective,
+    task: SequenceTask,
+    settings: fitting.Settings,
+    loaders: dict[str, Any],
+    teacher: PreTrainedModel | None,
+) -> DistillationModule:
+    if teacher is not None:
+        objective.connect(student.config.hidden_size, teacher.config.hidden_size)
+    return DistillationModule(
+        student=student, objective=objective, task=task, teacher=teacher,
+        **settings.optimization(len(loaders["train"])),
+    )  # fmt: skip
+
+
+def _preflight(
+    teacher: finetune.Teacher,
+    module: DistillationModule,
+    splits: data.TaskData,
+    loaders: dict[str, Any],
+    settings: fitting.Settings,
+    *,
+    baseline: bool,
+) -> None:
+    task = module.task
+    score = teacher.metrics[task.metric]
+    seconds = fitting.seconds_per_step(module, loaders["train"]) * module.total_steps * (2 if baseline else 1)
+    examples = {name: loader.dataset for name, loader in loaders.items()}
+    sizes = ", ".join(f"{len(split):,} {name}" for name, split in splits.splits.items())
+    preflight.show(
+        [
+            ("teacher", f"{teacher.resolved} ({teacher.origin}), {task.metric} {score:.4f} on dev"),
+            ("student", preflight.describe_student(teacher.model, module.student)),
+            ("vocabulary", preflight.check_vocabulary(teacher.model, module.student, teacher.tokenizer)),
+            ("task", f"{task.name}: {sizes}"),
+            ("labels", ", ".join(f"{index} {label}" for index, label in enumerate(splits.labels))),
+            ("tokens", preflight.describe_lengths(examples, task.max_length)),
+            ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
+            ("training", f"{module.total_steps:,} steps of {settings.batch_size * settings.accumulate} examples, "
+             f"{settings.resolved_precision()}, about {preflight.duration(seconds)}"),
+        ]
+    )  # fmt: skip
+
+
+def _train_baseline(
+    student: PreTrainedModel,
+    task: SequenceTask,
+    splits: data.TaskData,
+    settings: fitting.Settings,
+    loaders: dict[str, Any],
+    run: Run,
+    *,
+    resume: bool,
+) -> dict[str, Any]:
+    """The same student from the same start, with the same steps, on the hard labels alone."""
+    objective = Objective(name="supervised", terms={"hard": HardLabels()})
+    module = _module(student, objective, task, settings, loaders, teacher=None)
+    directory = run.directory / "baseline"
+    fit = fitting.fit(
+        module, loaders["train"], loaders["dev"], settings=settings, checkpoints=directory / "checkpoints",
+        logger=CSVLogger(str(directory), name="", version=""), title="baseline", resume=resume,
+    )  # fmt: skip
+    logits = predict_logits(module.student.cpu(), loaders["dev"])
+    return {"metrics": task.metrics(logits, splits.splits["dev"].labels), "seconds": fit.seconds}
+
+
+def _benchmark(
+    config: DictConfig,
+    teacher: finetune.Teacher,
+    student: PreTrainedModel,
+    bundle: Path,
+    formats: dict[str, Any],
+) -> list[dict[str, Any]]:
+    """Teacher and student in torch and in ONNX, in turns."""
+    options = config.benchmark
+    if not options.enabled:
+        return []
+    pinned = options.threads or benchmark.cores()
+    say(f"Timing teacher and student, each with {pinned} thread(s)")
+    files = _teacher_files(config, teacher)
+    candidates = []
+    for name, model, onnx_files in (
+        ("teacher", teacher.model, files),
+        ("student", student, {format: bundle / row["file"] for format, row in formats.items()}),
+    ):
+        names = input_names(model)
+        candidates.append(_torch_candidate(name, model))
+        for format, path in onnx_files.items():
+            candidates.append(benchmark.onnx_candidate(name, f"onnx-{format}", path, names, pinned))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(pinned)
+    try:
+        return benchmark.measure(
+            candidates, batches=options.batches, lengths=options.lengths, threads=pinned,
+            seconds=options.seconds, vocabulary=len(teacher.tokenizer),
+        )  # fmt: skip
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _teacher_files(config: DictConfig, teacher: finetune.Teacher) -> dict[str, Path]:
+    """The teacher's own ONNX files, kept in the cache under its fingerprint."""
+    directory = Path(config.cache_dir).expanduser() / "onnx" / teacher.fingerprint[:16]
+    settings: export.Settings = _instantiate(config.export)
+    if not is_intact(directory):
+        with whole_directory(directory) as temporary:
+            export.export_onnx(teacher.model, temporary / export.FILES["fp32"])
+            export.quantize(temporary / export.FILES["fp32"], temporary / export.FILES["int8"], settings)
+    return {format: directory / file for format, file in export.FILES.items()}
+
+
+def _torch_candidate(name: str, model: PreTrainedModel) -> benchmark.Candidate:
+    model = model.cpu().eval()
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+    def answer(feed: benchmark.Inputs) -> Any:
+        with torch.inference_mode():
+            return model(**{key: torch.from_numpy(array) for key, array in feed.items()}).logits
+
+    return benchmark.Candidate(name, "torch", input_names(model), size, answer)
+
+
+def _logger(config: DictConfig, directory: Path) -> Logger:
+    before = directory / "metrics.csv"
+    if before.exists():  # Of the run that is resumed; the logger would start an empty one in its place.
+        number = len(list(directory.glob("metrics*.csv")))
+        before.rename(directory / f"metrics.before-{number}.csv")
+    logger: Logger = hydra.utils.instantiate(config.logger, save_dir=str(directory))
+    logger.log_hyperparams(cast(dict[str, Any], OmegaConf.to_container(config, resolve=True)))
+    return logger
+
+
+def _save(model: PreTrainedModel, tokenizer: Any, directory: Path) -> None:
+    with whole_directory(directory) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+
+
+def _task_record(task: SequenceTask, splits: data.TaskData, truncated: dict[str, int]) -> dict[str, Any]:
+    examples = {name: len(splits.splits[name]) if name in splits.splits else 0 for name in ("train", "dev", "test")}
+    return {
+        "name": task.name, "kind": task.kind, "metric": task.metric, "labels": list(splits.labels),
+        "examples": examples, "truncated": truncated, "sha256": splits.sha256,
+    }  # fmt: skip
+
+
+def _objective_record(config: DictConfig, objective: Objective) -> dict[str, Any]:
+    terms = OmegaConf.to_container(config.objective.terms, resolve=True)
+    assert isinstance(terms, dict)
+    return {"name": objective.name, "terms": {name: terms[name] for name in objective.names}}
+
+
+def _student_record(config: DictConfig, student: PreTrainedModel, metrics: dict[str, float]) -> dict[str, Any]:
+    return {
+        "name": config.student.name, "parameters": preflight.count_parameters(student), "metrics": metrics,
+        "layers": getattr(student.config, "teacher_layers", None),
+    }  # fmt: skip
+
+
+def _retention(record: dict[str, Any], metric: str, formats: dict[str, Any]) -> dict[str, float | None]:
+    """The student's metric over the teacher's; None where the teacher's is 0 or below and a share means nothing."""
+    teacher = record["teacher"]["metrics"][metric]
+    values = {"torch": record["student"]["metrics"][metric]}
+    values |= {name: row["metrics"][metric] for name, row in formats.items()}
+    return {name: value / teacher if teacher > 0 else None for name, value in values.items()}
+
+
+def _close(run: Run, formats: dict[str, Any]) -> None:
+    console.print()
+    console.print(report.summary_table(run.record))
+    chosen = export.recommended(formats)
+    bundle = run.directory / "bundle"
+    if chosen is None:
+        notice("no exported file passed its gate; report.md says by how much")
+    say(f"Report  {run.directory / 'report.md'}")
+    say(f"Bundle  {bundle}" + (f"  (recommended: {export.FILES[chosen]})" if chosen else ""))
+    say(f'Try it  python -m distill.edge {bundle} "..."')

@@ -1,0 +1,116 @@
+"""What the command line answers to mistakes: one line, the names there are, exit code 2."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from distill import __main__ as command_line
+
+ROOT = Path(command_line.__file__).resolve().parents[1]
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "distill", *arguments], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "no teacher chosen: add +teacher=NAME, one of bert_base"),
+        (["+teacher=bert_base"], "no student chosen: add +student=NAME, one of distilbert"),
+        (["+teacher=bert"], "there is no teacher bert"),
+        (["+teacher=bert_bas", "+student=distilbert"], "did you mean bert_base?"),
+        (["+student=distilbrt"], "there is no student distilbrt (did you mean distilbert?)"),
+        (["task=sst3"], "there is no task sst3 (did you mean sst2?), expected one of docstrings, sst2"),
+        (["objective=hintn"], "did you mean hinton?"),
+        (["trainer.max_epoch=1"], "there is no option trainer.max_epoch (did you mean trainer.max_epochs?)"),
+        (["tsk=sst2"], "there is no option tsk (did you mean task?)"),
+        (["teacher=bert_base"], "choose one with +teacher=NAME"),
+        (["+teacher=bert_base", "teacher.pth=x"], "did you mean teacher.path?"),
+        (["+student=distilbert", "student.layer=[0]"], "did you mean student.layers?"),
+        (["task=sst2", "task.datadir=x"], "did you mean task.data_dir?"),
+        (["resume=nowhere"], "nowhere is no run: it has no run.json"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line(arguments: list[str], expected: str, tmp_path: Path) -> None:
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_values_that_cannot_be_are_answered_before_anything_is_trained(tmp_path: Path, data_dir: Path) -> None:
+    encoder = f"teacher.path={tmp_path / 'nowhere'}"
+    done = run(
+        "+teacher=pretrained", encoder, "+student=distilbert", "task=sst2", f"task.data_dir={data_dir}",
+        f"cache_dir={tmp_path}", f"output_dir={tmp_path}", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "is no directory, expected one with config.json and weights" in done.stderr
+
+
+def test_a_traceback_is_for_those_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    done = run("task=sst3", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+
+
+def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    monkeypatch.setattr("sys.argv", ["distill", "task=sst3"])
+    assert command_line.main() == 2
+    assert "HYDRA_FULL_ERROR" not in os.environ
+
+
+def test_help_names_the_groups(tmp_path: Path) -> None:
+    done = run("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for expected in ("teacher: bert_base, embedded, minilm, pretrained", "student: distilbert", "+teacher=bert_base"):
+        assert expected in done.stdout
+
+
+def test_a_folder_called_students_is_answered_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "students").mkdir()
+    (tmp_path / "students" / "__init__.py").write_text("")
+    done = run("+teacher=bert_base", "+student=distilbert", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "start from another directory" in done.stderr
+
+
+def test_without_the_extra_the_install_command_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = command_line.importlib.util.find_spec
+    monkeypatch.setattr(
+        command_line.importlib.util, "find_spec", lambda name: None if name in ("torch", "hydra") else real(name)
+    )
+    assert command_line.main() == 2
+    assert capsys.readouterr().err == (
+        "error: hydra, torch not installed: pip install 'distill[train]' has all that training needs\n"
+    )
+
+
+def test_a_wheel_carries_the_configuration(tmp_path: Path) -> None:
+    source = tmp_path / "source"  # Building leaves files behind.
+    for name in ("conf", "distill", "students", "teachers"):
+        shutil.copytree(ROOT / name, source / name)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
+    done = subprocess.run([*build, str(source)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [wheel] = tmp_path.glob("distill-*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for path in (ROOT / "conf").rglob("*.yaml"):
+        assert f"distill/conf/{path.relative_to(ROOT / 'conf').as_posix()}" in names
+    assert {"students/distilbert.py", "teachers/pretrained.py", "distill/edge.py"} <= names
+    assert not any(name.startswith("tests/") for name in names)

@@ -1,0 +1,80 @@
+"""Every YAML composes and instantiates, every command in the documents composes."""
+
+import re
+import shlex
+from pathlib import Path
+
+import hydra
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from distill.__main__ import config_directory
+from distill.losses import Objective
+
+CONF = config_directory()
+ROOT = CONF.parent
+FILES = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml"))
+
+
+def composed(*overrides: str) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", list(overrides))
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_every_yaml_opens_with_its_command_and_composes(file: Path) -> None:
+    group, name = file.parts[0], file.stem
+    first = (CONF / file).read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    prefix = "+" if group in ("teacher", "student") else ""
+    config = composed(f"{prefix}{group}={name}")
+    assert group in config
+
+
+@pytest.mark.parametrize(
+    "file", [f for f in FILES if f.parts[0] not in ("job", "benchmark", "student", "logger")], ids=str
+)
+def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
+    group, name = file.parts[0], file.stem
+    prefix = "+" if group in ("teacher", "student") else ""
+    values = OmegaConf.to_container(composed(f"{prefix}{group}={name}")[group], resolve=True)
+    assert isinstance(values, dict)
+    if group == "teacher":
+        settings = values.pop("finetune")
+        hydra.utils.instantiate(settings)
+        if name == "pretrained":
+            values["path"] = "."
+    built = hydra.utils.instantiate(values)
+    if isinstance(built, Objective):
+        assert set(built.names) == set(values["terms"])
+
+
+def commands(document: Path) -> list[list[str]]:
+    """Every call of `python -m distill` in a document or YAML, as its arguments."""
+    found = []
+    for line in document.read_text(encoding="utf-8").splitlines():
+        match = re.search(r"python -m distill ([^`#]*)", line)
+        if match and "=" in match.group(1):
+            found.append([word for word in shlex.split(match.group(1)) if not word.startswith("-")])
+    return found
+
+
+@pytest.mark.parametrize("document", [ROOT / "README.md", CONF / "config.yaml", *(CONF / f for f in FILES)], ids=str)
+def test_every_command_that_is_written_down_composes(document: Path) -> None:
+    if not document.is_file():
+        pytest.skip(f"{document} is not part of this installation")
+    for arguments in commands(document):
+        swept = [re.sub(r"(?<==)([\w.]+)(,[\w.]+)+$", r"\1", argument) for argument in arguments]
+        if "=my_" not in " ".join(swept):
+            config = composed(*swept)
+            for argument in swept:
+                key, _, value = argument.removeprefix("+").partition("=")
+                if "." not in key and value in ("docstrings", "sst2", "bert_base", "minilm", "distilbert", "hinton"):
+                    assert config[key].name == value
+
+
+def test_a_sweep_of_students_seeds_shares_one_teacher() -> None:
+    one, two = composed("+teacher=minilm", "seed=1"), composed("+teacher=minilm", "seed=2")
+    assert (one.trainer.seed, two.trainer.seed) == (1, 2)
+    assert one.teacher.finetune == two.teacher.finetune

@@ -1,0 +1,76 @@
+"""Who may import whom, as the architecture says, read from the source."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import distill
+
+ROOT = Path(distill.__file__).resolve().parents[1]
+BASE = {"numpy", "onnxruntime", "tokenizers"}
+STANDARD = set(sys.stdlib_module_names)
+
+
+def imports(path: Path) -> set[str]:
+    """Modules that a file imports anywhere, those for type checking alone aside; ours with their second name."""
+    found: set[str] = set()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for child in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"distill.{a.name}" for a in node.names} if node.module == "distill" else {node.module}
+    ours = ("distill", "students", "teachers")
+    return {".".join(name.split(".")[:2]) if name.startswith(ours) else name.split(".")[0] for name in found}
+
+
+def test_the_package_never_imports_students_or_teachers() -> None:
+    for path in (ROOT / "distill").glob("*.py"):
+        assert not {name for name in imports(path) if name.startswith(("students", "teachers"))}, path
+
+
+def test_students_and_teachers_know_only_the_errors_and_the_hub() -> None:
+    for folder in ("students", "teachers"):
+        for path in (ROOT / folder).glob("*.py"):
+            ours = {name for name in imports(path) if name.startswith("distill")}
+            assert ours <= {"distill.errors", "distill.hub"}, path
+
+
+def test_each_module_imports_only_what_it_may() -> None:
+    allowed = {
+        "errors": set(),
+        "decode": {"numpy"},
+        "files": {"distill.errors"},
+        "hub": {"distill.errors", "huggingface_hub"},
+        "losses": {"torch"},
+        "tasks": {"numpy", "sklearn", "distill.decode"},
+        "builtin_data": {"distill.errors", "distill.files"},
+        "edge": {*BASE, "distill.decode", "distill.errors", "distill.files"},
+        "benchmark": {"numpy", "distill.edge"},
+        "report": {"rich"},
+    }
+    for name, modules in allowed.items():
+        outside = imports(ROOT / "distill" / f"{name}.py") - STANDARD
+        assert outside <= modules, f"{name} imports {sorted(outside - modules)}"
+
+
+def test_the_edge_runtime_needs_no_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'lightning', 'hydra', 'datasets', 'sklearn'):\n"
+        "    sys.modules[name] = None\n"
+        "import distill.edge\n"
+        "sys.exit(distill.edge.main(['nowhere', 'text']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: nowhere is no bundle: it has no bundle.json\n"
