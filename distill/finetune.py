@@ -19,6 +19,7 @@ from distill.errors import UnreachableError, UserError
 from distill.files import is_intact, whole_directory, write_json
 from distill.losses import HardLabels, Objective
 from distill.module import DistillationModule, freeze, predict_logits
+from distill.preflight import duration
 from distill.progress import console, notice, say
 from distill.tasks import SequenceTask
 
@@ -156,8 +157,10 @@ def _finetune(
         task=task,
         **settings.optimization(len(loaders["train"])),
     )
-    estimate = fitting.seconds_per_step(module, loaders["train"]) * module.total_steps
-    say(f"         {module.total_steps} steps of {settings.batch_size}, about {estimate / 60:.1f} min, once")
+    precision = settings.resolved_precision()
+    estimate = fitting.seconds_per_step(module, loaders["train"], precision) * module.total_steps
+    length = f"{module.total_steps:,} steps of {settings.batch_size * settings.accumulate} examples"
+    say(f"         {length}, {precision}, about {duration(estimate)}, once")
     fitting.fit(
         module,
         loaders["train"],

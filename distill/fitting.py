@@ -163,8 +163,11 @@ def fit(
     )
 
 
-def seconds_per_step(module: DistillationModule, train: DataLoader[Any]) -> float:
-    """Time of one step over examples of median length, measured on the spot; the weights stay as they are."""
+def seconds_per_step(module: DistillationModule, train: DataLoader[Any], precision: str) -> float:
+    """Time of one step over examples of median length, measured on the spot; the weights stay as they are.
+
+    `precision` is a resolved one, that of the training to come.
+    """
     dataset: Any = train.dataset
     buckets: Any = train.batch_sampler
     by_length = np.argsort(dataset.lengths, kind="stable")
@@ -175,7 +178,9 @@ def seconds_per_step(module: DistillationModule, train: DataLoader[Any]) -> floa
     took = []
     for _ in range(4):
         start = time.perf_counter()
-        module.losses(batch)[0].backward()
+        with torch.autocast(module.device.type, torch.bfloat16, enabled=precision == "bf16-mixed"):
+            loss, _ = module.losses(batch)
+        loss.backward()
         took.append(time.perf_counter() - start)
     module.zero_grad(set_to_none=True)
     module.teacher_seconds = 0.0  # These answers are no part of the training.
