@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
-SPLIT_FILES = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
 
 
 @dataclass(frozen=True)
 class Split:
-    """Raw examples: `texts`, for pairs their second texts, and one class a text, as an index into the labels."""
+    """Raw examples: `texts`, for pairs their second texts, and for each its class as an index, or its number."""
 
     texts: list[str]
     pairs: list[str] | None
@@ -40,15 +39,26 @@ class Split:
 
 @dataclass(frozen=True)
 class TaskData:
-    """All splits of a task, the names of its classes in order, and a digest of the whole content."""
+    """All splits of a task, the names of its classes in order, and a digest of the whole content.
+
+    A regression has one name: that of the column.
+    """
 
     labels: tuple[str, ...]
     splits: dict[str, Split]
     sha256: str
 
+    def scored(self) -> dict[str, Split]:
+        """What is scored and never trained on: dev first."""
+        return {"dev": self.splits["dev"]} | {k: v for k, v in self.splits.items() if k not in ("train", "dev")}
+
+    def scored_labels(self) -> dict[str, np.ndarray]:
+        """Labels `[N]` of those splits."""
+        return {name: split.labels for name, split in self.scored().items()}
+
 
 def read(task: SequenceTask, *, cache_dir: Path) -> TaskData:
-    """Read `train`, `dev` and, where it has labels, `test`.
+    """Read `train`, `dev` and, where they have labels, the task's other splits.
 
     A sample of `train_examples` is the same in every run, so that the seeds of a sweep share data and teacher.
 
@@ -57,18 +67,19 @@ def read(task: SequenceTask, *, cache_dir: Path) -> TaskData:
         UnreachableError: when the data are neither in the cache nor to be had from the Hub.
     """
     if task.data_dir is not None:
-        tables = _read_directory(task, Path(task.data_dir).expanduser(), cache_dir)
+        place = Path(task.data_dir).expanduser()
+        tables = _read_one_file(task, place, cache_dir) if place.is_file() else _read_directory(task, place, cache_dir)
     elif task.builtin:
         from distill import builtin_data
 
         tables = _read_directory(task, builtin_data.prepare(cache_dir, seed=0), cache_dir)
     else:
         tables = _read_hub(task, cache_dir)
-    labels = task.label_names or _label_names(tables["train"][0], task.label)
-    if len(labels) < 2:
-        raise UserError(f"{tables['train'][1]} has one class only ({', '.join(labels)}), expected at least two")
+    labels = _label_names(task, *tables["train"])
     splits = {
-        name: _split(task, table, source, labels) for name, (table, source) in tables.items() if _labelled(task, table)
+        name: _split(task, table, source, labels)
+        for name, (table, source) in tables.items()
+        if name in ("train", "dev") or _is_labelled(task, table)
     }
     for name, wanted in (("train", task.train_examples), ("dev", task.dev_examples)):
         splits[name] = _sample(splits[name], wanted)
@@ -78,20 +89,46 @@ def read(task: SequenceTask, *, cache_dir: Path) -> TaskData:
 def _read_directory(task: SequenceTask, directory: Path, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
     """Split -> (table, where it came from) for every split that the directory holds."""
     if not directory.is_dir():
-        raise UserError(f"task.data_dir={directory} is no directory, expected one with train and dev files")
+        raise UserError(f"task.data_dir={directory} does not exist, expected a directory with train and dev, or a file")
     tables = {}
-    for split, stems in SPLIT_FILES.items():
+    for split, stems in task.splits.items():
         candidates = (directory / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
         path = next((candidate for candidate in candidates if candidate.is_file()), None)
         if path is not None:
             tables[split] = (_read_file(path, cache_dir), str(path))
-        elif split != "test":
+        elif split in ("train", "dev"):
             found = ", ".join(sorted(entry.name for entry in directory.iterdir())) or "nothing"
             wanted = " or ".join(stems)
             raise UserError(
-                f"{directory} has no {wanted} file (found {found}), expected {wanted} with one of {', '.join(SUFFIXES)}"
+                f"{directory} has no {wanted} file (found {found}), expected {wanted} with one of "
+                f"{', '.join(SUFFIXES)}; task.data_dir=FILE takes dev from one file"
             )
     return tables
+
+
+def _read_one_file(task: SequenceTask, path: Path, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
+    """A single file, `dev_fraction` of it held out, class by class; the same examples in every run."""
+    from sklearn.model_selection import train_test_split
+
+    if not path.name.endswith(SUFFIXES):
+        raise UserError(f"task.data_dir={path} is of no known kind, expected one of {', '.join(SUFFIXES)}")
+    table = _read_file(path, cache_dir)
+    _check_columns(task, table, str(path))
+    classes = None if task.regression else list(map(str, table[_label_column(task, table)]))
+    try:
+        train, dev = train_test_split(
+            np.arange(len(table)), test_size=task.dev_fraction, random_state=0, stratify=classes
+        )
+    except ValueError as error:
+        raise UserError(
+            f"{path} cannot be split with task.dev_fraction={task.dev_fraction} so that train and dev hold every "
+            f"class ({error}): give a directory with train and dev instead"
+        ) from error
+    share = f"{path} without task.dev_fraction={task.dev_fraction}", f"{path}, task.dev_fraction={task.dev_fraction}"
+    return {
+        name: (table.select(np.sort(rows)), source)
+        for name, rows, source in zip(("train", "dev"), (train, dev), share, strict=True)
+    }
 
 
 def _read_file(path: Path, cache_dir: Path) -> "datasets.Dataset":
@@ -116,7 +153,7 @@ def _read_file(path: Path, cache_dir: Path) -> "datasets.Dataset":
         if suffix.startswith(".jsonl"):
             return datasets.Dataset.from_json(str(path), **options)
         return datasets.Dataset.from_parquet(str(path), **options)
-    except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:
+    except (datasets.exceptions.DatasetGenerationError, OSError, ValueError, NotImplementedError) as error:
         reason = str(error.__cause__ or error).splitlines()[0]
         raise UserError(f"{path} cannot be read: {reason}") from error
 
@@ -152,30 +189,19 @@ def _read_hub(task: SequenceTask, cache_dir: Path) -> "dict[str, tuple[datasets.
             "with train and dev files, go online once, or take the built-in data with task=docstrings"
         ) from error
     tables = {}
-    for split, stems in SPLIT_FILES.items():
+    for split, stems in task.splits.items():
         found = next((stem for stem in stems if stem in loaded), None)
         if found is not None:
             tables[split] = (loaded[found], f"{task.hub_id} {found}")
+        elif split in ("train", "dev"):
+            raise UserError(f"data set {task.hub_id} has no split {' or '.join(stems)}: it has {', '.join(loaded)}")
     return tables
 
 
-def _label_names(table: "datasets.Dataset", column: str) -> tuple[str, ...]:
-    """The training split's labels in order: numbers by value, names by alphabet."""
-    if column not in table.column_names:
-        return ("?", "?")  # Told with its file and columns when the split is read.
-    found = {str(value) for value in table.unique(column) if value not in (None, "")}
-    numeric = all(value.removeprefix("-").isdecimal() for value in found)
-    return tuple(sorted(found, key=int) if numeric else sorted(found))
-
-
-def _labelled(task: SequenceTask, table: "datasets.Dataset") -> bool:
-    """Whether the table is of use: the Hub's GLUE marks a test split without labels with -1."""
-    return task.label not in table.column_names or {str(value) for value in table.unique(task.label)} != {"-1"}
-
-
-def _split(task: SequenceTask, table: "datasets.Dataset", source: str, labels: tuple[str, ...]) -> Split:
-    wanted = (*task.text, task.label)
-    missing = [column for column in wanted if column not in table.column_names]
+def _check_columns(task: SequenceTask, table: "datasets.Dataset", source: str) -> None:
+    missing = [column for column in task.text if column not in table.column_names]
+    if not any(column in table.column_names for column in task.label):
+        missing.append(" or ".join(task.label))
     if missing:
         raise UserError(
             f"{source} has no column {', '.join(missing)}: it has {', '.join(table.column_names)}; "
@@ -183,13 +209,61 @@ def _split(task: SequenceTask, table: "datasets.Dataset", source: str, labels: t
         )
     if len(table) == 0:
         raise UserError(f"{source} has a header and no examples")
-    columns = [list(table[column]) for column in wanted]
-    for name, texts in zip(task.text, columns, strict=False):
+
+
+def _label_column(task: SequenceTask, table: "datasets.Dataset") -> str:
+    return next(column for column in task.label if column in table.column_names)
+
+
+def _label_names(task: SequenceTask, train: "datasets.Dataset", source: str) -> tuple[str, ...]:
+    """The classes in order: the task's own, or the training split's, numbers by value and names by alphabet."""
+    _check_columns(task, train, source)
+    column = _label_column(task, train)
+    if task.regression:
+        return (column,)
+    if task.label_names:
+        return task.label_names
+    found = {str(value) for value in train[column] if value not in (None, "")}
+    if len(found) < 2:
+        raise UserError(f"{source} has one class only ({', '.join(found) or 'none'}), expected at least two")
+    numeric = all(value.removeprefix("-").isdecimal() for value in found)
+    return tuple(sorted(found, key=int) if numeric else sorted(found))
+
+
+def _is_labelled(task: SequenceTask, table: "datasets.Dataset") -> bool:
+    """Whether a split can be scored: the Hub's GLUE marks the labels of a test split that it keeps back with -1."""
+    columns = [column for column in task.label if column in table.column_names]
+    return bool(columns) and {str(value) for value in table[columns[0]]} not in ({"-1"}, {"-1.0"})
+
+
+def _split(task: SequenceTask, table: "datasets.Dataset", source: str, labels: tuple[str, ...]) -> Split:
+    _check_columns(task, table, source)
+    columns = [list(table[column]) for column in task.text]
+    for name, texts in zip(task.text, columns, strict=True):
         for row, text in enumerate(texts):
             if not isinstance(text, str) or not text.strip():
                 raise UserError(f"{source}, example {row + 1}: column {name} is {text!r}, expected text")
-    texts, pairs = columns[0], columns[1] if len(task.text) == 2 else None
-    return Split(texts=texts, pairs=pairs, labels=_classes(task, columns[-1], labels, source))
+    values = list(table[_label_column(task, table)])
+    return Split(
+        texts=columns[0],
+        pairs=columns[1] if len(columns) == 2 else None,
+        labels=_numbers(values, source) if task.regression else _classes(task, values, labels, source),
+    )
+
+
+def _numbers(values: Sequence[Any], source: str) -> np.ndarray:
+    """Every label as a number, float32."""
+    numbers = np.empty(len(values), dtype=np.float32)
+    for row, value in enumerate(values):
+        try:
+            numbers[row] = float(value)
+        except (TypeError, ValueError):
+            numbers[row] = np.nan
+        if not np.isfinite(numbers[row]):
+            raise UserError(
+                f"{source}, example {row + 1}: label {value!r} is no number; for classes take task=classification"
+            )
+    return numbers
 
 
 def _classes(task: SequenceTask, values: Sequence[Any], labels: tuple[str, ...], source: str) -> np.ndarray:
@@ -326,10 +400,20 @@ def loaders(
     accumulate: int,
     seed: int,
 ) -> dict[str, DataLoader[list[dict[str, Tensor]]]]:
-    """`train` in shuffled steps of `batch_size * accumulate` examples, and `dev`."""
-    train, dev = (Examples(data.splits[name], tokenizer, task.max_length) for name in ("train", "dev"))
+    """`train` in shuffled steps of `batch_size * accumulate` examples, and the splits that are scored."""
+    train = Examples(data.splits["train"], tokenizer, task.max_length)
     buckets = LengthBuckets(train.lengths, batch_size=batch_size, accumulate=accumulate, seed=seed)
-    return {"train": loader(train, task, tokenizer, buckets), "dev": evaluation_loader(dev, task, tokenizer)}
+    return {"train": loader(train, task, tokenizer, buckets), **evaluation_loaders(data, task, tokenizer)}
+
+
+def evaluation_loaders(
+    data: TaskData, task: SequenceTask, tokenizer: "PreTrainedTokenizerBase"
+) -> dict[str, DataLoader[list[dict[str, Tensor]]]]:
+    """One for every split that is scored, dev first."""
+    return {
+        name: evaluation_loader(Examples(split, tokenizer, task.max_length), task, tokenizer)
+        for name, split in data.scored().items()
+    }
 
 
 def _pad(examples: list[dict[str, Any]], task: SequenceTask, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Tensor]:

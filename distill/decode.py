@@ -23,3 +23,8 @@ def classify(logits: Floats, labels: Sequence[str]) -> list[dict[str, object]]:
         probabilities = {label: float(value) for label, value in zip(labels, row, strict=True)}
         answers.append({"label": labels[best], "probability": float(row[best]), "probabilities": probabilities})
     return answers
+
+
+def read_off(logits: Floats) -> list[dict[str, object]]:
+    """For every row of a regression's `logits [B, 1]`: the number."""
+    return [{"value": float(row[0])} for row in logits]

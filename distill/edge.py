@@ -1,7 +1,9 @@
-"""A bundle without torch: from text to labels and probabilities with onnxruntime, tokenizers and numpy.
+"""A bundle without torch: from text to answers with onnxruntime, tokenizers and numpy.
 
-python -m distill.edge path/to/bundle "a sentence" "another one"
-python -m distill.edge path/to/bundle < sentences.txt
+The texts are arguments, or lines on standard input:
+
+    python -m distill.edge path/to/bundle "a sentence" "another one"
+    python -m distill.edge path/to/bundle < sentences.txt
 """
 
 import argparse
@@ -75,8 +77,9 @@ class Bundle:
         return result
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[dict[str, object]]:
-        """For every text: `label`, `probability`, and the `probabilities` of all labels."""
-        return decode.classify(self.logits(texts, pairs), self.labels)
+        """For every text: `label`, `probability`, and the `probabilities` of all labels; for a regression `value`."""
+        logits = self.logits(texts, pairs)
+        return decode.read_off(logits) if self.about["answer"] == "number" else decode.classify(logits, self.labels)
 
     def _feed(self, batch: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
         """Inputs `[B, L]`, padded to the longest of the batch."""
@@ -155,6 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for text, answer in zip(lines, _predict_lines(bundle, lines), strict=True):
                 if options.json:
                     print(json.dumps({"text": text, **answer}, ensure_ascii=False))
+                elif "value" in answer:
+                    print(f"{answer['value']:.4f}\t{text}")
                 else:
                     print(f"{answer['label']}\t{answer['probability']:.4f}\t{text}")
     except DistillError as error:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,7 @@ from distill import data, fitting
 from distill.errors import UnreachableError, UserError
 from distill.files import is_intact, whole_directory, write_json
 from distill.losses import HardLabels, Objective
-from distill.module import DistillationModule, freeze, predict_logits
+from distill.module import DistillationModule, freeze, predict_splits
 from distill.preflight import duration
 from distill.progress import console, notice, say
 from distill.tasks import SequenceTask
@@ -28,7 +29,7 @@ KEPT_FORMAT = 1
 
 @dataclass(frozen=True)
 class Teacher:
-    """Who teaches. `logits [N, C]` are its answers on dev; `seconds` what it took to train it in this run."""
+    """Who teaches, how well it does on the splits that are scored, and the seconds it took to train it in this run."""
 
     requested: str
     resolved: str
@@ -104,7 +105,8 @@ def prepare(
         origin = "kept"
     else:
         start = source.weights.load(task.auto_class, splits.labels, splits.splits["train"].texts)
-        _check_length(start.model, task)
+        _check_length(start.model, start.tokenizer, task)
+        _adopt_special_tokens(start.model, start.tokenizer)
         for text in start.notices:
             notice(text)
         if start.fits:
@@ -123,10 +125,10 @@ def prepare(
     if origin != "as it is":
         model, tokenizer = _load(kept, task)
     model = freeze(model)
-    examples = data.Examples(splits.splits["dev"], tokenizer, task.max_length)
-    dev_loader = data.evaluation_loader(examples, task, tokenizer)
-    metrics = task.metrics(predict_logits(model, dev_loader), splits.splits["dev"].labels)
-    _check_majority(metrics, source.weights.resolved(), splits.splits["dev"].labels)
+    logits = predict_splits(model, data.evaluation_loaders(splits, task, tokenizer))
+    metrics = task.split_metrics(logits, splits.scored_labels())
+    if not task.regression:
+        _check_majority(task.predictions(logits["dev"]), splits.splits["dev"].labels, source.weights.resolved())
     return Teacher(
         requested, source.weights.resolved(), substituted, model, tokenizer, fingerprint, origin, metrics, seconds
     )
@@ -194,16 +196,24 @@ def _load(kept: Path, task: SequenceTask) -> tuple[PreTrainedModel, PreTrainedTo
     return model, transformers.AutoTokenizer.from_pretrained(kept)
 
 
-def _check_length(model: PreTrainedModel, task: SequenceTask) -> None:
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and task.max_length > positions:
+def _adopt_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The tokenizer's separator and padding in the model's configuration, where a student finds them."""
+    model.config.sep_token_id = tokenizer.sep_token_id
+    if getattr(model.config, "pad_token_id", None) is None:  # What there is decides where positions begin.
+        model.config.pad_token_id = tokenizer.pad_token_id
+
+
+def _check_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: SequenceTask) -> None:
+    # Some families keep positions of their table to themselves, and only their tokenizer knows.
+    positions = min(getattr(model.config, "max_position_embeddings", None) or sys.maxsize, tokenizer.model_max_length)
+    if task.max_length > positions:
         raise UserError(f"task.max_length={task.max_length}, but the teacher reads {positions} tokens at most")
 
 
-def _check_majority(metrics: dict[str, float], name: str, labels: np.ndarray) -> None:
-    majority = float(np.bincount(labels).max() / len(labels))
-    if metrics.get("accuracy", majority) < majority:
+def _check_majority(predicted: np.ndarray, labels: np.ndarray, name: str) -> None:
+    accuracy, majority = float((predicted == labels).mean()), float(np.bincount(labels).max() / len(labels))
+    if accuracy < majority:
         raise UserError(
-            f"teacher {name} has an accuracy of {metrics['accuracy']:.3f} on dev, always answering the majority class "
-            f"has {majority:.3f}: check that its labels mean the task's, or train it for longer"
+            f"teacher {name} has an accuracy of {accuracy:.3f} on dev, always answering the majority class has "
+            f"{majority:.3f}: check that its labels mean the task's, or train it for longer"
         )

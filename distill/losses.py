@@ -2,7 +2,8 @@
 
 A term sees `logits [..., C]`: `[B, C]` for classification, `[B, L, V]` for a vocabulary. Everything in front of the
 last axis is an item. `batch["items"] [...]` (bool) says which items count, `batch["labels"] [...]` holds their
-classes, -100 where there is none.
+classes, -100 where there is none. Labels that are floating-point numbers are those of a regression: `logits [B, 1]`
+are the answer itself, and cross-entropies become squared errors.
 """
 
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ class Term(nn.Module):
 
     needs: frozenset[str] = frozenset()
     needs_teacher = True
+    answers: frozenset[str] = frozenset({"classes", "number", "vocabulary"})  # What a task may ask for.
 
     def __init__(self, *, weight: float = 1.0) -> None:
         super().__init__()
@@ -45,7 +47,8 @@ class SoftTargets(Term):
     """Cross-entropy to the teacher's softened distribution, times T^2 (Hinton et al., arXiv 1503.02531, section 2).
 
     `-T^2 * sum_j softmax(v/T)_j * log softmax(z/T)_j` for every item: summed over classes, averaged over items.
-    The factor keeps the gradient's size as T changes.
+    The factor keeps the gradient's size as T changes. A regression has no distribution to soften: there it is the
+    squared error to the teacher's number.
     """
 
     def __init__(self, *, temperature: float = 2.0, weight: float = 1.0) -> None:
@@ -56,6 +59,8 @@ class SoftTargets(Term):
 
     def forward(self, student: Any, teacher: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         items = batch["items"]
+        if is_regression(batch):
+            return _squared_error(student.logits[items], teacher.logits[items]), self.count(batch)
         student_log_probs = F.log_softmax(student.logits[items].float() / self.temperature, dim=-1)
         teacher_probs = F.softmax(teacher.logits[items].float() / self.temperature, dim=-1)
         total = -(self.temperature**2) * (teacher_probs * student_log_probs).sum()
@@ -63,14 +68,17 @@ class SoftTargets(Term):
 
 
 class HardLabels(Term):
-    """Cross-entropy to the true classes; items labelled -100 do not count."""
+    """Cross-entropy to the true classes, items labelled -100 aside; the squared error to the number of a regression."""
 
     needs_teacher = False
 
     def count(self, batch: Batch) -> Tensor:
-        return (batch["labels"] != IGNORED).sum()
+        return batch["items"].sum() if is_regression(batch) else (batch["labels"] != IGNORED).sum()
 
     def forward(self, student: Any, teacher: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        if is_regression(batch):
+            items = batch["items"]
+            return _squared_error(student.logits[items], batch["labels"][items].unsqueeze(-1)), self.count(batch)
         return _cross_entropy_at_labels(student.logits, batch["labels"]), self.count(batch)
 
 
@@ -81,6 +89,7 @@ class MaskedLanguageModelling(Term):
     """
 
     needs_teacher = False
+    answers = frozenset({"vocabulary"})
 
     def count(self, batch: Batch) -> Tensor:
         return (batch["labels"] != IGNORED).sum()
@@ -96,6 +105,8 @@ class MaskedLanguageModelling(Term):
 
 class PseudoLabels(Term):
     """Cross-entropy to the teacher's arg-max, the hard distillation of arXiv 2012.12877, equation 3."""
+
+    answers = frozenset({"classes", "vocabulary"})
 
     def forward(self, student: Any, teacher: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         items = batch["items"]
@@ -151,6 +162,16 @@ def _cross_entropy_at_labels(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits[chosen].float(), labels[chosen], reduction="sum")
 
 
+def is_regression(batch: Batch) -> bool:
+    """Whether the labels are numbers, and not the indices of classes."""
+    return batch["labels"].is_floating_point()
+
+
+def _squared_error(values: Tensor, targets: Tensor) -> Tensor:
+    """Sum over items of the squared difference of `[items, 1]`."""
+    return (values.float() - targets.float()).square().sum()
+
+
 class Objective(nn.Module):
     """The weighted sum of terms, each divided by its own count. A term of weight 0 is left out altogether."""
 
@@ -175,6 +196,14 @@ class Objective(nn.Module):
     @property
     def needs_teacher(self) -> bool:
         return any(term.needs_teacher for term in self._terms())
+
+    def unsuited(self, answer: str) -> list[str]:
+        """Names of the terms that cannot learn a task whose answers are `classes`, a `number` or a `vocabulary`."""
+        return [name for name, term in zip(self.names, self._terms(), strict=True) if answer not in term.answers]
+
+    def needing(self, output: str) -> list[str]:
+        """Names of the terms that need this output of the models."""
+        return [name for name, term in zip(self.names, self._terms(), strict=True) if output in term.needs]
 
     def connect(self, student_width: int, teacher_width: int) -> None:
         """Create the projections that these widths ask for; call once, before the optimizer is made."""

@@ -187,6 +187,11 @@ def predict_logits(model: PreTrainedModel, steps: Iterable[list[dict[str, Tensor
     return torch.cat(logits)[torch.cat(order).argsort()].numpy()
 
 
+def predict_splits(model: PreTrainedModel, loaders: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Split -> logits `[examples, C]`, for every loader but that of the training."""
+    return {name: predict_logits(model, loader) for name, loader in loaders.items() if name != "train"}
+
+
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Parameters with and without decay: none for biases, nor for whatever is inside a norm, by the module's type."""
     decayed: list[nn.Parameter] = []

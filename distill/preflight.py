@@ -1,16 +1,20 @@
-"""What the user should know before the training starts."""
+"""What the user should know, and what cannot be, before the training starts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.data import Examples
+from distill.data import Examples, TaskData
 from distill.errors import UserError
+from distill.losses import Objective
+from distill.module import run_model
 from distill.progress import console
+from distill.tasks import SequenceTask
 
 
 def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
@@ -24,6 +28,14 @@ def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
         f"{student.config.num_hidden_layers}{chosen}, {len(inherited)} tensors copied, {tensors - len(inherited)} "
         f"fresh, parameters {_millions(count_parameters(teacher))} -> {_millions(count_parameters(student))}"
     )
+
+
+def describe_labels(task: SequenceTask, splits: TaskData) -> str:
+    """The classes in order, or the range of the numbers."""
+    if task.regression:
+        numbers = splits.splits["train"].labels
+        return f"a number, {splits.labels[0]}: {numbers.min():g} to {numbers.max():g}, mean {numbers.mean():.4g}"
+    return ", ".join(f"{index} {label}" for index, label in enumerate(splits.labels))
 
 
 def describe_lengths(splits: Mapping[str, Examples], max_length: int) -> str:
@@ -44,6 +56,31 @@ def check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel, tokeniz
         if len(tokenizer) > size:
             raise UserError(f"the tokenizer has {len(tokenizer):,} tokens and the {name} embeds {size:,} only")
     return f"teacher and student read the same {len(tokenizer):,} tokens, by the teacher's tokenizer"
+
+
+def check_objective(objective: Objective, task: SequenceTask) -> None:
+    """UserError for a term that cannot learn what the task asks for."""
+    unsuited = objective.unsuited(task.answer)
+    if unsuited:
+        raise UserError(
+            f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn from the {task.answer} "
+            f"of task {task.name}: take another objective, or set objective.terms.{unsuited[0]}.weight=0"
+        )
+
+
+def check_outputs(objective: Objective, **models: PreTrainedModel) -> None:
+    """UserError where a term needs what one of the models does not give."""
+    for who, model in models.items():
+        tokens = torch.ones((1, 4), dtype=torch.long, device=model.device)
+        with torch.no_grad():
+            output = run_model(model, {"input_ids": tokens, "attention_mask": tokens}, objective.needs)
+        for name in sorted(objective.needs):
+            if not getattr(output, name, None):
+                terms = ", ".join(objective.needing(name))
+                raise UserError(
+                    f"objective {objective.name}: the term {terms} needs {name}, which the {who} "
+                    f"({type(model).__name__}) does not give: set its weight to 0, or take another objective"
+                )
 
 
 def show(rows: Sequence[tuple[str, Any]]) -> None:

@@ -81,6 +81,7 @@ def markdown(record: Record) -> str:
             ],
         ),
         "",
+        *_other_splits(record),
         "## Time for an answer",
         "",
         *_markdown_table(
@@ -121,7 +122,7 @@ def model_card(record: Record, labels: Sequence[str]) -> str:
         "",
         f"# {record['student']['name']} for {task['name']}",
         "",
-        f"Distilled from **{teacher['resolved']}**. Labels: {', '.join(labels)}.",
+        f"Distilled from **{teacher['resolved']}**. {_answers(task, labels)}",
         "",
         *_substitution(teacher),
         f"Measured on the dev split ({task['examples']['dev']:,} examples), which also chose the checkpoint:",
@@ -138,6 +139,10 @@ def model_card(record: Record, labels: Sequence[str]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _answers(task: Record, labels: Sequence[str]) -> str:
+    return f"Predicts a number: {labels[0]}." if task["answer"] == "number" else f"Labels: {', '.join(labels)}."
 
 
 def _caption(record: Record) -> str:
@@ -167,6 +172,25 @@ def _speed_note(record: Record) -> str:
         f"{record['environment']['cpu']}; speed-up against the teacher in torch. The teacher's size is that of its "
         "ONNX file."
     )
+
+
+def _other_splits(record: Record) -> list[str]:
+    """All metrics on all splits, where there are more than the table above has."""
+    names = list(record["teacher"]["metrics"])
+    if len(names) == 1:
+        return []
+    rows = {"teacher (torch)": record["teacher"]["metrics"], "student (torch)": record["student"]["metrics"]}
+    rows |= {f"student {name}": exported["metrics"] for name, exported in record["export"].items()}
+    if record["baseline"] is not None:
+        rows["baseline, no teacher (torch)"] = record["baseline"]["metrics"]
+    return [
+        "## All metrics",
+        "",
+        "Of dev, and with its name in front of any other split; those chose nothing.",
+        "",
+        *_markdown_table(("", *names), [(who, *(f"{row[name]:.4f}" for name in names)) for who, row in rows.items()]),
+        "",
+    ]
 
 
 def _terms(record: Record) -> str:

@@ -1,6 +1,6 @@
 """One class per kind of task: the Hugging Face auto class, how its output becomes logits of items, its metrics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,19 +10,27 @@ Floats = NDArray[np.floating]
 Integers = NDArray[np.integer]
 
 METRICS = ("accuracy", "f1", "matthews")
+REGRESSION_METRICS = ("pearson", "spearman", "mae")
+NEVER_FIRST = ("mae",)  # The first metric selects, so more of it must be better.
+SPLITS = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
 
 
 class SequenceTask:
-    """Classification of one text or a pair of texts: `logits [B, C]`, one item an example.
+    """Classification of, or a number for, one text or a pair of texts: `logits [B, C]`, one item an example.
 
     Args:
         name: names the task in records and directories.
         text: the column, or the two columns of a pair, that hold the text.
-        label: the column that holds the class.
+        label: the column that holds the class or the number; of several names the first one that is there.
         labels: names of the classes in the order of the data's integers; None takes the training split's own.
-        metrics: out of `METRICS`; the first one selects, and is what retention speaks of.
+        regression: the label is a number, and `logits [B, 1]` are the answer itself.
+        metrics: out of `METRICS` or `REGRESSION_METRICS`; the first one selects, and is what retention speaks of.
         max_length: tokens an example is cut to.
-        data_dir: a directory with `train` and `dev`; None asks the Hub for `hub_id`.
+        data_dir: a directory with `train` and `dev`, or one file of which `dev_fraction` is held out as dev; None
+            asks the Hub for `hub_id`.
+        dev_fraction: share of a single file that becomes dev, drawn class by class, the same in every run.
+        splits: where a split is found under other names than those of `SPLITS`. Every split but train and dev is
+            scored at the end, and chooses nothing.
         hub_id: the Hub's data set and, after a colon, its configuration, e.g. `nyu-mll/glue:sst2`.
         builtin: the data come with the program: nothing from outside is needed.
         train_examples, dev_examples: use only so many examples, always the same ones; None uses all.
@@ -36,11 +44,14 @@ class SequenceTask:
         *,
         name: str,
         text: Sequence[str],
-        label: str = "label",
+        label: str | Sequence[str] = "label",
         labels: Sequence[str] | None = None,
+        regression: bool = False,
         metrics: Sequence[str] = ("accuracy",),
         max_length: int = 128,
         data_dir: str | None = None,
+        dev_fraction: float = 0.1,
+        splits: Mapping[str, Sequence[str]] | None = None,
         hub_id: str | None = None,
         builtin: bool = False,
         train_examples: int | None = None,
@@ -48,9 +59,15 @@ class SequenceTask:
     ) -> None:
         if not 1 <= len(text) <= 2:
             raise ValueError(f"got task.text={list(text)}, expected one column or the two of a pair")
-        unknown = [metric for metric in metrics if metric not in METRICS]
-        if unknown or not metrics:
-            raise ValueError(f"got task.metrics={list(metrics)}, expected some of {', '.join(METRICS)}")
+        known = REGRESSION_METRICS if regression else METRICS
+        if not metrics or any(metric not in known for metric in metrics):
+            raise ValueError(f"got task.metrics={list(metrics)}, expected some of {', '.join(known)}")
+        if metrics[0] in NEVER_FIRST:
+            raise ValueError(f"got {metrics[0]} as the first of task.metrics, expected one that is better when larger")
+        if regression and labels is not None:
+            raise ValueError(f"got task.labels={list(labels)}, but a number has no classes: leave out one of the two")
+        if not 0 < dev_fraction < 1:
+            raise ValueError(f"got task.dev_fraction={dev_fraction}, expected a share between 0 and 1")
         if max_length < 3:
             raise ValueError(f"got task.max_length={max_length}, expected at least 3 tokens")
         for option, examples in (("train_examples", train_examples), ("dev_examples", dev_examples)):
@@ -58,11 +75,14 @@ class SequenceTask:
                 raise ValueError(f"got task.{option}={examples}, expected at least 1 or null for all")
         self.name = name
         self.text = tuple(text)
-        self.label = label
+        self.label = (label,) if isinstance(label, str) else tuple(label)
         self.label_names = None if labels is None else tuple(labels)
+        self.regression = regression
         self.metric_names = tuple(metrics)
         self.max_length = max_length
         self.data_dir = data_dir
+        self.dev_fraction = dev_fraction
+        self.splits = SPLITS | {name: tuple(names) for name, names in (splits or {}).items()}
         self.hub_id = hub_id
         self.builtin = builtin
         self.train_examples = train_examples
@@ -73,28 +93,61 @@ class SequenceTask:
         """The metric that selects checkpoints, and that retention and the export's gate compare."""
         return self.metric_names[0]
 
+    @property
+    def answer(self) -> str:
+        """What the logits say: `classes` or a `number`."""
+        return "number" if self.regression else "classes"
+
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         """The part of a batch that this kind of task adds: `labels [B]` and `items [B]`, all of which count."""
         return {"labels": [example["label"] for example in examples], "items": [True] * len(examples)}
 
-    def predictions(self, logits: Floats) -> Integers:
-        """Class of every row of `logits [B, C]`."""
-        return np.asarray(logits.argmax(axis=-1))
+    def predictions(self, logits: Floats) -> Floats | Integers:
+        """Class, or number, of every row of `logits [B, C]`."""
+        return np.asarray(logits[:, 0] if self.regression else logits.argmax(axis=-1))
 
-    def metrics(self, logits: Floats, labels: Integers) -> dict[str, float]:
-        """The task's metrics of `logits [B, C]` against `labels [B]`."""
+    def metrics(self, logits: Floats, labels: Floats | Integers) -> dict[str, float]:
+        """The task's metrics of `logits [B, C]` against `labels [B]`; a correlation with a constant is 0."""
+        functions = (self._regression_metrics if self.regression else self._classification_metrics)(logits, labels)
+        return {name: float(functions[name]()) for name in self.metric_names}
+
+    def split_metrics(self, logits: Mapping[str, Floats], labels: Mapping[str, Any]) -> dict[str, float]:
+        """Metrics of dev under their own names, and those of every other split as `split/metric`."""
+        found: dict[str, float] = {}
+        for split, of_split in logits.items():
+            prefix = "" if split == "dev" else f"{split}/"
+            found |= {f"{prefix}{name}": value for name, value in self.metrics(of_split, labels[split]).items()}
+        return found
+
+    def agreement(self, logits: Floats, reference: Floats) -> float:
+        """Share of the items that both `logits [B, C]` put into the same class.
+
+        Numbers agree when they differ by less than 1% of the reference's range.
+        """
+        if self.regression:
+            tolerance = 0.01 * max(float(np.ptp(reference)), 1e-6)
+            return float((np.abs(logits - reference) < tolerance).mean())
+        return float((self.predictions(logits) == self.predictions(reference)).mean())
+
+    def _classification_metrics(self, logits: Floats, labels: Any) -> dict[str, Callable[[], float]]:
         # scikit-learn takes a second to import, and the command's help does without it.
         from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
         predicted = self.predictions(logits)
         average = "binary" if logits.shape[-1] == 2 else "macro"
-        functions = {
+        return {
             "accuracy": lambda: accuracy_score(labels, predicted),
             "f1": lambda: f1_score(labels, predicted, average=average, zero_division=0.0),
             "matthews": lambda: matthews_corrcoef(labels, predicted),
         }
-        return {name: float(functions[name]()) for name in self.metric_names}
 
-    def agreement(self, logits: Floats, reference: Floats) -> float:
-        """Share of the items that both `logits [B, C]` put into the same class."""
-        return float((self.predictions(logits) == self.predictions(reference)).mean())
+    def _regression_metrics(self, logits: Floats, labels: Any) -> dict[str, Callable[[], float]]:
+        from scipy.stats import pearsonr, spearmanr
+
+        predicted = self.predictions(logits)
+        constant = np.ptp(predicted) == 0 or np.ptp(labels) == 0
+        return {
+            "pearson": lambda: 0.0 if constant else pearsonr(predicted, labels).statistic,
+            "spearman": lambda: 0.0 if constant else spearmanr(predicted, labels).statistic,
+            "mae": lambda: np.abs(predicted - labels).mean(),
+        }

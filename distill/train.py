@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from distill import benchmark, data, export, finetune, fitting, preflight, report
 from distill.files import is_intact, make_directory, whole_directory, write_text
 from distill.losses import HardLabels, Objective
-from distill.module import DistillationModule, input_names, predict_logits
+from distill.module import DistillationModule, input_names, predict_splits
 from distill.progress import console, notice, say
 from distill.record import Run
 from distill.tasks import SequenceTask
@@ -25,7 +25,7 @@ from distill.tasks import SequenceTask
 
 def run_finetune(config: DictConfig, run: Run) -> None:
     """The job `finetune`: a teacher that fits the task, kept in the cache."""
-    task, _, teacher = _prepare(config, run, rehearse=lambda model: None)
+    task, _, teacher = _prepare(config, run, objective=None, rehearse=lambda model: None)
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in teacher.metrics.items())
     say(f"Teacher {teacher.resolved} on {task.name} ({teacher.origin}): dev {metrics}")
     _save(teacher.model, teacher.tokenizer, run.directory / "teacher" / "model")
@@ -38,9 +38,14 @@ def run_distill(config: DictConfig, run: Run) -> None:
     settings: fitting.Settings = _instantiate(config.trainer)
     objective: Objective = _instantiate(config.objective)
     export_settings: export.Settings = _instantiate(config.export)
-    task, splits, teacher = _prepare(config, run, rehearse=lambda model: _student(config, model))
+
+    def rehearse(model: PreTrainedModel) -> None:
+        preflight.check_outputs(objective, teacher=model, student=_student(config, model))
+
+    task, splits, teacher = _prepare(config, run, objective=objective, rehearse=rehearse)
     L.seed_everything(config.seed, verbose=False)
     student = _student(config, teacher.model)
+    preflight.check_outputs(objective, teacher=teacher.model, student=student)
     start = copy.deepcopy(student) if config.baseline else None
     loaders = data.loaders(splits, task, teacher.tokenizer, **settings.batches())
     truncated = {name: loader.dataset.truncated for name, loader in loaders.items()}  # type: ignore[attr-defined]
@@ -52,8 +57,8 @@ def run_distill(config: DictConfig, run: Run) -> None:
         logger=_logger(config, run.directory), title="student", resume=bool(config.resume),
     )  # fmt: skip
     student = module.student.eval().cpu()
-    dev_logits = predict_logits(student, loaders["dev"])
-    student_metrics = task.metrics(dev_logits, splits.splits["dev"].labels)
+    logits = predict_splits(student, loaders)
+    student_metrics = task.split_metrics(logits, splits.scored_labels())
     run.update(
         training={**asdict(fit), "teacher_seconds": module.teacher_seconds, "teacher_cache": None},
         student=_student_record(config, student, student_metrics),
@@ -61,7 +66,7 @@ def run_distill(config: DictConfig, run: Run) -> None:
     _save(student, teacher.tokenizer, run.directory / "student")
     if start is not None:
         run.update(baseline=_train_baseline(start, task, splits, settings, loaders, run, resume=bool(config.resume)))
-    _publish(config, run, task, splits, teacher, student, dev_logits, export_settings)
+    _publish(config, run, task, splits, teacher, student, logits, export_settings)
 
 
 def _publish(
@@ -71,15 +76,15 @@ def _publish(
     splits: data.TaskData,
     teacher: finetune.Teacher,
     student: PreTrainedModel,
-    dev_logits: np.ndarray,
+    logits: dict[str, np.ndarray],
     settings: export.Settings,
 ) -> None:
     """Export, check and time the student, and write the bundle and the report."""
-    say("Exporting to ONNX, quantizing, and scoring both files on dev")
+    say(f"Exporting to ONNX, quantizing, and scoring both files on {', '.join(logits)}")
     with whole_directory(run.directory / "bundle") as directory:
         formats = export.write_bundle(
             directory, model=student, tokenizer=teacher.tokenizer, task=task, labels=splits.labels,
-            dev=splits.splits["dev"], dev_logits=dev_logits, settings=settings,
+            splits=splits.scored(), logits=logits, settings=settings,
         )  # fmt: skip
         run.update(export=formats, retention=_retention(run.record, task.metric, formats))
         run.update(benchmark=_benchmark(config, teacher, student, directory, formats))
@@ -89,7 +94,7 @@ def _publish(
 
 
 def _prepare(
-    config: DictConfig, run: Run, *, rehearse: Callable[[PreTrainedModel], object]
+    config: DictConfig, run: Run, *, objective: Objective | None, rehearse: Callable[[PreTrainedModel], None]
 ) -> tuple[SequenceTask, data.TaskData, finetune.Teacher]:
     """Task, data and teacher. Whether the teacher can be had is asked first: it is the quickest to fail.
 
@@ -97,6 +102,8 @@ def _prepare(
     """
     fitting.quiet()
     task: SequenceTask = _instantiate(config.task)
+    if objective is not None:
+        preflight.check_objective(objective, task)
     cache_dir = Path(config.cache_dir).expanduser()
     make_directory(cache_dir)
     requested = _source(config.teacher)
@@ -170,7 +177,7 @@ def _preflight(
             ("student", preflight.describe_student(teacher.model, module.student)),
             ("vocabulary", preflight.check_vocabulary(teacher.model, module.student, teacher.tokenizer)),
             ("task", f"{task.name}: {sizes}"),
-            ("labels", ", ".join(f"{index} {label}" for index, label in enumerate(splits.labels))),
+            ("labels", preflight.describe_labels(task, splits)),
             ("tokens", preflight.describe_lengths(examples, task.max_length)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
             ("training", f"{module.total_steps:,} steps of {settings.batch_size * settings.accumulate} examples, "
@@ -197,8 +204,8 @@ def _train_baseline(
         module, loaders["train"], loaders["dev"], settings=settings, checkpoints=directory / "checkpoints",
         logger=CSVLogger(str(directory), name="", version=""), title="baseline", resume=resume,
     )  # fmt: skip
-    logits = predict_logits(module.student.cpu(), loaders["dev"])
-    return {"metrics": task.metrics(logits, splits.splits["dev"].labels), "seconds": fit.seconds}
+    logits = predict_splits(module.student.cpu(), loaders)
+    return {"metrics": task.split_metrics(logits, splits.scored_labels()), "seconds": fit.seconds}
 
 
 def _benchmark(
@@ -274,10 +281,10 @@ def _save(model: PreTrainedModel, tokenizer: Any, directory: Path) -> None:
 
 
 def _task_record(task: SequenceTask, splits: data.TaskData, truncated: dict[str, int]) -> dict[str, Any]:
-    examples = {name: len(splits.splits[name]) if name in splits.splits else 0 for name in ("train", "dev", "test")}
+    examples = {"train": 0, "dev": 0, "test": 0} | {name: len(split) for name, split in splits.splits.items()}
     return {
-        "name": task.name, "kind": task.kind, "metric": task.metric, "labels": list(splits.labels),
-        "examples": examples, "truncated": truncated, "sha256": splits.sha256,
+        "name": task.name, "kind": task.kind, "answer": task.answer, "metric": task.metric,
+        "labels": list(splits.labels), "examples": examples, "truncated": truncated, "sha256": splits.sha256,
     }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ AWKWARD = ('he said "no', '""', "NA", "null", "nan", "007", "a, b", "  spaced  "
 TEXTS = (*AWKWARD, "caf\u00e9 \u2014 \u4f60\u597d")
 ROWS: list[Row] = [(text, index % 2) for index, text in enumerate(TEXTS)]
 DEV: list[Row] = [("good", 1), ("bad", 0)]
+NUMBER = {"regression": True, "metrics": ["pearson"]}
 
 
 def tsv(rows: list[Row], header: str = "sentence\tlabel") -> str:
@@ -201,6 +202,18 @@ def test_numbers_stand_for_the_names_that_the_task_gives(read: Read):
         ({"train.tsv": [("a", 0), ("b", 1), ("c", "")], "dev.tsv": DEV}, {}, r"train\.tsv, example 3: label "),
         ({"train.tsv": "sentence\tlabel\na\t0\nb\nc\t1\n", "dev.tsv": DEV}, {}, r"train\.tsv, example 2: label "),
         ({"train.jsonl": [("a", 0), ("b", 1), ("c", None)], "dev.tsv": DEV}, {}, r"train\.jsonl, example 3: label "),
+        (
+            {"train.jsonl": [("a", 0), ("b", "one")], "dev.tsv": DEV},
+            {},
+            r"label '1' is unknown, expected one of 0, one",
+        ),
+        (
+            {"train.tsv": [("a", "3.5"), ("b", "good")], "dev.tsv": DEV},
+            NUMBER,
+            r"train\.tsv, example 2: label 'good' is no number; for classes take task=classification",
+        ),
+        ({"train.tsv": [("a", "3.5"), ("b", "nan")], "dev.tsv": DEV}, NUMBER, r"example 2: label 'nan' is no number"),
+        ({"train.jsonl": [("a", 3), ("b", None)], "dev.tsv": DEV}, NUMBER, r"example 2: label None is no number"),
     ],
 )
 def test_a_mistake_in_the_files_is_told(read: Read, files: Any, options: dict[str, Any], message: str):
@@ -210,13 +223,91 @@ def test_a_mistake_in_the_files_is_told(read: Read, files: Any, options: dict[st
 
 
 def test_a_directory_that_is_not_there_is_told(read: Read):
-    with pytest.raises(UserError, match=r"task\.data_dir=/nowhere is no directory, expected one with train and dev"):
+    with pytest.raises(UserError, match=r"task\.data_dir=/nowhere does not exist, expected a directory with train"):
         read({}, data_dir="/nowhere")
 
 
 def test_a_task_without_data_says_what_to_give(read: Read):
     with pytest.raises(UserError, match=r"task toy has no data of its own: give task\.data_dir=DIR"):
         read({}, data_dir=None)
+
+
+def test_broken_characters_are_told(read: Read, tmp_path: Path):
+    read({"train.tsv": ROWS, "dev.tsv": DEV})
+    (tmp_path / "data" / "dev.tsv").write_bytes("sentence\tlabel\ncaf\u00e9\t1\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"dev\.tsv cannot be read: .*utf-8"):
+        read({})
+
+
+# Numbers
+
+
+def test_numbers_are_read_as_they_stand(read: Read):
+    found = read({"train.csv": csv([("a", "2.500"), ("b", "-1"), ("c", "1e1")]), "dev.tsv": [("d", 3)]}, **NUMBER)
+    assert found.labels == ("label",)
+    assert found.splits["train"].labels.tolist() == [2.5, -1.0, 10.0]
+    assert found.splits["train"].labels.dtype == np.float32
+
+
+def test_the_first_label_column_that_is_there_is_the_label(read: Read):
+    files = {"train.tsv": "sentence\tscore\na\t1\nb\t2\n", "dev.tsv": "sentence\tscore\na\t1\n"}
+    found = read(files, **NUMBER, label=["label", "score"])
+    assert found.labels == ("score",)
+    with pytest.raises(UserError, match=r"has no column label or mark: it has sentence, score"):
+        read({}, **NUMBER, label=["label", "mark"])
+
+
+# Splits
+
+
+def test_a_split_has_the_names_that_the_task_gives_it(read: Read):
+    files = {"train.tsv": ROWS, "dev_matched.tsv": DEV, "dev_mismatched.tsv": DEV[::-1], "test.tsv": DEV}
+    found = read(files, splits={"dev": ["matched", "dev_matched"], "mismatched": ["dev_mismatched"]})
+    assert list(found.scored()) == ["dev", "test", "mismatched"]
+    assert found.scored_labels()["mismatched"].tolist() == [0, 1]
+
+
+def test_a_test_split_without_a_label_column_counts_as_absent(read: Read):
+    files = {"train.tsv": ROWS, "dev.tsv": DEV, "test.tsv": "sentence\na\n"}
+    assert set(read(files).splits) == {"train", "dev"}
+
+
+def test_dev_is_taken_from_a_single_file_class_by_class(read: Read, tmp_path: Path):
+    rows = [(f"text {index}", "rare" if index % 5 == 0 else "often") for index in range(100)]
+    file = tmp_path / "mine.tsv"
+    write(file, rows)
+    first, again = (read({}, data_dir=str(file), dev_fraction=0.2) for _ in range(2))
+    train, dev = first.splits["train"], first.splits["dev"]
+    assert (len(train), len(dev)) == (80, 20)
+    assert sorted(train.texts + dev.texts) == sorted(text for text, _ in rows)
+    assert first.labels == ("often", "rare")
+    assert (train.labels.mean(), dev.labels.mean()) == (0.2, 0.2)
+    assert first.sha256 == again.sha256
+    numbers = read({}, data_dir=str(_numbered(tmp_path)), dev_fraction=0.3, **NUMBER)
+    assert len(numbers.splits["dev"]) == 3
+
+
+def _numbered(directory: Path) -> Path:
+    write(directory / "numbers.tsv", [(f"text {index}", index / 2) for index in range(10)])
+    return directory / "numbers.tsv"
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("mine.tsv", [("a", 0), ("b", 0), ("c", 1)], r"cannot be split with task\.dev_fraction=0\.1 so that train"),
+        ("mine.txt", None, r"mine\.txt is of no known kind, expected one of \.tsv, \.csv"),
+        ("mine.csv", "text,label\na,1\nb,0\n", r"mine\.csv has no column sentence: it has text, label"),
+    ],
+)
+def test_a_single_file_that_does_not_do_is_told(read: Read, tmp_path: Path, name: str, rows: Any, message: str):
+    file = tmp_path / name
+    if isinstance(rows, list):
+        write(file, rows)
+    else:
+        file.write_text(rows or "anything")
+    with pytest.raises(UserError, match=message):
+        read({}, data_dir=str(file))
 
 
 # What is read is the same each time

@@ -44,7 +44,8 @@ def bundle(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
     write_json(
         tmp_path / "bundle.json",
         {
-            "format": edge.FORMAT, "kind": "sequence", "labels": ["long", "short"], "pair": False, "max_length": 8,
+            "format": edge.FORMAT, "kind": "sequence", "answer": "classes", "labels": ["long", "short"], "pair": False,
+            "max_length": 8,
             "inputs": ["input_ids", "attention_mask"], "padding": {"input_ids": 0, "attention_mask": 0},
             "padding_side": "right", "models": {"fp32": "model.onnx"}, "recommended": "fp32",
             "files": {name: sha256(tmp_path / name) for name in ("model.onnx", "tokenizer.json")},
@@ -123,3 +124,12 @@ def test_a_model_that_is_not_there_and_pairs_that_are_not_read(
     assert "has no model int8, expected one of fp32" in capsys.readouterr().err
     with pytest.raises(edge.UserError, match="got pairs, the bundle reads single texts"):
         edge.Bundle(bundle).logits(["a"], ["b"])
+
+
+def test_a_regression_answers_with_a_number(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    about = json.loads((bundle / "bundle.json").read_text())
+    write_json(bundle / "bundle.json", about | {"answer": "number"})
+    number = edge.Bundle(bundle).logits(["a lovely film"])[0, 0]
+    assert edge.Bundle(bundle).predict(["a lovely film"]) == [{"value": number}]
+    assert edge.main([str(bundle), "a lovely film"]) == 0
+    assert capsys.readouterr().out == f"{number:.4f}\ta lovely film\n"

@@ -109,8 +109,8 @@ def write(
     with torch.no_grad():
         logits = model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).logits.numpy()
     return export.write_bundle(
-        directory, model=model, tokenizer=tokenizer, task=task, labels=LABELS, dev=dev, dev_logits=logits,
-        settings=export.Settings(**settings),
+        directory, model=model, tokenizer=tokenizer, task=task, labels=LABELS,
+        splits={"dev": dev}, logits={"dev": logits}, settings=export.Settings(**settings),
     )  # fmt: skip
 
 
@@ -179,6 +179,7 @@ def test_a_tokenizer_of_pairs_and_truncation_is_shipped_as_it_was(tmp_path: Path
         logits = model(**encoded).logits.numpy()
     formats = export.write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, labels=LABELS,
-        dev=Split(texts, pairs, np.array([0, 1])), dev_logits=logits, settings=export.Settings(max_drop=1.0),
+        splits={"dev": Split(texts, pairs, np.array([0, 1]))}, logits={"dev": logits},
+        settings=export.Settings(max_drop=1.0),
     )  # fmt: skip
     assert formats["fp32"]["max_abs_diff"] < 2e-5

@@ -51,6 +51,11 @@ def items(*shape: int) -> dict[str, Tensor]:
     return {"items": torch.ones(shape, dtype=torch.bool), "labels": torch.zeros(shape, dtype=torch.long)}
 
 
+def numbers(*values: float) -> dict[str, Tensor]:
+    """A regression's batch, one number an item."""
+    return {"items": torch.ones(len(values), dtype=torch.bool), "labels": torch.tensor(values)}
+
+
 def mean(term: Term, student: SimpleNamespace, teacher: SimpleNamespace | None, batch: dict[str, Tensor]) -> Tensor:
     total, count = term(student, teacher, batch)
     return total / count
@@ -414,3 +419,35 @@ def test_widths_that_differ_without_connect_are_told():
     student, teacher = outputs([[0.0]], torch.ones(1, 1, 2)), outputs([[0.0]], torch.ones(1, 1, 3))
     with pytest.raises(ValueError, match=r"2 wide from the student and 3 from the teacher: call connect\(\)"):
         Cosine()(student, teacher, {"attention_mask": torch.ones(1, 1)})
+
+
+# Regression: the labels are numbers, and cross-entropies become squared errors.
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_soft_targets_of_a_number_are_the_squared_error_to_the_teachers(temperature: float) -> None:
+    student, teacher = outputs([[1.0], [2.0]]), outputs([[3.0], [2.5]])
+    term = SoftTargets(temperature=temperature)
+    assert mean(term, student, teacher, numbers(9.0, -100.0)).item() == pytest.approx((4 + 0.25) / 2)
+
+
+def test_hard_labels_of_a_number_are_the_squared_error_to_it() -> None:
+    assert mean(HardLabels(), outputs([[1.0], [2.0]]), None, numbers(0.0, -100.0)).item() == pytest.approx(
+        (1 + 102**2) / 2
+    )
+
+
+def test_items_that_do_not_count_are_left_out_of_a_regression() -> None:
+    batch = numbers(0.0, 5.0) | {"items": torch.tensor([True, False])}
+    for term in (SoftTargets(), HardLabels()):
+        total, count = term(outputs([[1.0], [9.0]]), outputs([[0.0], [0.0]]), batch)
+        assert (total.item(), count.item()) == (1.0, 1)
+
+
+def test_an_objective_names_the_terms_that_a_task_has_no_answer_for() -> None:
+    terms = {"soft": SoftTargets(), "pseudo": PseudoLabels(), "mlm": MaskedLanguageModelling()}
+    objective = Objective(name="all", terms=terms)
+    assert objective.unsuited("number") == ["pseudo", "mlm"]
+    assert objective.unsuited("classes") == ["mlm"]
+    assert objective.unsuited("vocabulary") == []
+    assert Objective(name="x", terms={"a": HardLabels(), "b": Cosine()}).needing("hidden_states") == ["b"]

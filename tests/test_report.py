@@ -28,7 +28,7 @@ def record(**changes: Any) -> dict[str, Any]:
         }  # fmt: skip
 
     content: dict[str, Any] = {
-        "task": {"name": "toy", "metric": "accuracy", "examples": {"train": 64, "dev": 24}},
+        "task": {"name": "toy", "answer": "classes", "metric": "accuracy", "examples": {"train": 64, "dev": 24}},
         "objective": {"name": "hinton", "terms": {"soft": {"weight": 0.5}, "hard": {"weight": 0.5}}},
         "teacher": {
             "requested": "big", "resolved": "big", "substituted": False, "parameters": 20_000_000,
@@ -88,3 +88,22 @@ def test_documents_name_the_teacher_that_really_taught() -> None:
         assert "weights of bert_base could not be had" in text
         assert "embedded taught instead" in text
     assert "could not be had" not in report.markdown(record())
+
+
+def test_the_metrics_of_other_splits_have_a_table_of_their_own() -> None:
+    assert "## All metrics" not in report.markdown(record())
+    several = record()
+    for metrics in (several["teacher"]["metrics"], several["student"]["metrics"]):
+        metrics["test/accuracy"] = 0.8
+    for exported in several["export"].values():
+        exported["metrics"]["test/accuracy"] = 0.7
+    text = report.markdown(several)
+    assert "|  | accuracy | test/accuracy |" in text
+    assert "| teacher (torch) | 0.9000 | 0.8000 |" in text
+    assert f"| student int8 | {several['export']['int8']['metrics']['accuracy']:.4f} | 0.7000 |" in text
+
+
+def test_a_card_says_what_a_regression_predicts() -> None:
+    number = record()
+    number["task"]["answer"] = "number"
+    assert "Predicts a number: score." in report.model_card(number, ["score"])
