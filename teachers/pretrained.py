@@ -103,13 +103,19 @@ class Pretrained:
             pass  # The Hub is next; it also says what is wrong with a name.
         try:
             hub.ask(name, "config.json", revision=self.revision)
-            return Path(snapshot_download(name, **wanted))
+            fetched = Path(snapshot_download(name, **wanted))
         except (UnreachableError, OSError) as error:
             raise UnreachableError(
                 f"the weights of teacher {self.name} ({name}) are neither in the Hugging Face cache nor to be had "
                 "from the Hub: give teacher.path=DIR with the model's files, fetch them once on a machine that is "
                 f"online (hf download {name}), or take the teacher that needs nothing, +teacher=embedded"
             ) from error
+        if not list(fetched.glob("*.safetensors")):
+            raise UserError(
+                f"the Hub's {name} has no safetensors, and a pickle can run code when read: give teacher.revision=... "
+                "of a version that has them (often refs/pr/N), or teacher.path=DIR with the model saved as safetensors"
+            )
+        return fetched
 
     def fingerprint(self) -> str:
         """A digest of configuration, tokenizer and weights."""
@@ -139,6 +145,7 @@ class Pretrained:
         if order is None:
             config.id2label = dict(enumerate(labels))
             config.label2id = {label: index for index, label in enumerate(labels)}
+            config.problem_type = problem_type(labels)
         transformers.logging.disable_progress_bar()
         verbosity = transformers.logging.get_verbosity()
         transformers.logging.set_verbosity_error()  # Its report of a fresh head is told in our own words.
@@ -165,6 +172,11 @@ class Pretrained:
         return Start(model, tokenizer, fits=True, notices=notices)
 
 
+def problem_type(labels: Sequence[str]) -> str:
+    """What transformers calls a task with these outputs: a single one is a number."""
+    return "regression" if len(labels) == 1 else "single_label_classification"
+
+
 def match_labels(own: Sequence[str], labels: Sequence[str]) -> tuple[list[int] | None, str, list[str]]:
     """Which of the teacher's outputs is each of the task's labels: `(order, why not, notices)`.
 
@@ -173,6 +185,8 @@ def match_labels(own: Sequence[str], labels: Sequence[str]) -> tuple[list[int] |
     """
     if len(own) != len(labels):
         return None, f"it has {len(own)} labels and the task {len(labels)}", []
+    if len(labels) == 1:  # The number of a regression, whatever it is called.
+        return [0], "", []
     if all(name == f"LABEL_{index}" for index, name in enumerate(own)):
         pairs = ", ".join(f"{name}={label}" for name, label in zip(own, labels, strict=True))
         return list(range(len(labels))), "", [f"the teacher's labels have no names and are taken in order: {pairs}"]
