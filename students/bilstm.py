@@ -1,0 +1,99 @@
+"""The student without attention: a BiLSTM over the teacher's word pieces, for devices that afford no transformer."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from distill.errors import UserError
+from students.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
+
+POOLINGS = ("last", "max", "mean")
+# Root mean square of the embeddings that an LSTM is started from. A transformer's are ten times smaller, for it
+# normalizes them first.
+EMBEDDING_RMS = 0.3
+
+
+def from_teacher(
+    teacher: PreTrainedModel,
+    *,
+    text: Sequence[str],
+    embedding_dim: int | None = 300,
+    hidden_dim: int = 150,
+    layers: int = 1,
+    classifier_dim: int = 200,
+    dropout: float = 0.1,
+    pooling: Literal["last", "max", "mean"] = "last",
+    init: Literal["teacher", "random"] = "teacher",
+) -> PreTrainedModel:
+    """A BiLSTM (arXiv 1903.12136) that reads the teacher's tokens, in training mode and float32.
+
+    The paper starts from word2vec; here the teacher's word-piece embeddings are the start, up to their scale. The
+    student's `inherited` maps the names of its tensors to those of the teacher's that they were made from.
+
+    Args:
+        text: the task's columns; two of them make a student for pairs.
+        embedding_dim: the teacher's where that is narrower, or for None; a smaller one starts from the principal
+            components of its embeddings.
+        hidden_dim: width of each direction.
+        init: `teacher` starts the embeddings from the teacher's, `random` starts all at random.
+
+    Raises:
+        UserError: for a size below 1, an unknown name, or a teacher whose separator is not known where pairs need it.
+    """
+    for name, value in (
+        ("embedding_dim", embedding_dim), ("hidden_dim", hidden_dim), ("layers", layers),
+        ("classifier_dim", classifier_dim),
+    ):  # fmt: skip
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise UserError(f"got student.{name}={value}, expected a whole number of at least 1")
+    if not 0 <= dropout < 1:
+        raise UserError(f"got student.dropout={dropout}, expected a share from 0 to below 1")
+    for name, given, known in (("pooling", pooling, POOLINGS), ("init", init, ("teacher", "random"))):
+        if given not in known:
+            raise UserError(f"student.{name}={given} is unknown, expected one of {', '.join(known)}")
+    separator = getattr(teacher.config, "sep_token_id", None)
+    if len(text) == 2 and separator is None:
+        raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
+    teacher_embeddings = teacher.get_input_embeddings()
+    assert isinstance(teacher_embeddings, torch.nn.Embedding)
+    vocabulary, width = teacher_embeddings.weight.shape
+    student = BilstmForSequenceClassification(
+        BilstmConfig(
+            vocab_size=vocabulary,
+            embedding_dim=min(embedding_dim or width, width),
+            hidden_dim=hidden_dim,
+            num_hidden_layers=layers,
+            classifier_dim=classifier_dim,
+            dropout=dropout,
+            pooling=pooling,
+            pair=len(text) == 2,
+            sep_token_id=separator,
+            pad_token_id=teacher.config.pad_token_id,
+            id2label=dict(teacher.config.id2label),
+            label2id=dict(teacher.config.label2id),
+            problem_type=teacher.config.problem_type,
+        )
+    )
+    inherited = {}
+    if init == "teacher":
+        with torch.no_grad():
+            student.embeddings.weight.copy_(scaled_components(teacher_embeddings.weight, student.config.embedding_dim))
+        names = {id(parameter): name for name, parameter in teacher.named_parameters()}
+        inherited["embeddings.weight"] = names[id(teacher_embeddings.weight)]
+    student.inherited = inherited  # type: ignore[assignment]
+    return student.float().train()
+
+
+def scaled_components(embeddings: Tensor, width: int) -> Tensor:
+    """`embeddings [V, H]` as `[V, width]`, with a root mean square of `EMBEDDING_RMS`.
+
+    Of all linear maps to `width`, the first principal directions keep most; nothing is turned when the width stays.
+    """
+    table = embeddings.detach().float()
+    if width < table.shape[1]:
+        _, directions = torch.linalg.eigh(table.T @ table)  # Ascending.
+        table = table @ directions[:, -width:]
+    return table * (EMBEDDING_RMS / table.square().mean().sqrt().clamp(min=1e-12))

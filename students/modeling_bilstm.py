@@ -1,0 +1,178 @@
+"""A bidirectional LSTM that classifies, as a Hugging Face model; it needs nothing but torch and transformers.
+
+This file travels with the saved model: `from_pretrained(directory, trust_remote_code=True)` loads it elsewhere.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+
+class BilstmConfig(PreTrainedConfig):
+    """Sizes of the model.
+
+    Args:
+        hidden_dim: width of each direction; the hidden states are twice as wide.
+        pooling: `last` (the last state of each direction), `max` or `mean` over the tokens.
+        pair: two texts, each encoded by itself, are compared; the first separator ends the first text.
+    """
+
+    model_type = "distill_bilstm"
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 30522,
+        embedding_dim: int = 300,
+        hidden_dim: int = 150,
+        num_hidden_layers: int = 1,
+        classifier_dim: int = 200,
+        dropout: float = 0.1,
+        pooling: str = "last",
+        pair: bool = False,
+        sep_token_id: int | None = None,
+        pad_token_id: int | None = 0,
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.embedding_dim = embedding_dim
+        self.hidden_dim = hidden_dim
+        self.num_hidden_layers = num_hidden_layers
+        self.classifier_dim = classifier_dim
+        self.dropout = dropout
+        self.pooling = pooling
+        self.pair = pair
+        super().__init__(pad_token_id=pad_token_id, sep_token_id=sep_token_id, **kwargs)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+        return 2 * self.hidden_dim
+
+
+class BilstmLayer(nn.Module):
+    """Two LSTMs, one of which reads each text backwards from its own last token, so that padding changes nothing.
+
+    A bidirectional `nn.LSTM` would begin its way back in the padding, and packed sequences cannot be exported.
+    """
+
+    def __init__(self, input_dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.forwards = nn.LSTM(input_dim, hidden_dim, batch_first=True)
+        self.backwards = nn.LSTM(input_dim, hidden_dim, batch_first=True)
+
+    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
+        """`states [N, W, D]`, of which the first `lengths [N]` count -> `[N, W, 2 * hidden_dim]`."""
+        position = torch.arange(states.shape[1], device=states.device)
+        turned = (lengths[:, None] - 1 - position).clamp(min=0)  # [N, W], its own inverse within a text.
+        ahead, _ = self.forwards(states)
+        back, _ = self.backwards(_gather(states, turned))
+        return torch.cat([ahead, _gather(back, turned)], dim=-1)
+
+
+class BilstmForSequenceClassification(PreTrainedModel):
+    """Word pieces -> BiLSTM layers -> pooling -> a ReLU layer -> `logits [B, C]` (arXiv 1903.12136, section 3.1).
+
+    For pairs the two texts are encoded alike and compared by `[u; v; u * v; |u - v|]`. Every token belongs to a text,
+    separators too, so that there is a hidden state for each.
+    """
+
+    config_class = BilstmConfig
+
+    def __init__(self, config: BilstmConfig) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_dim)
+        widths = [config.embedding_dim] + [config.hidden_size] * config.num_hidden_layers
+        self.layers = nn.ModuleList(BilstmLayer(width, config.hidden_dim) for width in widths[:-1])
+        self.dropout = nn.Dropout(config.dropout)
+        self.pre_classifier = nn.Linear(config.hidden_size * (4 if config.pair else 1), config.classifier_dim)
+        self.classifier = nn.Linear(config.classifier_dim, config.num_labels)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """As torch does: the library's own way has no answer for an LSTM."""
+        if isinstance(module, nn.Linear | nn.Embedding | nn.LSTM):
+            module.reset_parameters()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """`input_ids [B, L]` -> `logits [B, C]`; `hidden_states`, when asked for, `[B, L, 2 * hidden_dim]` each."""
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        starts, lengths = self._texts(input_ids, mask)  # [B, T], for T texts
+        width = input_ids.shape[1] if torch.compiler.is_exporting() else int(lengths.max().clamp(min=1))
+        position = torch.arange(width, device=input_ids.device)
+        source = (starts[:, :, None] + position).clamp(max=input_ids.shape[1] - 1).flatten(1)  # [B, T * W]
+        states = self.dropout(self.embeddings(input_ids.gather(1, source)))
+        states = states.unflatten(1, (-1, width)).flatten(0, 1)  # [B * T, W, E]
+        per_layer = []
+        for index, layer in enumerate(self.layers):
+            states = layer(states if index == 0 else self.dropout(states), lengths.flatten())
+            per_layer.append(states)
+        pooled = self._pool(states, lengths.flatten()).unflatten(0, (-1, starts.shape[1]))  # [B, T, 2 * hidden_dim]
+        first = pooled[:, 0]
+        if self.config.pair:
+            second = pooled[:, 1]
+            first = torch.cat([first, second, first * second, (first - second).abs()], dim=-1)
+        features = torch.relu(self.pre_classifier(self.dropout(first)))
+        hidden_states = None
+        if output_hidden_states:
+            hidden_states = tuple(_back_in_place(layer, starts, mask) for layer in per_layer)
+        return SequenceClassifierOutput(logits=self.classifier(self.dropout(features)), hidden_states=hidden_states)
+
+    def _texts(self, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """First position and length of each text, `[B, T]` both, wherever the padding stands."""
+        counts = mask.bool()
+        if not self.config.pair:
+            return counts.int().argmax(dim=1, keepdim=True), counts.sum(dim=1, keepdim=True)
+        separators = ((input_ids == self.config.sep_token_id) & counts).long()
+        in_second = counts & (separators.cumsum(dim=1) - separators > 0)
+        in_first = counts & ~in_second
+        texts = torch.stack([in_first, in_second], dim=1)  # [B, 2, L]
+        return texts.int().argmax(dim=2), texts.sum(dim=2)
+
+    def _pool(self, states: Tensor, lengths: Tensor) -> Tensor:
+        """`states [N, W, H]` -> `[N, H]`, over the first `lengths [N]`; 0 where there is no token."""
+        real = (torch.arange(states.shape[1], device=states.device) < lengths[:, None])[..., None]  # [N, W, 1]
+        if self.config.pooling == "mean":
+            return (states * real).sum(dim=1) / lengths.clamp(min=1)[:, None]
+        if self.config.pooling == "max":
+            largest = states.masked_fill(~real, torch.finfo(states.dtype).min).amax(dim=1)
+            return largest * (lengths > 0)[:, None]
+        last = _gather(states, (lengths - 1).clamp(min=0)[:, None])[:, 0]
+        half = self.config.hidden_dim
+        return torch.cat([last[:, :half], states[:, 0, half:]], dim=-1) * (lengths > 0)[:, None]
+
+
+def _gather(states: Tensor, positions: Tensor) -> Tensor:
+    """`states [N, W, D]` at `positions [N, K]` -> `[N, K, D]`."""
+    return states.gather(1, positions[..., None].expand(-1, -1, states.shape[-1]))
+
+
+def _back_in_place(states: Tensor, starts: Tensor, mask: Tensor) -> Tensor:
+    """States of the texts `[B * T, W, H]` -> those of the tokens where they stood, `[B, L, H]`, 0 at padding."""
+    batch, texts = starts.shape
+    width = states.shape[1]
+    position = torch.arange(mask.shape[1], device=mask.device).expand(batch, -1)
+    text = torch.zeros_like(position)
+    if texts == 2:  # An empty second text starts at 0 and owns nothing.
+        text = ((position >= starts[:, 1:]) & (starts[:, 1:] > starts[:, :1])).long()
+    within = (position - starts.gather(1, text)).clamp(min=0, max=width - 1)
+    return _gather(states.unflatten(0, (batch, texts)).flatten(1, 2), text * width + within) * mask[..., None]
+
+
+AutoConfig.register(BilstmConfig.model_type, BilstmConfig)
+AutoModelForSequenceClassification.register(BilstmConfig, BilstmForSequenceClassification)
+BilstmConfig.register_for_auto_class()
+BilstmForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
