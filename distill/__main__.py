@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distill.errors import DistillError, UserError
+from distill.errors import DistillError, Interrupted, UserError
+from distill.files import is_full_disk
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -26,7 +27,6 @@ EXTRA = (
     "rich",
 )
 PACKAGE = Path(__file__).resolve().parent
-INTERRUPTED = 130
 
 
 def config_directory() -> Path:
@@ -48,6 +48,8 @@ def main() -> int:
         if wants_traceback:
             raise
         return _tell(error)
+    except KeyboardInterrupt:
+        return _tell(Interrupted("interrupted before anything began"))
     finally:
         if asked is None:
             os.environ.pop("HYDRA_FULL_ERROR", None)
@@ -69,10 +71,14 @@ def _run(wants_traceback: bool) -> int:
         except (DistillError, HydraException, OmegaConfBaseException) as error:
             if wants_traceback:
                 raise
-            codes.append(_tell(_translate(error)))
-        except (KeyboardInterrupt, SystemExit):  # Lightning turns the first into the second.
-            codes.append(INTERRUPTED)
-            print("interrupted: resume=true with the same options goes on from the last checkpoint", file=sys.stderr)
+            code = _tell(_translate(error))
+            if isinstance(error, Interrupted):  # A sweep ends here too.
+                sys.exit(code)
+            codes.append(code)
+        except Exception as error:
+            if wants_traceback or not is_full_disk(error):
+                raise
+            codes.append(_tell(_no_room(config)))
 
     try:
         job()
@@ -137,6 +143,13 @@ def _translate(error: Exception) -> DistillError:
     where = re.search(r"full_key: (\S+)", text)
     line = (str(root).strip() or type(root).__name__).splitlines()[0]
     return UserError(f"{where.group(1)}: {line}" if where and where.group(1) not in line else line)
+
+
+def _no_room(config: "DictConfig") -> UserError:
+    return UserError(
+        f"there is no room left to write in output_dir={config.output_dir} or cache_dir={config.cache_dir}: free some "
+        "and start again, what was half written is gone"
+    )
 
 
 def _unknown_key(key: str) -> str:

@@ -17,6 +17,12 @@ class UnreachableError(UserError):
     """Weights that are neither on this machine nor to be had from the Hub."""
 
 
+class Interrupted(DistillError):
+    """Ctrl-C; the message says what is kept and how to go on."""
+
+    exit_code = 130
+
+
 class NumericalError(DistillError):
     """A loss that is no longer a number."""
 

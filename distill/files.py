@@ -14,7 +14,19 @@ from typing import Any
 
 from distill.errors import UserError
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CHECKSUMS = "SHA256SUMS"  # In the format of the command `sha256sum --check`.
+
+
+def is_full_disk(error: BaseException | None) -> bool:
+    """Whether an error, or one that led to it, says that there is no room to write; libraries wrap it in their own."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            return True
+        if any(os.strerror(number) in str(error) for number in NO_ROOM):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def write_text(path: Path, text: str) -> None:

@@ -25,6 +25,8 @@ from distill.progress import console, notice, say
 from distill.tasks import SequenceTask
 
 KEPT_FORMAT = 1
+# Called with a teacher's model and tokenizer before that is trained; raises for a student that cannot follow it.
+Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase], None]
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,12 @@ def prepare(
     splits: data.TaskData,
     cache_dir: Path,
     run_directory: Path,
-    rehearse: Callable[[PreTrainedModel], object],
+    rehearse: Rehearsal,
 ) -> Teacher:
     """Load the teacher, fine-tune it if its head does not fit the task, and score it on dev.
 
     A fine-tuned teacher is kept in the cache under a fingerprint of weights, data and settings. Before the training,
-    `rehearse` is called with the model that is to become the teacher, so that what cannot follow it fails early.
+    `rehearse` is called with what is to become the teacher, so that what cannot follow it fails early.
 
     Raises:
         UserError: when it would have to be fine-tuned and must not be, or does worse than the majority class.
@@ -118,7 +120,7 @@ def prepare(
                 "leave out teacher.finetune=false to have it fine-tuned first"
             )
         else:
-            rehearse(start.model)
+            rehearse(start.model, start.tokenizer)
             say(f"Teacher: {source.weights.resolved()} is fine-tuned on {task.name} first, {start.reason}")
             seconds = _finetune(start, source.settings, task, splits, kept, run_directory / "teacher")
             origin = "fine-tuned"

@@ -1,5 +1,6 @@
 """One job from its configuration to its end: a new run directory or the one to resume, and how it ended."""
 
+import contextlib
 import hashlib
 import json
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from distill import train
-from distill.errors import UserError
+from distill.errors import Interrupted, UserError
 from distill.files import write_text
 from distill.progress import say
 from distill.record import Run, create_run
@@ -31,10 +32,12 @@ def run_job(config: DictConfig) -> Path:
         run = _new(config)
     try:
         JOBS[config.job.name](config, run)
+    except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second.
+        run.update(status="failed", error="interrupted")
+        raise Interrupted(_what_is_kept(run)) from error
     except BaseException as error:  # Whatever ends a run, its record says so; the error itself goes on.
-        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)  # Lightning turns the first into the second.
-        text = "interrupted" if interrupted else f"{type(error).__name__}: {error}".splitlines()[0]
-        run.update(status="failed", error=text)
+        with contextlib.suppress(OSError):  # On a full disk the record cannot say so.
+            run.update(status="failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
         raise
     finally:
         if "wandb" in sys.modules:
@@ -42,6 +45,15 @@ def run_job(config: DictConfig) -> Path:
             sys.modules["wandb"].finish()
     run.update(status="finished")
     return run.directory
+
+
+def _what_is_kept(run: Run) -> str:
+    """What a run that was interrupted has saved, and how to go on with it."""
+    go_on = f"python -m distill resume={run.directory}"
+    last = run.directory / "checkpoints" / "last.ckpt"
+    if last.is_file():
+        return f"interrupted: {last} holds the training as dev was last scored; {go_on} goes on from there"
+    return f"interrupted before the student's first checkpoint; {go_on} begins again, with the teacher if it was ready"
 
 
 def digest(config: DictConfig) -> str:

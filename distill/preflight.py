@@ -50,7 +50,23 @@ def describe_lengths(splits: Mapping[str, Examples], max_length: int) -> str:
 
 
 def check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    """One line about who reads which tokens; UserError where token ids of one would be out of the other's reach."""
+    """One line about who reads which tokens.
+
+    A student that was trained before says with its `vocabulary` what each token was to it.
+
+    Raises:
+        UserError: where that differs from the teacher's tokenizer, or a token would be out of a model's reach.
+    """
+    theirs: Mapping[str, int] = getattr(student, "vocabulary", {})
+    ours = tokenizer.get_vocab()
+    differing = [token for token in sorted(ours, key=lambda token: ours[token]) if theirs.get(token) != ours[token]]
+    if theirs and differing:
+        token = differing[0]
+        raise UserError(
+            f"teacher and student read different tokens: {token!r} is {ours[token]} to the teacher and "
+            f"{theirs.get(token, 'nothing')} to the student, {len(differing):,} of {len(ours):,} differ: "
+            "take a student with the teacher's tokenizer"
+        )
     sizes = {"teacher": teacher.config.vocab_size, "student": student.config.vocab_size}
     for name, size in sizes.items():
         if len(tokenizer) > size:

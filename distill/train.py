@@ -1,7 +1,6 @@
 """The jobs: fine-tune a teacher; distil a student, export it, check it, time it, and write all of it down."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from lightning.pytorch.loggers import CSVLogger, Logger
 from omegaconf import DictConfig, OmegaConf
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import benchmark, data, export, finetune, fitting, preflight, report
 from distill.files import is_intact, make_directory, whole_directory, write_text
@@ -25,7 +24,7 @@ from distill.tasks import SequenceTask
 
 def run_finetune(config: DictConfig, run: Run) -> None:
     """The job `finetune`: a teacher that fits the task, kept in the cache."""
-    task, _, teacher = _prepare(config, run, objective=None, rehearse=lambda model: None)
+    task, _, teacher = _prepare(config, run, objective=None, rehearse=lambda model, tokenizer: None)
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in teacher.metrics.items())
     say(f"Teacher {teacher.resolved} on {task.name} ({teacher.origin}): dev {metrics}")
     _save(teacher.model, teacher.tokenizer, run.directory / "teacher" / "model")
@@ -39,13 +38,15 @@ def run_distill(config: DictConfig, run: Run) -> None:
     objective: Objective = _instantiate(config.objective)
     export_settings: export.Settings = _instantiate(config.export)
 
-    def rehearse(model: PreTrainedModel) -> None:
-        preflight.check_outputs(objective, teacher=model, student=_student(config, model))
+    def rehearse(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        student = _student(config, model)
+        preflight.check_vocabulary(model, student, tokenizer)
+        preflight.check_outputs(objective, teacher=model, student=student)
 
     task, splits, teacher = _prepare(config, run, objective=objective, rehearse=rehearse)
+    rehearse(teacher.model, teacher.tokenizer)
     L.seed_everything(config.seed, verbose=False)
     student = _student(config, teacher.model)
-    preflight.check_outputs(objective, teacher=teacher.model, student=student)
     start = copy.deepcopy(student) if config.baseline else None
     loaders = data.loaders(splits, task, teacher.tokenizer, **settings.batches())
     truncated = {name: loader.dataset.truncated for name, loader in loaders.items()}  # type: ignore[attr-defined]
@@ -94,11 +95,11 @@ def _publish(
 
 
 def _prepare(
-    config: DictConfig, run: Run, *, objective: Objective | None, rehearse: Callable[[PreTrainedModel], None]
+    config: DictConfig, run: Run, *, objective: Objective | None, rehearse: finetune.Rehearsal
 ) -> tuple[SequenceTask, data.TaskData, finetune.Teacher]:
     """Task, data and teacher. Whether the teacher can be had is asked first: it is the quickest to fail.
 
-    `rehearse` is called with the teacher's model before that is trained.
+    `rehearse` is called with the teacher's model and tokenizer before that is trained.
     """
     fitting.quiet()
     task: SequenceTask = _instantiate(config.task)
