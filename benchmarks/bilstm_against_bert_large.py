@@ -1,0 +1,73 @@
+"""How much faster is an exported BiLSTM than BERT-large in torch? The published figure is 434 (arXiv 1903.12136).
+
+    python benchmarks/bilstm_against_bert_large.py
+
+Both have random weights, which cost the same time as trained ones: batch 1, length 32, hidden 150 in each direction.
+They take turns through the code that times every run (distill.benchmark).
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import BertConfig, BertForSequenceClassification
+
+from distill import benchmark, export
+from distill.module import input_names
+from students import bilstm
+
+LARGE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=benchmark.cores())
+    parser.add_argument("--seconds", type=float, default=5.0, help="spent on each model")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
+    teacher = BertForSequenceClassification(BertConfig(**LARGE)).eval()
+    student = bilstm.from_teacher(teacher, text=["sentence"], hidden_dim=150).eval()
+
+    def answer(feed: benchmark.Inputs) -> object:
+        with torch.inference_mode():
+            return teacher(**{key: torch.from_numpy(array) for key, array in feed.items()}).logits
+
+    with tempfile.TemporaryDirectory() as directory:
+        files = {name: Path(directory) / file for name, file in export.FILES.items()}
+        export.export_onnx(student, files["fp32"])
+        export.quantize(files["fp32"], files["int8"], export.Settings())
+        size = sum(parameter.numel() * parameter.element_size() for parameter in teacher.parameters())
+        candidates = [benchmark.Candidate("BERT-large", "torch", input_names(teacher), size, answer)]
+        for name, path in files.items():
+            candidates.append(
+                benchmark.onnx_candidate("BiLSTM", f"onnx-{name}", path, input_names(student), options.threads)
+            )
+        rows = benchmark.measure(
+            candidates, batches=[1], lengths=[32], threads=options.threads, seconds=options.seconds,
+            vocabulary=teacher.config.vocab_size,
+        )  # fmt: skip
+    counted = sum(p.numel() for name, p in student.named_parameters() if not name.startswith("embeddings"))
+    table = Table(title=f"Batch 1, length 32, {options.threads} thread(s)")
+    for column in ("model", "format", "runs", "p50 ms", "p90 ms", "size MB", "faster"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        faster = rows[0]["p50_ms"] / row["p50_ms"]
+        table.add_row(
+            row["model"], row["format"], str(row["runs"]), f"{row['p50_ms']:.3f}", f"{row['p90_ms']:.3f}",
+            f"{row['bytes'] / 1e6:.1f}", f"{faster:.0f}x",
+        )  # fmt: skip
+    Console().print(table)
+    print(f"BiLSTM parameters without embeddings: {counted / 1e6:.2f} M")
+
+
+if __name__ == "__main__":
+    main()
