@@ -74,7 +74,7 @@ def read(task: SequenceTask, *, cache_dir: Path) -> TaskData:
 
         tables = _read_directory(task, builtin_data.prepare(cache_dir, seed=0), cache_dir)
     else:
-        tables = _read_hub(task, cache_dir)
+        tables = _read_hub(task)
     labels = _label_names(task, *tables["train"])
     splits = {
         name: _split(task, table, source, labels)
@@ -171,7 +171,7 @@ def _header(path: Path, separator: str, quoting: Literal[0, 1, 2, 3]) -> list[st
     return columns
 
 
-def _read_hub(task: SequenceTask, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
+def _read_hub(task: SequenceTask) -> "dict[str, tuple[datasets.Dataset, str]]":
     import datasets
 
     if task.hub_id is None:
@@ -182,7 +182,7 @@ def _read_hub(task: SequenceTask, cache_dir: Path) -> "dict[str, tuple[datasets.
     except UnreachableError:
         datasets.config.HF_HUB_OFFLINE = True  # The loader then looks into its cache alone.
     try:
-        loaded = datasets.load_dataset(name, configuration or None, cache_dir=str(cache_dir / "datasets"))
+        loaded = datasets.load_dataset(name, configuration or None)  # Into, and out of, the Hugging Face cache.
     except (OSError, ValueError) as error:
         raise UnreachableError(
             f"data set {task.hub_id} is neither in the cache nor to be had from the Hub: give task.data_dir=DIR "

@@ -161,10 +161,9 @@ def _finetune(
         task=task,
         **settings.optimization(len(loaders["train"])),
     )
-    precision = settings.resolved_precision()
-    estimate = fitting.seconds_per_step(module, loaders["train"], precision) * module.total_steps
+    estimate = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
     length = f"{module.total_steps:,} steps of {settings.batch_size * settings.accumulate} examples"
-    say(f"         {length}, {precision}, about {duration(estimate)}, once")
+    say(f"         {length}, {settings.resolved_precision()}, about {duration(estimate)}, once")
     fitting.fit(
         module,
         loaders["train"],

@@ -167,9 +167,7 @@ def _preflight(
 ) -> None:
     task = module.task
     score = teacher.metrics[task.metric]
-    precision = settings.resolved_precision()
-    step = fitting.seconds_per_step(module, loaders["train"], precision)
-    seconds = step * module.total_steps * (2 if baseline else 1)
+    seconds = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings) * (2 if baseline else 1)
     examples = {name: loader.dataset for name, loader in loaders.items()}
     sizes = ", ".join(f"{len(split):,} {name}" for name, split in splits.splits.items())
     preflight.show(
@@ -182,7 +180,7 @@ def _preflight(
             ("tokens", preflight.describe_lengths(examples, task.max_length)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
             ("training", f"{module.total_steps:,} steps of {settings.batch_size * settings.accumulate} examples, "
-             f"{precision}, about {preflight.duration(seconds)}"),
+             f"{settings.resolved_precision()}, about {preflight.duration(seconds)}"),
         ]
     )  # fmt: skip
 

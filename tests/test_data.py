@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill import data
 from distill.data import Examples, LengthBuckets, Split, TaskData
-from distill.errors import UserError
+from distill.errors import UnreachableError, UserError
 from distill.tasks import SequenceTask
 from tests.conftest import sentences
 
@@ -308,6 +308,58 @@ def test_a_single_file_that_does_not_do_is_told(read: Read, tmp_path: Path, name
         file.write_text(rows or "anything")
     with pytest.raises(UserError, match=message):
         read({}, data_dir=str(file))
+
+
+# The Hub's cache
+
+
+def cached(root: Path, splits: dict[str, list[Row]]) -> None:
+    """Lay out in `root` what the loader keeps of the configuration `toy` of `owner/films`."""
+    import datasets
+    from datasets.arrow_writer import ArrowWriter
+    from datasets.splits import SplitDict
+
+    directory = root / "owner___films" / "toy" / "0.0.0" / f"{1:040}"
+    directory.mkdir(parents=True)
+    infos = SplitDict()
+    for name, rows in splits.items():
+        texts, labels = zip(*rows, strict=True)
+        table = datasets.Dataset.from_dict({"sentence": texts, "label": labels})
+        writer = ArrowWriter(path=str(directory / f"films-{name}.arrow"), features=table.features)
+        writer.write_table(table.data.table)
+        examples, size = writer.finalize()
+        infos[name] = datasets.SplitInfo(name=name, num_bytes=size, num_examples=examples, dataset_name="films")
+    datasets.DatasetInfo(
+        features=table.features, splits=infos, builder_name="parquet", dataset_name="films", config_name="toy",
+        version="0.0.0",
+    ).write_to_directory(str(directory))  # fmt: skip
+
+
+def test_a_data_set_of_the_hub_is_found_in_its_cache(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    options = {"data_dir": None, "hub_id": "owner/films:toy"}
+    with pytest.raises(
+        UnreachableError, match=r"data set owner/films:toy is neither in the cache nor .* task\.data_dir"
+    ):
+        read({}, **options)
+    cached(tmp_path / "hub", {"train": ROWS, "validation": DEV, "test": [("a", -1)]})
+    found = read({}, **options)
+    assert set(found.splits) == {"train", "dev"}
+    assert found.splits["train"].texts == list(TEXTS)
+    assert found.splits["dev"].labels.tolist() == [1, 0]
+
+
+def test_a_data_set_of_the_hub_without_dev_is_told(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    cached(tmp_path / "hub", {"train": ROWS})
+    with pytest.raises(UserError, match=r"owner/films:toy has no split dev or validation: it has train"):
+        read({}, data_dir=None, hub_id="owner/films:toy")
 
 
 # What is read is the same each time
