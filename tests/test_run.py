@@ -13,7 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+import students  # noqa: F401  so that the auto classes know every student
 from distill import edge
+from tests.conftest import sentences
 
 SMALL = (
     "task.max_length=32",
@@ -282,3 +284,41 @@ def test_onnxruntime_alone_gives_the_recorded_answers(chain: dict[str, Any]) -> 
     session = onnxruntime.InferenceSession(str(directory / "bundle" / "model.onnx"))
     assert [value.name for value in session.get_outputs()] == ["logits"]
     assert sorted(value.name for value in session.get_inputs()) == ["attention_mask", "input_ids"]
+
+
+def test_a_number_for_a_pair_goes_the_whole_way_to_a_bilstm(tmp_path: Path, encoder_dir: Path) -> None:
+    rows = [("first", "second", "score")]
+    for index, (text, label) in enumerate(sentences(120)):
+        rows.append((text, f"and then {text}" if index % 3 else "something else", str(5.0 * label)))
+    with open(tmp_path / "mine.csv", "w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(rows)
+    done = command(
+        "+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=bilstm", "student.hidden_dim=16",
+        "task=regression", "task.data_dir=mine.csv", "task.text=[first,second]", "task.label=score",
+        f"cache_dir={tmp_path / 'cache'}", f"output_dir={tmp_path / 'runs'}", *SMALL, *TEACHER, "export.max_drop=0.2",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "a number, score: 0 to 5" in done.stdout
+    [(directory, record)] = records(tmp_path / "runs")
+    assert record["task"]["examples"] == {"train": 108, "dev": 12, "test": 0}
+    assert (record["task"]["answer"], record["task"]["metric"]) == ("number", "pearson")
+    assert set(record["student"]["metrics"]) == {"pearson", "spearman", "mae"}
+    assert record["export"]["fp32"]["agreement"] == 1.0
+    assert record["export"]["fp32"]["gate"] == "passed"
+    bundle = edge.Bundle(directory / "bundle", model="fp32")
+    [answer] = bundle.predict(["a lovely and moving film"], ["something else"])
+    assert set(answer) == {"value"}
+    model = AutoModelForSequenceClassification.from_pretrained(directory / "student", dtype=torch.float32)
+    assert type(model).__name__ == "BilstmForSequenceClassification"
+    assert model.config.pair
+    # The same student goes on from where it is, and a test split is scored without having chosen anything.
+    again = command(
+        "+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=pretrained",
+        f"student.path={directory / 'student'}",
+        "task=regression", "task.data_dir=mine.csv", "task.text=[first,second]", "task.label=score",
+        f"cache_dir={tmp_path / 'cache'}", f"output_dir={tmp_path / 'runs'}", *SMALL, *TEACHER, "export.max_drop=0.2",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert "13 tensors copied, 0 fresh" in again.stdout
