@@ -15,7 +15,7 @@ import transformers
 from lightning.pytorch.loggers import CSVLogger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import data, fitting
+from distill import batches, data, fitting
 from distill.errors import UnreachableError, UserError
 from distill.files import is_intact, whole_directory, write_json
 from distill.losses import HardLabels, Objective
@@ -127,7 +127,7 @@ def prepare(
     if origin != "as it is":
         model, tokenizer = _load(kept, task)
     model = freeze(model)
-    logits = predict_splits(model, data.evaluation_loaders(splits, task, tokenizer))
+    logits = predict_splits(model, batches.evaluation_loaders(splits, task, tokenizer))
     metrics = task.split_metrics(logits, splits.scored_labels())
     if not task.regression:
         _check_majority(task.predictions(logits["dev"]), splits.splits["dev"].labels, source.weights.resolved())
@@ -154,7 +154,7 @@ def _finetune(
 ) -> float:
     """Fine-tune on the hard labels, keep the result in `kept`, and return the seconds it took."""
     began = time.perf_counter()
-    loaders = data.loaders(splits, task, start.tokenizer, **settings.batches())
+    loaders = batches.loaders(splits, task, start.tokenizer, **settings.batches())
     module = DistillationModule(
         student=start.model.float(),
         objective=Objective(name="supervised", terms={"hard": HardLabels()}),

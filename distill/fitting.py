@@ -70,7 +70,7 @@ class Settings:
         return min(end for end in ends if end is not None)
 
     def batches(self) -> dict[str, int]:
-        """What `data.loaders` asks for."""
+        """What `batches.loaders` asks for."""
         return {"batch_size": self.batch_size, "accumulate": self.accumulate, "seed": self.seed}
 
     def optimization(self, steps_per_epoch: int) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.data import Examples, TaskData
+from distill.batches import Examples
+from distill.data import TaskData
 from distill.errors import UserError
 from distill.losses import Objective
 from distill.module import run_model

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import benchmark, data, export, finetune, fitting, preflight, report
+from distill import batches, benchmark, data, export, finetune, fitting, preflight, report
 from distill.files import is_intact, make_directory, whole_directory, write_text
 from distill.losses import HardLabels, Objective
 from distill.module import DistillationModule, input_names, predict_splits
@@ -48,7 +48,7 @@ def run_distill(config: DictConfig, run: Run) -> None:
     L.seed_everything(config.seed, verbose=False)
     student = _student(config, teacher.model)
     start = copy.deepcopy(student) if config.baseline else None
-    loaders = data.loaders(splits, task, teacher.tokenizer, **settings.batches())
+    loaders = batches.loaders(splits, task, teacher.tokenizer, **settings.batches())
     truncated = {name: loader.dataset.truncated for name, loader in loaders.items()}  # type: ignore[attr-defined]
     run.update(task=_task_record(task, splits, truncated), objective=_objective_record(config, objective))
     module = _module(student, objective, task, settings, loaders, teacher.model)

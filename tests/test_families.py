@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from distill import data, edge, export, finetune
+from distill import batches, data, edge, export, finetune
 from distill.__main__ import config_directory
 from distill.errors import UserError
 from distill.module import input_names
@@ -146,6 +146,6 @@ def test_no_more_tokens_than_the_tokenizer_allows(family: Any) -> None:
     task = SequenceTask(name="toy", text=["sentence"], max_length=81)
     with pytest.raises(UserError, match="task.max_length=81, but the teacher reads 80 tokens at most"):
         finetune._check_length(teacher, tokenizer, task)
-    longest = data.Examples(data.Split(["film " * 200], None, np.zeros(1, int)), tokenizer, 80)
+    longest = batches.Examples(data.Split(["film " * 200], None, np.zeros(1, int)), tokenizer, 80)
     batch = {"input_ids": torch.tensor(longest.columns["input_ids"]), "attention_mask": torch.ones((1, 80)).long()}
     assert answers(teacher, batch).shape == (1, 2)

@@ -1,0 +1,170 @@
+"""Is every example seen once an epoch, padded to its own batch, and the same each time?"""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
+from distill import batches
+from distill.batches import Examples, LengthBuckets
+from distill.data import Split, TaskData
+from distill.errors import UserError
+from distill.tasks import SequenceTask
+from tests.conftest import sentences
+
+quick = settings(max_examples=60, deadline=None, derandomize=True)
+some_lengths = st.lists(st.integers(3, 128), min_size=1, max_size=200).map(np.array)
+sizes = {"batch_size": st.integers(1, 20), "accumulate": st.integers(1, 4), "pool": st.integers(1, 5)}
+
+
+@quick
+@given(some_lengths, st.fixed_dictionaries(sizes), st.booleans(), st.integers(0, 3))
+def test_every_example_comes_once_an_epoch(lengths: np.ndarray, sizes: dict[str, int], shuffle: bool, epoch: int):
+    buckets = LengthBuckets(lengths, **sizes, shuffle=shuffle)
+    buckets.set_epoch(epoch)
+    steps = list(buckets)
+    assert sorted(chain(*chain(*steps))) == list(range(len(lengths)))
+    assert len(steps) == len(buckets)
+    assert all(len(step) == sizes["accumulate"] for step in steps[:-1])
+    assert all(1 <= len(micro_batch) <= sizes["batch_size"] for step in steps for micro_batch in step)
+
+
+def test_the_order_follows_from_seed_and_epoch():
+    lengths = np.random.default_rng(0).integers(3, 128, size=100)
+
+    def order(seed: int, epoch: int) -> list[list[list[int]]]:
+        buckets = LengthBuckets(lengths, batch_size=8, seed=seed)
+        buckets.set_epoch(epoch)
+        return list(buckets)
+
+    assert order(0, 0) == order(0, 0)
+    assert len({str(order(seed, epoch)) for seed, epoch in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))}) == 5
+
+
+def test_the_global_random_state_has_no_part_in_the_order():
+    lengths = np.arange(3, 103)
+    orders = []
+    for seed in (0, 1):
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        orders.append(list(LengthBuckets(lengths, batch_size=8)))
+    assert orders[0] == orders[1]
+
+
+def padded(lengths: np.ndarray, steps: list[list[list[int]]]) -> int:
+    return sum(len(micro_batch) * max(lengths[micro_batch]) for step in steps for micro_batch in step)
+
+
+def test_buckets_pad_less_than_a_random_order():
+    random = np.random.default_rng(0)
+    lengths = random.geometric(0.05, size=1000) + 2
+    shuffled = [[chunk.tolist()] for chunk in np.array_split(random.permutation(1000), 63)]
+    waste = [
+        padded(lengths, steps) / lengths.sum() - 1 for steps in (list(LengthBuckets(lengths, batch_size=16)), shuffled)
+    ]
+    assert waste[0] < 0.2 * waste[1]
+
+
+def test_buckets_are_drawn_anew_so_that_examples_meet_others():
+    lengths = np.full(64, 9)
+    buckets = LengthBuckets(lengths, batch_size=8)
+    companions = set()
+    for epoch in range(3):
+        buckets.set_epoch(epoch)
+        companions |= {frozenset(micro_batch) for step in buckets for micro_batch in step if 0 in micro_batch}
+    assert len(companions) == 3
+
+
+def test_without_shuffling_the_longest_come_first():
+    lengths = np.array([5, 9, 3, 9, 7])
+    assert list(LengthBuckets(lengths, batch_size=2, shuffle=False)) == [[[1, 3]], [[4, 0]], [[2]]]
+
+
+@pytest.mark.parametrize("sizes", [{"batch_size": 0}, {"batch_size": 4, "accumulate": 0}])
+def test_buckets_of_nothing_are_refused(sizes: dict[str, int]):
+    with pytest.raises(UserError, match="expected at least 1 of each"):
+        LengthBuckets(np.arange(9), **sizes)
+
+
+# Batches
+
+
+TASK = SequenceTask(name="toy", text=["sentence"])
+
+
+def split_of(*texts: str, pairs: list[str] | None = None) -> Split:
+    return Split(texts=list(texts), pairs=pairs, labels=np.arange(len(texts)) % 2)
+
+
+def test_a_batch_is_padded_to_its_own_longest_example(tokenizer: PreTrainedTokenizerBase):
+    examples = Examples(split_of("a film", "a lovely and moving film", "dull"), tokenizer, 128)
+    steps = list(batches.loader(examples, TASK, tokenizer, [[[1, 0], [2]]]))  # type: ignore[arg-type]
+    (batch, single) = steps[0]
+    lengths = examples.lengths.tolist()
+    assert batch.keys() == {"input_ids", "attention_mask", "token_type_ids", "labels", "items", "example_id"}
+    assert [batch[name].shape for name in ("input_ids", "attention_mask", "token_type_ids")] == [(2, lengths[1])] * 3
+    assert single["input_ids"].shape == (1, lengths[2])
+    assert batch["attention_mask"].sum(dim=1).tolist() == [lengths[1], lengths[0]]
+    assert (batch["input_ids"][1, lengths[0] :] == tokenizer.pad_token_id).all()
+    assert (batch["labels"].tolist(), batch["example_id"].tolist()) == ([1, 0], [1, 0])
+    assert batch["items"].tolist() == [True, True]
+    assert {name: batch[name].dtype for name in ("input_ids", "labels", "items")} == {
+        "input_ids": torch.int64,
+        "labels": torch.int64,
+        "items": torch.bool,
+    }
+    assert tokenizer.decode(batch["input_ids"][0], skip_special_tokens=True) == "a lovely and moving film"
+
+
+def test_the_second_text_of_a_pair_has_token_type_one(tokenizer: PreTrainedTokenizerBase):
+    examples = Examples(split_of("a film", "dull", pairs=["i loved every minute", "a bore"]), tokenizer, 128)
+    (batch,) = next(iter(batches.loader(examples, TASK, tokenizer, [[[0, 1]]])))  # type: ignore[arg-type]
+    first = len(tokenizer("a film")["input_ids"])
+    total = int(examples.lengths[0])
+    assert batch["token_type_ids"][0].tolist() == [0] * first + [1] * (total - first)
+    assert batch["token_type_ids"][1].sum() == len(tokenizer("a bore")["input_ids"]) - 1
+    assert not batch["token_type_ids"][1][~batch["attention_mask"][1].bool()].any()
+
+
+def test_what_was_cut_is_counted(tokenizer: PreTrainedTokenizerBase):
+    texts = ("a film", "a lovely and moving film", "a dull and lifeless mess")
+    whole = Examples(split_of(*texts), tokenizer, 128)
+    assert whole.truncated == 0
+    longest = int(whole.lengths.max())
+    assert Examples(split_of(*texts), tokenizer, longest).truncated == 0
+    cut = Examples(split_of(*texts), tokenizer, 5)
+    assert cut.truncated == 2
+    assert cut.lengths.max() == 5
+    pairs = Examples(split_of("a film", "a lovely and moving film", pairs=["a joy"] * 2), tokenizer, 8)
+    assert (pairs.truncated, pairs.lengths.max()) == (1, 8)
+
+
+def test_dev_comes_longest_first_and_whole(tokenizer: PreTrainedTokenizerBase):
+    texts = [text for text, _ in sentences(24)]
+    examples = Examples(split_of(*texts), tokenizer, 128)
+    found = [batch for step in batches.evaluation_loader(examples, TASK, tokenizer, 5) for batch in step]
+    assert sorted(chain(*(batch["example_id"].tolist() for batch in found))) == list(range(24))
+    widths = [batch["input_ids"].shape[1] for batch in found]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] == examples.lengths.max()
+
+
+def test_the_loaders_of_a_training(tokenizer: PreTrainedTokenizerBase):
+    texts, labels = zip(*sentences(22), strict=True)
+    train, dev = (Split(list(texts[:size]), None, np.array(labels[:size])) for size in (22, 6))
+    splits = TaskData(labels=("bad", "good"), splits={"train": train, "dev": dev}, sha256="")
+    loaders = batches.loaders(splits, TASK, tokenizer, batch_size=4, accumulate=2, seed=0)
+    steps = list(loaders["train"])
+    assert len(steps) == len(loaders["train"]) == 3  # six micro-batches, two a step
+    for batch in chain(*steps):
+        for ids, mask, label, example in zip(
+            *(batch[name] for name in ("input_ids", "attention_mask", "labels", "example_id")), strict=True
+        ):
+            text, expected = texts[example], labels[example]
+            assert ids[mask.bool()].tolist() == tokenizer(text)["input_ids"]
+            assert label == expected
+    assert sum(len(batch["example_id"]) for step in loaders["dev"] for batch in step) == 6
