@@ -24,6 +24,7 @@ EXTRA = (
     "onnx",
     "onnxscript",
     "sklearn",
+    "scipy",
     "rich",
 )
 PACKAGE = Path(__file__).resolve().parent
