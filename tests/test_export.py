@@ -158,6 +158,18 @@ def _labelled_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dev
     return Split(dev.texts, None, logits.argmax(-1).numpy())
 
 
+def test_the_gate_lets_through_exactly_what_it_says() -> None:
+    settings = export.Settings(max_drop=0.01)
+    for before, after, agreement, name, passed in (
+        (0.762, 0.752, 0.98, "int8", True),  # Five of 500, and in floating point a little more.
+        (0.762, 0.750, 0.98, "int8", False),
+        (0.762, 0.770, 0.5, "int8", True),
+        (0.762, 0.762, 0.998, "fp32", False),
+        (0.762, 0.762, 0.999, "fp32", True),
+    ):
+        assert export.passes(name, {"drop": before - after, "agreement": agreement}, settings) == passed
+
+
 def test_where_every_gate_failed_nothing_is_recommended() -> None:
     assert export.recommended({"fp32": {"gate": "failed", "bytes": 2}, "int8": {"gate": "failed", "bytes": 1}}) is None
 
