@@ -93,13 +93,24 @@ def _run(wants_traceback: bool) -> int:
 def _run_one(config: "DictConfig") -> None:
     from omegaconf import OmegaConf
 
-    if not config.resume or config.resume is True:
+    if config.resume and config.resume is not True:
+        _check_nothing_else_is_asked()
+    else:
         for group in ("teacher", "student"):
             if OmegaConf.is_missing(config, group) and not (group == "student" and config.job.name == "finetune"):
                 raise UserError(f"no {group} chosen: add +{group}=NAME, one of {', '.join(_names(group))}")
     from distill.jobs import run_job
 
     run_job(config)
+
+
+def _check_nothing_else_is_asked() -> None:
+    """A run that is resumed has its own configuration; what else is on the command line would be ignored."""
+    from hydra.core.hydra_config import HydraConfig
+
+    others = [given for given in HydraConfig.get().overrides.task if not given.startswith("resume=")]
+    if others:
+        raise UserError(f"resume=DIR goes on with the options of that run: leave out {' '.join(others)}")
 
 
 def _check_installation() -> None:
@@ -156,6 +167,7 @@ def _no_room(config: "DictConfig") -> UserError:
 def _unknown_key(key: str) -> str:
     """What to say of an option that the configuration does not have."""
     from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
     groups = sorted(path.name for path in config_directory().iterdir() if path.is_dir())
@@ -167,8 +179,11 @@ def _unknown_key(key: str) -> str:
         overrides = [chosen.group(0)]
     else:
         overrides = [a for a in sys.argv[1:] if re.fullmatch(rf"({'|'.join(groups)})=[\w/]+", a)]
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        config = compose("config", overrides)
+    try:
+        with initialize_config_dir(str(config_directory()), version_base="1.3"):
+            config = compose("config", overrides)
+    except HydraException:  # One that the user's own --config-dir has.
+        return f"there is no option {key}"
     parent, _, last = key.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
     while parent and not OmegaConf.is_dict(node):

@@ -4,6 +4,7 @@ import csv
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 
 from distill import hub
 from distill.errors import UnreachableError, UserError
+from distill.files import is_full_disk
 from distill.tasks import SequenceTask
 
 if TYPE_CHECKING:
@@ -131,6 +133,7 @@ def _read_file(path: Path, cache_dir: Path) -> "datasets.Dataset":
     import datasets
 
     datasets.disable_progress_bars()  # A file takes a second or two.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # What it finds wrong is told in one line of ours.
 
     suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
     if path.stat().st_size == 0:
@@ -149,7 +152,12 @@ def _read_file(path: Path, cache_dir: Path) -> "datasets.Dataset":
         if suffix.startswith(".jsonl"):
             return datasets.Dataset.from_json(str(path), **options)
         return datasets.Dataset.from_parquet(str(path), **options)
-    except (datasets.exceptions.DatasetGenerationError, OSError, ValueError, NotImplementedError) as error:
+    except (
+        datasets.exceptions.DatasetGenerationError, OSError, ValueError, NotImplementedError, EOFError, csv.Error,
+        zlib.error,
+    ) as error:  # fmt: skip
+        if is_full_disk(error):
+            raise
         reason = str(error.__cause__ or error).splitlines()[0]
         raise UserError(f"{path} cannot be read: {reason}") from error
 
@@ -174,16 +182,18 @@ def _read_hub(task: SequenceTask) -> "dict[str, tuple[datasets.Dataset, str]]":
         raise UserError(f"task {task.name} has no data of its own: give task.data_dir=DIR with train and dev files")
     name, _, configuration = task.hub_id.partition(":")
     try:
-        hub.ask(name, "README.md", kind="dataset")
+        hub.ask(name, ".gitattributes", kind="dataset")  # Which every data set has.
     except UnreachableError:
         datasets.config.HF_HUB_OFFLINE = True  # The loader then looks into its cache alone.
     try:
         loaded = datasets.load_dataset(name, configuration or None)  # Into, and out of, the Hugging Face cache.
-    except (OSError, ValueError) as error:
+    except (ConnectionError, FileNotFoundError) as error:
         raise UnreachableError(
             f"data set {task.hub_id} is neither in the cache nor to be had from the Hub: give task.data_dir=DIR "
             "with train and dev files, go online once, or take the built-in data with task=docstrings"
         ) from error
+    except (ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:
+        raise UserError(f"data set {task.hub_id} cannot be loaded: {str(error).splitlines()[0]}") from error
     tables = {}
     for split, stems in task.splits.items():
         found = next((stem for stem in stems if stem in loaded), None)
@@ -217,11 +227,11 @@ def _label_names(task: SequenceTask, train: "datasets.Dataset", source: str) -> 
     column = _label_column(task, train)
     if task.regression:
         return (column,)
-    if task.label_names:
-        return task.label_names
     found = {str(value) for value in train[column] if value not in (None, "")}
     if len(found) < 2:
         raise UserError(f"{source} has one class only ({', '.join(found) or 'none'}), expected at least two")
+    if task.label_names:
+        return task.label_names
     numeric = all(value.removeprefix("-").isdecimal() for value in found)
     return tuple(sorted(found, key=int) if numeric else sorted(found))
 

@@ -51,6 +51,8 @@ class Bundle:
         if self.model not in models:
             raise UserError(f"{directory} has no model {self.model}, expected one of {', '.join(models)}")
         for name in (models[self.model], "tokenizer.json"):
+            if not (self.directory / name).is_file():
+                raise UserError(f"{directory} is not whole: {name} is missing")
             if sha256(self.directory / name) != self.about["files"].get(name):
                 raise UserError(f"{self.directory / name} is damaged: its SHA-256 is not the one in bundle.json")
         self.tokenizer = Tokenizer.from_file(str(self.directory / "tokenizer.json"))
@@ -110,6 +112,8 @@ def read_about(directory: Path) -> dict[str, Any]:
         about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
+    if not isinstance(about, dict):
+        raise UserError(f"{path} is damaged: expected an object")
     if about.get("format") != FORMAT:
         raise UserError(f"{path} is of format {about.get('format')}, this version of distill reads {FORMAT}")
     return about
@@ -165,6 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DistillError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except UnicodeDecodeError as error:
+        print(f"error: standard input is no UTF-8: {error}", file=sys.stderr)
+        return UserError.exit_code
     return 0
 
 

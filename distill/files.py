@@ -65,11 +65,23 @@ def whole_directory(target: Path) -> Iterator[Path]:
     draft.mkdir()
     try:
         yield draft
-        names = sorted(path.relative_to(draft).as_posix() for path in draft.rglob("*") if path.is_file())
-        write_text(draft / CHECKSUMS, "".join(f"{sha256(draft / name)}  {name}\n" for name in names))
+        _seal(draft)
         _move(draft, target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def rewrite(directory: Path, name: str, text: str) -> None:
+    """Give one file of a whole directory another content."""
+    write_text(directory / name, text)
+    _seal(directory)
+
+
+def _seal(directory: Path) -> None:
+    """Write the checksums of all files."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != CHECKSUMS)
+    names = sorted(path.relative_to(directory).as_posix() for path in files)
+    write_text(directory / CHECKSUMS, "".join(f"{sha256(directory / name)}  {name}\n" for name in names))
 
 
 def _move(draft: Path, target: Path) -> None:

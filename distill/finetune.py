@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -20,11 +19,11 @@ from distill.errors import UnreachableError, UserError
 from distill.files import is_intact, whole_directory, write_json
 from distill.losses import HardLabels, Objective
 from distill.module import DistillationModule, freeze, predict_splits
-from distill.preflight import duration
+from distill.preflight import check_length, duration
 from distill.progress import console, notice, say
 from distill.tasks import SequenceTask
 
-KEPT_FORMAT = 1
+KEPT_FORMAT = 2
 # Called with a teacher's model and tokenizer before that is trained; raises for a student that cannot follow it.
 Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase], None]
 
@@ -107,7 +106,7 @@ def prepare(
         origin = "kept"
     else:
         start = source.weights.load(task.auto_class, splits.labels, splits.splits["train"].texts)
-        _check_length(start.model, start.tokenizer, task)
+        check_length(start.model, start.tokenizer, task, who="teacher")
         _adopt_special_tokens(start.model, start.tokenizer)
         for text in start.notices:
             notice(text)
@@ -202,13 +201,6 @@ def _adopt_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizer
     model.config.sep_token_id = tokenizer.sep_token_id
     if getattr(model.config, "pad_token_id", None) is None:  # What there is decides where positions begin.
         model.config.pad_token_id = tokenizer.pad_token_id
-
-
-def _check_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: SequenceTask) -> None:
-    # Some families keep positions of their table to themselves, and only their tokenizer knows.
-    positions = min(getattr(model.config, "max_position_embeddings", None) or sys.maxsize, tokenizer.model_max_length)
-    if task.max_length > positions:
-        raise UserError(f"task.max_length={task.max_length}, but the teacher reads {positions} tokens at most")
 
 
 def _check_majority(predicted: np.ndarray, labels: np.ndarray, name: str) -> None:

@@ -25,6 +25,7 @@ from distill.errors import UserError
 from distill.module import DistillationModule
 from distill.progress import ProgressBar
 
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
 
 
@@ -58,6 +59,11 @@ class Settings:
                 raise ValueError(f"got {name}={value!r}, expected a whole number of at least 1")
         if not self.learning_rate > 0:
             raise ValueError(f"got learning_rate={self.learning_rate}, expected a number above 0")
+        for name in ("weight_decay", "clip"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"got {name}={getattr(self, name)}, expected 0 or more")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
+            raise ValueError(f"got seed={self.seed}, expected a whole number from 0 to 4294967295")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"got warmup={self.warmup}, expected a share of the steps between 0 and 1")
         check_devices(self.accelerator)
@@ -283,6 +289,10 @@ def quiet() -> None:
 
 
 def check_devices(accelerator: str) -> None:
-    """Raises UserError for an accelerator that is not here."""
+    """Raises UserError for an accelerator that is unknown or not here."""
+    if accelerator not in ACCELERATORS:
+        raise UserError(f"trainer.accelerator={accelerator} is unknown, expected one of {', '.join(ACCELERATORS)}")
+    if accelerator == "mps" and not torch.backends.mps.is_available():
+        raise UserError("trainer.accelerator=mps, but torch sees no Apple GPU: use auto or cpu")
     if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise UserError(f"trainer.accelerator={accelerator}, but torch sees no GPU: use auto or cpu")

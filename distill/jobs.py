@@ -108,4 +108,7 @@ def _open(directory: Path) -> Run:
     for name in ("run.json", "config.yaml"):
         if not (directory / name).is_file():
             raise UserError(f"{directory} is no run: it has no {name}")
-    return Run(directory, json.loads((directory / "run.json").read_text(encoding="utf-8")))
+    try:
+        return Run(directory, json.loads((directory / "run.json").read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise UserError(f"{directory / 'run.json'} is damaged: {error}") from error

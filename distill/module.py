@@ -107,8 +107,8 @@ class DistillationModule(L.LightningModule):
         for name, value in values.items():
             if not math.isfinite(value):
                 raise NumericalError(
-                    f"step {step}: the term {name} is {value}; try a smaller trainer.learning_rate, "
-                    "or trainer.precision=32-true"
+                    f"step {step}: the term {name} is {value}; try a smaller learning_rate (trainer's, or "
+                    "teacher.finetune's), or precision=32-true"
                 )
         self.log_dict({f"train/{name}": value for name, value in values.items()} | {"train/loss": loss})
 

@@ -1,5 +1,6 @@
 """What the user should know, and what cannot be, before the training starts."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,6 +74,20 @@ def check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel, tokeniz
         if len(tokenizer) > size:
             raise UserError(f"the tokenizer has {len(tokenizer):,} tokens and the {name} embeds {size:,} only")
     return f"teacher and student read the same {len(tokenizer):,} tokens, by the teacher's tokenizer"
+
+
+def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens that the model can read."""
+    # Some families keep positions of their table to themselves, and only their tokenizer knows.
+    positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
+    return int(min(positions, tokenizer.model_max_length))
+
+
+def check_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: SequenceTask, *, who: str) -> None:
+    """UserError for a task whose examples may be longer than the model can read."""
+    limit = longest(model, tokenizer)
+    if task.max_length > limit:
+        raise UserError(f"task.max_length={task.max_length}, but the {who} reads {limit} tokens at most")
 
 
 def check_objective(objective: Objective, task: SequenceTask) -> None:

@@ -135,10 +135,15 @@ def model_card(record: Record, labels: Sequence[str]) -> str:
         "",
         "Needs `onnxruntime`, `tokenizers` and `numpy`:",
         "",
-        '    python -m distill.edge path/to/this/directory "a sentence"',
+        f"    python -m distill.edge path/to/this/directory {example(task)}",
         "",
     ]
     return "\n".join(lines)
+
+
+def example(task: Record) -> str:
+    """What to call a bundle with: a text, or two with a tab between them."""
+    return "$'a sentence\\tanother one'" if task["pair"] else '"a sentence"'
 
 
 def _answers(task: Record, labels: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ class SequenceTask:
         self,
         *,
         name: str,
-        text: Sequence[str],
+        text: str | Sequence[str],
         label: str | Sequence[str] = "label",
         labels: Sequence[str] | None = None,
         regression: bool = False,
@@ -57,8 +57,15 @@ class SequenceTask:
         train_examples: int | None = None,
         dev_examples: int | None = None,
     ) -> None:
+        text = [text] if isinstance(text, str | int) else text
         if not 1 <= len(text) <= 2:
             raise ValueError(f"got task.text={list(text)}, expected one column or the two of a pair")
+        if labels is not None and len({str(name) for name in labels}) < max(2, len(labels)):
+            raise ValueError(f"got task.labels={list(labels)}, expected at least two names, each once")
+        if any(isinstance(name, bool) for name in labels or ()):
+            raise ValueError(
+                f"got task.labels={list(labels or ())}: YAML takes yes and no for true and false, quote them"
+            )
         known = REGRESSION_METRICS if regression else METRICS
         if not metrics or any(metric not in known for metric in metrics):
             raise ValueError(f"got task.metrics={list(metrics)}, expected some of {', '.join(known)}")
@@ -74,13 +81,14 @@ class SequenceTask:
             if examples is not None and examples < 1:
                 raise ValueError(f"got task.{option}={examples}, expected at least 1 or null for all")
         self.name = name
-        self.text = tuple(text)
-        self.label = (label,) if isinstance(label, str) else tuple(label)
-        self.label_names = None if labels is None else tuple(labels)
+        # A column may be called 0, which the command line hands over as a number.
+        self.text = tuple(map(str, text))
+        self.label = (str(label),) if isinstance(label, str | int) else tuple(map(str, label))
+        self.label_names = None if labels is None else tuple(map(str, labels))
         self.regression = regression
         self.metric_names = tuple(metrics)
         self.max_length = max_length
-        self.data_dir = data_dir
+        self.data_dir = None if data_dir is None else str(data_dir)
         self.dev_fraction = dev_fraction
         self.splits = SPLITS | {name: tuple(names) for name, names in (splits or {}).items()}
         self.hub_id = hub_id

@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import batches, benchmark, data, export, finetune, fitting, preflight, report
-from distill.files import is_intact, make_directory, whole_directory, write_text
+from distill.errors import UserError
+from distill.files import is_intact, make_directory, rewrite, whole_directory, write_text
 from distill.losses import HardLabels, Objective
 from distill.module import DistillationModule, input_names, predict_splits
 from distill.progress import console, notice, say
@@ -24,7 +25,8 @@ from distill.tasks import SequenceTask
 
 def run_finetune(config: DictConfig, run: Run) -> None:
     """The job `finetune`: a teacher that fits the task, kept in the cache."""
-    task, _, teacher = _prepare(config, run, objective=None, rehearse=lambda model, tokenizer: None)
+    task: SequenceTask = _instantiate(config.task)
+    _, teacher = _prepare(config, run, task, rehearse=lambda model, tokenizer: None)
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in teacher.metrics.items())
     say(f"Teacher {teacher.resolved} on {task.name} ({teacher.origin}): dev {metrics}")
     _save(teacher.model, teacher.tokenizer, run.directory / "teacher" / "model")
@@ -37,13 +39,17 @@ def run_distill(config: DictConfig, run: Run) -> None:
     settings: fitting.Settings = _instantiate(config.trainer)
     objective: Objective = _instantiate(config.objective)
     export_settings: export.Settings = _instantiate(config.export)
+    timing: benchmark.Settings = _instantiate(config.benchmark)
+    task: SequenceTask = _instantiate(config.task)
+    preflight.check_objective(objective, task)
 
     def rehearse(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         student = _student(config, model)
         preflight.check_vocabulary(model, student, tokenizer)
+        preflight.check_length(student, tokenizer, task, who="student")
         preflight.check_outputs(objective, teacher=model, student=student)
 
-    task, splits, teacher = _prepare(config, run, objective=objective, rehearse=rehearse)
+    splits, teacher = _prepare(config, run, task, rehearse=rehearse)
     rehearse(teacher.model, teacher.tokenizer)
     L.seed_everything(config.seed, verbose=False)
     student = _student(config, teacher.model)
@@ -67,7 +73,7 @@ def run_distill(config: DictConfig, run: Run) -> None:
     _save(student, teacher.tokenizer, run.directory / "student")
     if start is not None:
         run.update(baseline=_train_baseline(start, task, splits, settings, loaders, run, resume=bool(config.resume)))
-    _publish(config, run, task, splits, teacher, student, logits, export_settings)
+    _publish(config, run, task, splits, teacher, student, logits, export_settings, timing)
 
 
 def _publish(
@@ -79,33 +85,34 @@ def _publish(
     student: PreTrainedModel,
     logits: dict[str, np.ndarray],
     settings: export.Settings,
+    timing: benchmark.Settings,
 ) -> None:
     """Export, check and time the student, and write the bundle and the report."""
+    bundle = run.directory / "bundle"
     say(f"Exporting to ONNX, quantizing, and scoring both files on {', '.join(logits)}")
-    with whole_directory(run.directory / "bundle") as directory:
+    with whole_directory(bundle) as directory:
         formats = export.write_bundle(
             directory, model=student, tokenizer=teacher.tokenizer, task=task, labels=splits.labels,
             splits=splits.scored(), logits=logits, settings=settings,
         )  # fmt: skip
         run.update(export=formats, retention=_retention(run.record, task.metric, formats))
-        run.update(benchmark=_benchmark(config, teacher, student, directory, formats))
         write_text(directory / "README.md", report.model_card(run.record, splits.labels))
+    # The bundle is whole already, whatever becomes of the timing.
+    run.update(benchmark=_benchmark(config, teacher, student, bundle, formats, settings, timing))
+    rewrite(bundle, "README.md", report.model_card(run.record, splits.labels))
     write_text(run.directory / "report.md", report.markdown(run.record))
     _close(run, formats)
 
 
 def _prepare(
-    config: DictConfig, run: Run, *, objective: Objective | None, rehearse: finetune.Rehearsal
-) -> tuple[SequenceTask, data.TaskData, finetune.Teacher]:
-    """Task, data and teacher. Whether the teacher can be had is asked first: it is the quickest to fail.
+    config: DictConfig, run: Run, task: SequenceTask, *, rehearse: finetune.Rehearsal
+) -> tuple[data.TaskData, finetune.Teacher]:
+    """Data and teacher. Whether the teacher can be had is asked first: it is the quickest to fail.
 
     `rehearse` is called with the teacher's model and tokenizer before that is trained.
     """
     fitting.quiet()
-    task: SequenceTask = _instantiate(config.task)
-    if objective is not None:
-        preflight.check_objective(objective, task)
-    cache_dir = Path(config.cache_dir).expanduser()
+    cache_dir = Path(str(config.cache_dir)).expanduser()
     make_directory(cache_dir)
     requested = _source(config.teacher)
     source, substituted = finetune.locate(requested, lambda: _source(config.substitute), task)
@@ -115,7 +122,7 @@ def _prepare(
         cache_dir=cache_dir, run_directory=run.directory, rehearse=rehearse,
     )  # fmt: skip
     run.update(task=_task_record(task, splits, {}), teacher=teacher.record())
-    return task, splits, teacher
+    return splits, teacher
 
 
 def _source(config: DictConfig) -> finetune.Source:
@@ -132,7 +139,11 @@ def _student(config: DictConfig, teacher: PreTrainedModel) -> PreTrainedModel:
     values = OmegaConf.to_container(config.student, resolve=True)
     assert isinstance(values, dict)
     values.pop("name")
-    student: PreTrainedModel = hydra.utils.instantiate(values, _partial_=True)(teacher)
+    build = hydra.utils.instantiate(values, _partial_=True)
+    try:
+        student: PreTrainedModel = build(teacher)
+    except (TypeError, ValueError) as error:  # Of a value that its function did not expect.
+        raise UserError(f"student {config.student.name} cannot be built: {str(error).splitlines()[0]}") from error
     return student
 
 
@@ -213,14 +224,19 @@ def _benchmark(
     student: PreTrainedModel,
     bundle: Path,
     formats: dict[str, Any],
+    settings: export.Settings,
+    timing: benchmark.Settings,
 ) -> list[dict[str, Any]]:
     """Teacher and student in torch and in ONNX, in turns."""
-    options = config.benchmark
-    if not options.enabled:
+    if not timing.enabled:
         return []
-    pinned = options.threads or benchmark.cores()
+    pinned = timing.threads or benchmark.cores()
+    limit = min(preflight.longest(model, teacher.tokenizer) for model in (teacher.model, student))
+    lengths = [length for length in timing.lengths if length <= limit] or [limit]
+    if len(lengths) < len(timing.lengths):
+        notice(f"timed at length {', '.join(map(str, lengths))} only: teacher or student read {limit} tokens at most")
     say(f"Timing teacher and student, each with {pinned} thread(s)")
-    files = _teacher_files(config, teacher)
+    files = _teacher_files(config, teacher, settings)
     candidates = []
     for name, model, onnx_files in (
         ("teacher", teacher.model, files),
@@ -234,17 +250,17 @@ def _benchmark(
     torch.set_num_threads(pinned)
     try:
         return benchmark.measure(
-            candidates, batches=options.batches, lengths=options.lengths, threads=pinned,
-            seconds=options.seconds, vocabulary=len(teacher.tokenizer),
+            candidates, batches=timing.batches, lengths=lengths, threads=pinned,
+            seconds=timing.seconds, vocabulary=len(teacher.tokenizer),
         )  # fmt: skip
     finally:
         torch.set_num_threads(threads)
 
 
-def _teacher_files(config: DictConfig, teacher: finetune.Teacher) -> dict[str, Path]:
-    """The teacher's own ONNX files, kept in the cache under its fingerprint."""
-    directory = Path(config.cache_dir).expanduser() / "onnx" / teacher.fingerprint[:16]
-    settings: export.Settings = _instantiate(config.export)
+def _teacher_files(config: DictConfig, teacher: finetune.Teacher, settings: export.Settings) -> dict[str, Path]:
+    """The teacher's own ONNX files, kept in the cache under its fingerprint and the recipe."""
+    recipe = f"{'channel' if settings.per_channel else 'tensor'}-{7 if settings.reduce_range else 8}"
+    directory = Path(str(config.cache_dir)).expanduser() / "onnx" / f"{teacher.fingerprint[:16]}-{recipe}"
     if not is_intact(directory):
         with whole_directory(directory) as temporary:
             export.export_onnx(teacher.model, temporary / export.FILES["fp32"])
@@ -283,6 +299,7 @@ def _task_record(task: SequenceTask, splits: data.TaskData, truncated: dict[str,
     examples = {"train": 0, "dev": 0, "test": 0} | {name: len(split) for name, split in splits.splits.items()}
     return {
         "name": task.name, "kind": task.kind, "answer": task.answer, "metric": task.metric,
+        "pair": len(task.text) == 2,
         "labels": list(splits.labels), "examples": examples, "truncated": truncated, "sha256": splits.sha256,
     }  # fmt: skip
 
@@ -317,4 +334,4 @@ def _close(run: Run, formats: dict[str, Any]) -> None:
         notice("no exported file passed its gate; report.md says by how much")
     say(f"Report  {run.directory / 'report.md'}")
     say(f"Bundle  {bundle}" + (f"  (recommended: {export.FILES[chosen]})" if chosen else ""))
-    say(f'Try it  python -m distill.edge {bundle} "..."')
+    say(f"Try it  python -m distill.edge {bundle} {report.example(run.record['task'])}")

@@ -82,6 +82,12 @@ def choose_layers(total: int, layers: Layers, depth: int | None = None) -> list[
     Raises:
         UserError: for an unknown name, and for indices that are out of range, repeated or none at all.
     """
+    if isinstance(layers, int):
+        raise UserError(
+            f"student.layers={layers} is one number: student.depth={layers} takes so many, [{layers}] that one"
+        )
+    if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int)):
+        raise UserError(f"student.depth={depth} is no whole number: the teacher has {total} layers")
     if isinstance(layers, str):
         depth = max(1, total // 2) if depth is None else depth
         if not 1 <= depth <= total:

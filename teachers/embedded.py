@@ -11,7 +11,7 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertTokenizer
 
-from teachers.pretrained import Start, problem_type
+from teachers.pretrained import Start
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_LENGTH = 512
@@ -68,7 +68,7 @@ class Embedded:
             pad_token_id=tokenizer.pad_token_id,
             id2label=dict(enumerate(labels)),
             label2id={label: index for index, label in enumerate(labels)},
-            problem_type=problem_type(labels),
+            problem_type="regression" if len(labels) == 1 else "single_label_classification",
         )
         torch.manual_seed(self.seed)
         model = getattr(transformers, auto_class).from_config(config)

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import hub
 from distill.errors import UnreachableError, UserError
+from distill.files import is_full_disk
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # What a model needs to be loaded; weights in safetensors only, since a pickle can run code.
@@ -23,8 +25,8 @@ _FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.py")
 class Start:
     """A model to teach with, or to make a teacher of.
 
-    `fits` says that it has a trained head for the task's labels; otherwise `reason` says why not. `notices` are for
-    the user's eyes.
+    `fits` says that it has a trained head for the task's labels; otherwise `reason` says why not, and `fresh` names the
+    tensors that begin at random. `notices` are for the user's eyes.
     """
 
     model: PreTrainedModel
@@ -32,6 +34,7 @@ class Start:
     fits: bool
     reason: str = ""
     notices: list[str] = field(default_factory=list)
+    fresh: list[str] = field(default_factory=list)
 
 
 class Pretrained:
@@ -80,14 +83,7 @@ class Pretrained:
 
     def _local(self) -> Path:
         directory = Path(str(self.path)).expanduser()
-        if not directory.is_dir():
-            raise UserError(f"teacher.path={self.path} is no directory, expected one with config.json and weights")
-        if not (directory / "config.json").is_file():
-            raise UserError(f"{directory} has no config.json, expected a directory that save_pretrained wrote")
-        if not list(directory.glob("*.safetensors")):
-            pickles = ", ".join(sorted(entry.name for entry in directory.glob("*.bin")))
-            found = f"only {pickles}, which can run code when read" if pickles else "no weights"
-            raise UserError(f"{directory} holds {found}: save the model there again as safetensors (save_pretrained)")
+        check_directory(directory, f"teacher.path={self.path}")
         return directory
 
     def _from_hub(self) -> Path:
@@ -97,7 +93,7 @@ class Pretrained:
         wanted: dict[str, Any] = {"revision": self.revision, "allow_patterns": list(_FILES)}
         try:
             cached = Path(snapshot_download(name, local_files_only=True, **wanted))
-            if list(cached.glob("*.safetensors")) and (cached / "config.json").is_file():
+            if list(cached.glob("*.safetensors")) and (cached / "config.json").is_file() and has_tokenizer(cached):
                 return cached
         except (errors.LocalEntryNotFoundError, errors.HFValidationError):
             pass  # The Hub is next; it also says what is wrong with a name.
@@ -105,6 +101,8 @@ class Pretrained:
             hub.ask(name, "config.json", revision=self.revision)
             fetched = Path(snapshot_download(name, **wanted))
         except (UnreachableError, OSError) as error:
+            if is_full_disk(error) or isinstance(error, PermissionError):
+                raise
             raise UnreachableError(
                 f"the weights of teacher {self.name} ({name}) are neither in the Hugging Face cache nor to be had "
                 "from the Hub: give teacher.path=DIR with the model's files, fetch them once on a machine that is "
@@ -130,51 +128,81 @@ class Pretrained:
     def load(self, auto_class: str, labels: Sequence[str], texts: Sequence[str]) -> Start:
         """The model with a head for `labels`, its tokenizer, and whether that head is trained.
 
-        A head of the same labels in another order is put into the task's order. `texts` are not read: this teacher
-        has its vocabulary already.
+        `texts` are not read: this teacher has its vocabulary already.
         """
-        directory = self.locate()
-        options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
-            config = transformers.AutoConfig.from_pretrained(directory, **options)
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{directory} cannot be loaded: {str(error).splitlines()[0]}") from error
+        return load_directory(
+            self.locate(), auto_class, labels, dtype=DTYPES[self.precision], trust_remote_code=self.trust_remote_code
+        )
+
+
+def check_directory(directory: Path, given: str) -> None:
+    """UserError, beginning with what was `given`, where there is no model in safetensors with its tokenizer."""
+    if not directory.is_dir():
+        raise UserError(f"{given} is no directory, expected one with config.json and weights")
+    if not (directory / "config.json").is_file():
+        raise UserError(f"{given} has no config.json, expected a directory that save_pretrained wrote")
+    if not list(directory.glob("*.safetensors")):
+        pickles = ", ".join(sorted(entry.name for entry in directory.glob("*.bin")))
+        found = f"only {pickles}, which can run code when read" if pickles else "no weights"
+        raise UserError(f"{given} holds {found}: save the model there again as safetensors (save_pretrained)")
+    if not has_tokenizer(directory):
+        raise UserError(f"{given} holds no tokenizer: call tokenizer.save_pretrained for the same directory")
+
+
+def load_directory(
+    directory: Path, auto_class: str, labels: Sequence[str], *, dtype: torch.dtype, trust_remote_code: bool
+) -> Start:
+    """The model with a head for `labels`, its tokenizer, and whether that head is trained.
+
+    A head of the same labels in another order is put into the task's order.
+
+    Raises:
+        UserError: for files that are damaged, or a model that has no such head.
+    """
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()  # Its report of a fresh head is told in our own words.
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
+        config = transformers.AutoConfig.from_pretrained(directory, **options)
         own = [str(config.id2label[index]) for index in sorted(config.id2label)]
         order, reason, notices = match_labels(own, labels)
-        if order is None:
-            config.id2label = dict(enumerate(labels))
-            config.label2id = {label: index for index, label in enumerate(labels)}
-            config.problem_type = problem_type(labels)
-        transformers.logging.disable_progress_bar()
-        verbosity = transformers.logging.get_verbosity()
-        transformers.logging.set_verbosity_error()  # Its report of a fresh head is told in our own words.
-        try:
-            model, info = getattr(transformers, auto_class).from_pretrained(
-                directory,
-                config=config,
-                dtype=DTYPES[self.precision],
-                output_loading_info=True,
-                ignore_mismatched_sizes=order is None,
-                use_safetensors=True,
-                **options,
-            )
-        finally:
-            transformers.logging.set_verbosity(verbosity)
-        if info["missing_keys"]:
-            fresh = ", ".join(sorted(info["missing_keys"]))
-            return Start(model, tokenizer, fits=False, reason=f"its head is not trained ({fresh})")
-        if order is None:
-            return Start(model, tokenizer, fits=False, reason=reason)
-        reorder_head(model, order)
-        model.config.id2label = dict(enumerate(labels))
-        model.config.label2id = {label: index for index, label in enumerate(labels)}
-        return Start(model, tokenizer, fits=True, notices=notices)
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: index for index, label in enumerate(labels)}
+        config.problem_type = "regression" if len(labels) == 1 else "single_label_classification"
+        model, info = getattr(transformers, auto_class).from_pretrained(
+            directory,
+            config=config,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=order is None,
+            use_safetensors=True,
+            **options,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        # What transformers raises for broken files, unknown kinds of model, and those that have no such head.
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{directory} cannot be loaded: {line}") from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    if not tokenizer.is_fast or tokenizer.pad_token_id is None:
+        lacks = "padding token" if tokenizer.is_fast else "fast version (tokenizer.json)"
+        raise UserError(f"the tokenizer of {directory} has no {lacks}, which batches and bundles need")
+    fresh = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
+    if info["missing_keys"]:
+        reason = f"its head is not trained ({', '.join(fresh)})"
+    if reason:
+        return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh)
+    assert order is not None
+    reorder_head(model, order)
+    return Start(model, tokenizer, fits=True, notices=notices)
 
 
-def problem_type(labels: Sequence[str]) -> str:
-    """What transformers calls a task with these outputs: a single one is a number."""
-    return "regression" if len(labels) == 1 else "single_label_classification"
+def has_tokenizer(directory: Path) -> bool:
+    """Whether a tokenizer's vocabulary is there; without one transformers makes up a tokenizer of five tokens."""
+    names = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+    return any(next(directory.glob(name), None) is not None for name in names)
 
 
 def match_labels(own: Sequence[str], labels: Sequence[str]) -> tuple[list[int] | None, str, list[str]]:

@@ -3,6 +3,7 @@
 Each goes through the command itself, in this process: its imports are paid for once.
 """
 
+import gzip
 import os
 import resource
 import signal
@@ -82,6 +83,17 @@ def _no_weights(place: Place) -> list[str]:
     return options
 
 
+def _no_tokenizer(place: Place) -> list[str]:
+    toy_bert(len(place.tokenizer)).save_pretrained(place.root / "bare")
+    return [f"teacher.path={place.root / 'bare'}"]
+
+
+def _damaged(place: Place) -> list[str]:
+    directory = place.classifier(2)
+    (directory / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    return [f"teacher.path={directory}"]
+
+
 def _spoiled(split: str, content: bytes, suffix: str = "tsv") -> Callable[[Place], list[str]]:
     def spoil(place: Place) -> list[str]:
         (place.data / f"{split}.tsv").unlink()
@@ -133,6 +145,14 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
         _spoiled("train", b"sentence\tlabel\na\t1\nb\t0\tx\n"),
         "train.tsv cannot be read: ",
     ),
+    "one class where the task names two": (
+        lambda p: ["task=sst2", *_spoiled("train", b"sentence\tlabel\na\t1\nb\t1\n")(p)],
+        "train.tsv has one class only (1)",
+    ),
+    "a file that is cut short": (
+        _spoiled("dev", gzip.compress(b"sentence\tlabel\na\t1\n" * 50)[:-20], "tsv.gz"),
+        "dev.tsv.gz cannot be read: ",
+    ),
     "a file of no known kind": (lambda p: [f"task.data_dir={_in_the_way(p)}"], "is of no known kind, expected one of"),
     "a teacher that is not there": (_options("teacher.path=nowhere"), "teacher.path=nowhere is no directory"),
     "a teacher without weights": (_no_weights, "holds no weights: save the model there again as safetensors"),
@@ -145,12 +165,19 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
         lambda p: ["+student=pretrained", f"student.path={p.other_student()}"],
         "teacher and student read different tokens: ",
     ),
+    "a teacher without a tokenizer": (_no_tokenizer, "holds no tokenizer: call tokenizer.save_pretrained"),
+    "a teacher whose weights are damaged": (_damaged, "cannot be loaded: "),
     "a student that is not there": (
         _options("+student=pretrained", "student.path=nowhere"),
-        "student.path=nowhere holds no model",
+        "student.path=nowhere is no directory",
     ),
     "a layer out of range": (_options("student.layers=[0,9]"), "student.layers has 9, expected indices from 0 to 3"),
     "a layer twice": (_options("student.layers=[0,0]"), "student.layers=[0, 0] repeats a layer"),
+    "a number of layers": (
+        _options("student.layers=3"),
+        "student.layers=3 is one number: student.depth=3 takes so many",
+    ),
+    "half a layer": (_options("student.depth=1.5"), "student.depth=1.5 is no whole number"),
     "no layer": (_options("student.layers=[]"), "student.layers=[] keeps no layer"),
     "a temperature of 0": (
         _options("objective.terms.soft.temperature=0"),
@@ -175,6 +202,14 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
     "a cache directory in a file": (lambda p: [f"cache_dir={_in_the_way(p)}/cache"], "cannot be created"),
     "too long for the teacher": (_options("task.max_length=100"), "but the teacher reads 80 tokens at most"),
     "a metric of another task": (_options("task.metrics=[pearson]"), "expected some of accuracy, f1, matthews"),
+    "labels that are no words": (_options("task.labels=[yes,no]"), "YAML takes yes and no for true and false"),
+    "a length of nothing": (_options("benchmark.lengths=[0]"), "got benchmark.lengths=[0], expected whole numbers"),
+    "a decay below 0": (_options("trainer.weight_decay=-1"), "got weight_decay=-1, expected 0 or more"),
+    "a seed below 0": (_options("seed=-1"), "got seed=-1, expected a whole number"),
+    "an unknown accelerator": (
+        _options("trainer.accelerator=tpu"),
+        "trainer.accelerator=tpu is unknown, expected one of",
+    ),
     "a misspelt option": (_options("trainer.max_epoch=1"), "did you mean trainer.max_epochs?"),
     "a misspelt name": (_options("objective=hintn"), "there is no objective hintn (did you mean hinton?)"),
 }
@@ -240,8 +275,25 @@ def test_a_full_disk_is_answered_in_one_line_and_leaves_nothing_half_written(pla
     assert done.returncode == 2, done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("error: there is no room left to write in output_dir=")
     assert "Traceback" not in done.stderr
-    assert not list(place.root.glob("cache/teachers/*"))
-    assert not [path for path in place.root.rglob("*") if path.is_file() and path.suffix == ".ckpt"]
+    assert not [path for path in place.root.rglob("*") if ".ckpt" in path.name]
+
+
+def test_a_directory_that_could_not_be_filled_is_not_there(place: Place) -> None:
+    """A teacher's files are too large where its checkpoints are not: they end as they began, with nothing."""
+    program = (
+        "import resource, pathlib, sys\n"
+        "from distill.files import is_full_disk, whole_directory\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try:\n"
+        "    with whole_directory(pathlib.Path('cache/teacher')) as draft:\n"
+        "        (draft / 'small').write_bytes(bytes(10))\n"
+        "        (draft / 'large').write_bytes(bytes(5000))\n"
+        "except OSError as error:\n"
+        "    sys.exit(7 if is_full_disk(error) else 8)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=place.root, capture_output=True, check=False)
+    assert done.returncode == 7, done.stderr
+    assert list((place.root / "cache").iterdir()) == []
 
 
 @pytest.mark.parametrize("trained", [False, True])

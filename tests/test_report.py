@@ -28,7 +28,10 @@ def record(**changes: Any) -> dict[str, Any]:
         }  # fmt: skip
 
     content: dict[str, Any] = {
-        "task": {"name": "toy", "answer": "classes", "metric": "accuracy", "examples": {"train": 64, "dev": 24}},
+        "task": {
+            "name": "toy", "answer": "classes", "pair": False, "metric": "accuracy",
+            "examples": {"train": 64, "dev": 24},
+        },
         "objective": {"name": "hinton", "terms": {"soft": {"weight": 0.5}, "hard": {"weight": 0.5}}},
         "teacher": {
             "requested": "big", "resolved": "big", "substituted": False, "parameters": 20_000_000,
