@@ -63,9 +63,7 @@ class SequenceTask:
         if labels is not None and len({str(name) for name in labels}) < max(2, len(labels)):
             raise ValueError(f"got task.labels={list(labels)}, expected at least two names, each once")
         if any(isinstance(name, bool) for name in labels or ()):
-            raise ValueError(
-                f"got task.labels={list(labels or ())}: YAML takes yes and no for true and false, quote them"
-            )
+            raise ValueError(f"got task.labels={list(labels or ())}, expected names: put quotes around them")
         known = REGRESSION_METRICS if regression else METRICS
         if not metrics or any(metric not in known for metric in metrics):
             raise ValueError(f"got task.metrics={list(metrics)}, expected some of {', '.join(known)}")

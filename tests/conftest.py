@@ -72,6 +72,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def encoder_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> Path:
     """A pre-trained encoder without a classification head, in float16 as many checkpoints are."""
     directory = tmp_path_factory.mktemp("encoder")
-    toy_bert(len(tokenizer), spread=0.05).bert.half().save_pretrained(directory)
+    encoder = toy_bert(len(tokenizer), spread=0.05).bert.half()
+    encoder.config.id2label, encoder.config.label2id = {0: "LABEL_0", 1: "LABEL_1"}, {"LABEL_0": 0, "LABEL_1": 1}
+    encoder.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

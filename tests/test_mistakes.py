@@ -202,7 +202,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
     "a cache directory in a file": (lambda p: [f"cache_dir={_in_the_way(p)}/cache"], "cannot be created"),
     "too long for the teacher": (_options("task.max_length=100"), "but the teacher reads 80 tokens at most"),
     "a metric of another task": (_options("task.metrics=[pearson]"), "expected some of accuracy, f1, matthews"),
-    "labels that are no words": (_options("task.labels=[yes,no]"), "YAML takes yes and no for true and false"),
+    "labels that are no words": (_options("task.labels=[true,false]"), "expected names: put quotes around them"),
     "a length of nothing": (_options("benchmark.lengths=[0]"), "got benchmark.lengths=[0], expected whole numbers"),
     "a decay below 0": (_options("trainer.weight_decay=-1"), "got weight_decay=-1, expected 0 or more"),
     "a seed below 0": (_options("seed=-1"), "got seed=-1, expected a whole number"),
