@@ -307,14 +307,19 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(place: Place, trained: bool) 
     process = subprocess.Popen(
         [sys.executable, "-m", "distill", *arguments(place), *options], cwd=place.root, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "2"},
+        # A test run in the background ignores Ctrl-C, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     wanted = "checkpoints/last.ckpt" if trained else "run.json"
     runs = place.root / "runs" / "classification" / "pretrained-distilbert"
     deadline = time.monotonic() + 90
-    while not list(runs.glob(f"*/{wanted}")) and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=90)
+    try:
+        while not list(runs.glob(f"*/{wanted}")) and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=90)
+    finally:
+        process.kill()
     assert process.returncode == 130, error
     [directory] = runs.iterdir()
     last = error.strip().splitlines()[-1]

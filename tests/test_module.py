@@ -325,7 +325,7 @@ def test_a_loss_that_is_no_number_ends_the_training(make: Make):
     with torch.no_grad():
         toy.module.student.classifier.bias[0] = torch.nan
     before = weights(toy.module)
-    with pytest.raises(NumericalError, match=r"step 0: the term soft is nan; try a smaller trainer\.learning") as told:
+    with pytest.raises(NumericalError, match=r"step 0: the term soft is nan; try a smaller learning_rate") as told:
         toy.fit()
     assert told.value.exit_code == 3
     assert torch.equal(toy.module.student.pre_classifier.weight, before["student.pre_classifier.weight"])
