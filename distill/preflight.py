@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -104,8 +105,11 @@ def check_outputs(objective: Objective, **models: PreTrainedModel) -> None:
     """UserError where a term needs what one of the models does not give."""
     for who, model in models.items():
         tokens = torch.ones((1, 4), dtype=torch.long, device=model.device)
+        verbosity = transformers.logging.get_verbosity()
+        transformers.logging.set_verbosity_error()  # Its warning says half of what the line below says.
         with torch.no_grad():
             output = run_model(model, {"input_ids": tokens, "attention_mask": tokens}, objective.needs)
+        transformers.logging.set_verbosity(verbosity)
         for name in sorted(objective.needs):
             if not getattr(output, name, None):
                 terms = ", ".join(objective.needing(name))
