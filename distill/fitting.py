@@ -282,6 +282,7 @@ def quiet() -> None:
     for message in (
         "does not have many workers",
         "exists and is not empty",
+        "is smaller than the logging interval",
         "isinstance(treespec, LeafSpec)",
         "your dataloader is not resumable",  # Ours begins where the checkpoint ended.
     ):
