@@ -190,7 +190,6 @@ def _is_kept(kept: Path) -> bool:
 
 
 def _load(kept: Path, task: SequenceTask) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    transformers.logging.disable_progress_bar()
     auto_class = getattr(transformers, task.auto_class)
     model = auto_class.from_pretrained(kept, dtype=torch.float32, use_safetensors=True)
     return model, transformers.AutoTokenizer.from_pretrained(kept)

@@ -73,7 +73,7 @@ def _parent(config: DictConfig) -> Path:
     names = [config.teacher.name]
     if config.job.name != "finetune":
         names.append(config.student.name)
-    return Path(config.output_dir).expanduser() / str(config.task.name) / "-".join(names)
+    return Path(str(config.output_dir)).expanduser() / str(config.task.name) / "-".join(names)
 
 
 def _new(config: DictConfig) -> Run:

@@ -62,9 +62,9 @@ def check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel, tokeniz
     """
     theirs: Mapping[str, int] = getattr(student, "vocabulary", {})
     ours = tokenizer.get_vocab()
-    differing = [token for token in sorted(ours, key=lambda token: ours[token]) if theirs.get(token) != ours[token]]
-    if theirs and differing:
-        token = differing[0]
+    differing = [token for token, number in ours.items() if theirs.get(token) != number] if theirs else []
+    if differing:
+        token = min(differing, key=lambda token: ours[token])
         raise UserError(
             f"teacher and student read different tokens: {token!r} is {ours[token]} to the teacher and "
             f"{theirs.get(token, 'nothing')} to the student, {len(differing):,} of {len(ours):,} differ: "

@@ -292,12 +292,12 @@ def test_a_number_for_a_pair_goes_the_whole_way_to_a_bilstm(tmp_path: Path, enco
         rows.append((text, f"and then {text}" if index % 3 else "something else", str(5.0 * label)))
     with open(tmp_path / "mine.csv", "w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
-    done = command(
-        "+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=bilstm", "student.hidden_dim=16",
-        "task=regression", "task.data_dir=mine.csv", "task.text=[first,second]", "task.label=score",
-        f"cache_dir={tmp_path / 'cache'}", f"output_dir={tmp_path / 'runs'}", *SMALL, *TEACHER, "export.max_drop=0.2",
-        cwd=tmp_path,
+    shared = (
+        "+teacher=pretrained", f"teacher.path={encoder_dir}", "task=regression", "task.data_dir=mine.csv",
+        "task.text=[first,second]", "task.label=score", f"cache_dir={tmp_path / 'cache'}",
+        f"output_dir={tmp_path / 'runs'}", *SMALL, *TEACHER, "export.max_drop=0.2",
     )  # fmt: skip
+    done = command(*shared, "+student=bilstm", "student.hidden_dim=16", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "a number, score: 0 to 5" in done.stdout
     [(directory, record)] = records(tmp_path / "runs")
@@ -312,13 +312,7 @@ def test_a_number_for_a_pair_goes_the_whole_way_to_a_bilstm(tmp_path: Path, enco
     model = AutoModelForSequenceClassification.from_pretrained(directory / "student", dtype=torch.float32)
     assert type(model).__name__ == "BilstmForSequenceClassification"
     assert model.config.pair
-    # The same student goes on from where it is, and a test split is scored without having chosen anything.
-    again = command(
-        "+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=pretrained",
-        f"student.path={directory / 'student'}",
-        "task=regression", "task.data_dir=mine.csv", "task.text=[first,second]", "task.label=score",
-        f"cache_dir={tmp_path / 'cache'}", f"output_dir={tmp_path / 'runs'}", *SMALL, *TEACHER, "export.max_drop=0.2",
-        cwd=tmp_path,
-    )  # fmt: skip
+    # The same student goes on from where it is.
+    again = command(*shared, "+student=pretrained", f"student.path={directory / 'student'}", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "13 tensors copied, 0 fresh" in again.stdout
