@@ -1,13 +1,15 @@
-"""From the splits of a task to tokenized batches of about one length."""
+"""From tokenized examples to batches of about one length."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from distill import tokens
 from distill.data import Split, TaskData
 from distill.errors import UserError
 from distill.tasks import SequenceTask
@@ -15,132 +17,193 @@ from distill.tasks import SequenceTask
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Batch = dict[str, Tensor]
+Step = list[list[int]]
+POOL = 100  # Micro-batches that are sorted by length together.
+# Tokens in a forward pass without gradients: on a CPU more of them leave its caches.
+SCORED_TOKENS = {"cpu": 2048, "gpu": 65_536}
 
-class Examples(Dataset[list[dict[str, Any]]]):
-    """One tokenized split. An index is a list of examples: a whole micro-batch is fetched at once.
 
-    `truncated` counts the examples that were longer than `max_length`, special tokens included.
+class Examples(Dataset[Batch]):
+    """One tokenized split. An index is a list of examples: a whole micro-batch is padded to its own longest at once.
+
+    `lengths [N]` are in tokens; `truncated` counts the examples that were longer than the task's `max_length`; `digest`
+    stands for all token ids.
     """
 
-    def __init__(self, split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> None:
-        encoded = tokenizer(
-            split.texts, split.pairs, truncation=True, max_length=max_length, return_attention_mask=True
-        )
-        self.columns: dict[str, list[list[int]]] = dict(encoded)
-        self.labels = split.labels.tolist()
-        self.lengths = np.array([len(tokens) for tokens in self.columns["input_ids"]])
-        self.truncated = sum(bool(encoding.overflowing) for encoding in encoded.encodings)
+    def __init__(
+        self,
+        split: Split,
+        task: SequenceTask,
+        tokenizer: "PreTrainedTokenizerBase",
+        cache_dir: Path | None = None,
+    ) -> None:
+        self.digest = tokens.digest(split, tokenizer, task.max_length)
+        encoded = tokens.encode(split, tokenizer, task.max_length, cache_dir)
+        self.task, self.labels = task, split.labels
+        self.truncated, self.lengths = encoded.truncated, np.diff(encoded.offsets)
+        self._columns, self._starts = encoded.columns, encoded.offsets[:-1]
+        self._padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+        self._pads_left = tokenizer.padding_side == "left"
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        return [
-            {name: column[i] for name, column in self.columns.items()} | {"label": self.labels[i], "example_id": i}
-            for i in indices
-        ]
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        chosen = np.asarray(indices)
+        lengths = self.lengths[chosen]
+        mask = np.arange(lengths.max()) < lengths[:, None]  # [B, L]
+        if self._pads_left:
+            mask = mask[:, ::-1]
+        # Where each token lies: its example's start, and its place behind that.
+        places = np.arange(lengths.sum()) + np.repeat(self._starts[chosen] - (lengths.cumsum() - lengths), lengths)
+        batch = {}
+        for name, values in self._columns.items():
+            batch[name] = np.full(mask.shape, self._padding[name], dtype=np.int64)
+            batch[name][mask] = values[places]
+        batch |= {"attention_mask": mask.astype(np.int64), "example_id": chosen}
+        batch |= self.task.collate(self.labels[chosen])
+        return {name: torch.from_numpy(array) for name, array in batch.items()}
 
 
-class LengthBuckets(Sampler[list[list[int]]]):
+class LengthBuckets(Sampler[Step]):
     """The steps of an epoch: each a list of micro-batches, each a list of examples of about one length.
 
     The examples are shuffled, cut into pools of `pool` micro-batches, sorted by length within a pool, cut into
     micro-batches, and these are shuffled again. So every example comes exactly once an epoch, in an order that
     depends on the seed and the epoch alone. Without `shuffle` all are sorted, longest first, which shows at once
     whether the memory is enough.
+
+    A micro-batch holds `batch_size` examples or, with `batch_tokens`, as many as stay within that number of tokens,
+    padding included; then all examples are one pool, so that every epoch has the same number of steps.
+
+    Of several processes, `rank` of `world` gets its part of every step; together they see each example once, and all
+    of them have the same number of steps.
     """
 
     def __init__(
         self,
         lengths: np.ndarray,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
         accumulate: int = 1,
         shuffle: bool = True,
         seed: int = 0,
-        pool: int = 50,
+        pool: int = POOL,
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
-        if batch_size < 1 or accumulate < 1:
+        if (batch_size is None) == (batch_tokens is None):
+            raise ValueError(f"got batch_size={batch_size} and batch_tokens={batch_tokens}, expected one of them")
+        if (batch_size is not None and batch_size < 1) or accumulate < 1:
             raise UserError(f"got batch_size={batch_size} and accumulate={accumulate}, expected at least 1 of each")
-        self.lengths, self.batch_size, self.accumulate = lengths, batch_size, accumulate
+        if batch_tokens is not None and batch_tokens < lengths.max():
+            raise UserError(
+                f"got batch_tokens={batch_tokens}, expected at least {lengths.max()}: so long is the longest example"
+            )
+        self.lengths, self.accumulate = lengths, accumulate
+        self.batch_size, self.batch_tokens = batch_size, batch_tokens
         self.shuffle, self.seed, self.pool, self.epoch = shuffle, seed, pool, 0
+        self.rank, self.world = rank, world
         self.skip = 0  # Steps of the next epoch that a resumed training has done already.
         self.sampler = self  # Where Lightning looks for `set_epoch`.
+        by_length = np.sort(lengths)
+        self._micro_batches = -(-len(lengths) // batch_size) if batch_size else len(self._bounds(by_length))
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        micro_batches = -(-len(self.lengths) // self.batch_size)
-        return -(-micro_batches // self.accumulate)
+        return -(-self._micro_batches // (self.accumulate * self.world))
 
-    def __iter__(self) -> Iterator[list[list[int]]]:
-        micro_batches = self._shuffled() if self.shuffle else self._cut(np.argsort(-self.lengths, kind="stable"))
-        first, self.skip = self.skip * self.accumulate, 0
-        for start in range(first, len(micro_batches), self.accumulate):
-            yield micro_batches[start : start + self.accumulate]
+    def __iter__(self) -> Iterator[Step]:
+        micro_batches = self._shuffled() if self.shuffle else self._cut(np.argsort(self.lengths, kind="stable"))[::-1]
+        a_step = self.accumulate * self.world
+        first, self.skip = self.skip, 0
+        for start in range(first * a_step, len(micro_batches), a_step):
+            yield self._part(micro_batches[start : start + a_step])
 
-    def _shuffled(self) -> list[list[int]]:
+    def padding(self) -> float:
+        """Share of an epoch's tokens that are padding."""
+        micro_batches = self._shuffled() if self.shuffle else self._cut(np.argsort(self.lengths, kind="stable"))
+        computed = sum(len(part) * int(self.lengths[part].max()) for part in micro_batches)
+        return 1 - int(self.lengths.sum()) / computed
+
+    def _part(self, step: Step) -> Step:
+        """What this process does of a step; an epoch's last may have to be cut smaller for all to have any."""
+        if len(step) < self.world:
+            step = [part.tolist() for part in np.array_split(np.concatenate(step), self.world) if len(part)]
+        return step[self.rank :: self.world]
+
+    def _shuffled(self) -> Step:
         random = np.random.default_rng([self.seed, self.epoch])
         order = random.permutation(len(self.lengths))
+        size = self.pool * self.batch_size if self.batch_size else len(order)
         micro_batches = []
-        size = self.pool * self.batch_size
         for start in range(0, len(order), size):
             members = order[start : start + size]
             micro_batches += self._cut(members[np.argsort(self.lengths[members], kind="stable")])
         return [micro_batches[i] for i in random.permutation(len(micro_batches))]
 
-    def _cut(self, order: np.ndarray) -> list[list[int]]:
-        return [order[i : i + self.batch_size].tolist() for i in range(0, len(order), self.batch_size)]
+    def _cut(self, order: np.ndarray) -> Step:
+        """Micro-batches out of examples that are sorted by length, shortest first."""
+        return [order[first:last].tolist() for first, last in self._bounds(self.lengths[order])]
+
+    def _bounds(self, lengths: np.ndarray) -> list[tuple[int, int]]:
+        """First and last of every micro-batch, from the longest down, so that an odd one is of the shortest."""
+        bounds = []
+        last = len(lengths)
+        while last:
+            size = self.batch_size or self.batch_tokens // int(lengths[last - 1])  # type: ignore[operator]
+            bounds.append((max(0, last - size), last))
+            last = bounds[-1][0]
+        return bounds[::-1]
 
 
-def loader(
-    examples: Examples, task: SequenceTask, tokenizer: "PreTrainedTokenizerBase", buckets: LengthBuckets
-) -> DataLoader[list[dict[str, Tensor]]]:
+def tokenize(
+    data: TaskData, task: SequenceTask, tokenizer: "PreTrainedTokenizerBase", *, cache_dir: Path | None = None
+) -> dict[str, Examples]:
+    """Every split in tokens: `train`, then those that are scored, dev first."""
+    splits = {"train": data.splits["train"], **data.scored()}
+    return {name: Examples(split, task, tokenizer, cache_dir) for name, split in splits.items()}
+
+
+def loader(examples: Examples, steps: Sampler[Step] | Sequence[Step]) -> DataLoader[list[Batch]]:
     """Yields one optimizer step at a time: its micro-batches, each padded to its own longest example."""
-
-    def collate(step: list[list[dict[str, Any]]]) -> list[dict[str, Tensor]]:
-        return [_pad(micro_batch, task, tokenizer) for micro_batch in step]
-
-    return DataLoader(examples, batch_sampler=buckets, collate_fn=collate)  # type: ignore[arg-type]
+    # Pinned memory is copied to a GPU while that computes.
+    pin = torch.cuda.is_available()
+    return DataLoader(examples, batch_sampler=steps, collate_fn=list, pin_memory=pin)  # type: ignore[arg-type]
 
 
-def evaluation_loader(
-    examples: Examples, task: SequenceTask, tokenizer: "PreTrainedTokenizerBase", batch_size: int = 64
-) -> DataLoader[list[dict[str, Tensor]]]:
-    """A whole split, longest examples first."""
-    return loader(examples, task, tokenizer, LengthBuckets(examples.lengths, batch_size=batch_size, shuffle=False))
+def scoring_steps(lengths: np.ndarray) -> Step:
+    """Large micro-batches of examples of these lengths, longest first."""
+    tokens_at_once = SCORED_TOKENS["gpu" if torch.cuda.is_available() else "cpu"]
+    buckets = LengthBuckets(lengths, batch_tokens=max(tokens_at_once, int(lengths.max())), shuffle=False)
+    return [micro_batch for step in buckets for micro_batch in step]
+
+
+def evaluation_loader(examples: Examples) -> DataLoader[list[Batch]]:
+    """A whole split, longest examples first, in large batches."""
+    return loader(examples, [[micro_batch] for micro_batch in scoring_steps(examples.lengths)])
 
 
 def loaders(
-    data: TaskData,
-    task: SequenceTask,
-    tokenizer: "PreTrainedTokenizerBase",
+    examples: Mapping[str, Examples],
     *,
-    batch_size: int,
+    batch_size: int | None,
+    batch_tokens: int | None = None,
     accumulate: int,
     seed: int,
-) -> dict[str, DataLoader[list[dict[str, Tensor]]]]:
-    """`train` in shuffled steps of `batch_size * accumulate` examples, and the splits that are scored."""
-    train = Examples(data.splits["train"], tokenizer, task.max_length)
-    buckets = LengthBuckets(train.lengths, batch_size=batch_size, accumulate=accumulate, seed=seed)
-    return {"train": loader(train, task, tokenizer, buckets), **evaluation_loaders(data, task, tokenizer)}
+) -> dict[str, DataLoader[list[Batch]]]:
+    """`train` in shuffled steps of `accumulate` micro-batches, and the splits that are scored."""
+    train = examples["train"]
+    buckets = LengthBuckets(
+        train.lengths, batch_size=batch_size, batch_tokens=batch_tokens, accumulate=accumulate, seed=seed
+    )
+    return {"train": loader(train, buckets), **evaluation_loaders(examples)}
 
 
-def evaluation_loaders(
-    data: TaskData, task: SequenceTask, tokenizer: "PreTrainedTokenizerBase"
-) -> dict[str, DataLoader[list[dict[str, Tensor]]]]:
+def evaluation_loaders(examples: Mapping[str, Examples]) -> dict[str, DataLoader[list[Batch]]]:
     """One for every split that is scored, dev first."""
-    return {
-        name: evaluation_loader(Examples(split, tokenizer, task.max_length), task, tokenizer)
-        for name, split in data.scored().items()
-    }
-
-
-def _pad(examples: list[dict[str, Any]], task: SequenceTask, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Tensor]:
-    inputs = [{k: v for k, v in example.items() if k not in ("label", "example_id")} for example in examples]
-    # The tokenizer would warn that encoding and padding in one call is faster; here they are apart on purpose.
-    tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
-    batch = dict(tokenizer.pad(inputs, padding="longest", return_tensors="pt"))
-    added = task.collate(examples) | {"example_id": [example["example_id"] for example in examples]}
-    return batch | {name: torch.tensor(values) for name, values in added.items()}
+    return {name: evaluation_loader(split) for name, split in examples.items() if name != "train"}

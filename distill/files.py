@@ -29,17 +29,23 @@ def is_full_disk(error: BaseException | None) -> bool:
     return False
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write beside the target, then rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A file to write beside `path`, which takes its place at the end; a killed process leaves what was there."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
+        yield temporary
+        with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file, or none."""
+    with replaced(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -1,10 +1,12 @@
 """A teacher that is ready to teach: as it is, kept from an earlier run, or fine-tuned first."""
 
+import copy
 import hashlib
 import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +17,83 @@ from lightning.pytorch.loggers import CSVLogger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import batches, data, fitting
+from distill.answers import ask_once
 from distill.errors import UnreachableError, UserError
-from distill.files import is_intact, whole_directory, write_json
+from distill.files import CHECKSUMS, is_intact, sha256, whole_directory, write_json
 from distill.losses import HardLabels, Objective
 from distill.module import DistillationModule, freeze, predict_splits
-from distill.preflight import check_length, duration
+from distill.preflight import check_budget, check_length, duration
 from distill.progress import console, notice, say
 from distill.tasks import SequenceTask
 
-KEPT_FORMAT = 2
-# Called with a teacher's model and tokenizer before that is trained; raises for a student that cannot follow it.
-Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase], None]
+KEPT_FORMAT = 3
+# Called with a teacher's model, tokenizer and examples before it is trained; raises for what cannot follow it.
+Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase, dict[str, batches.Examples]], None]
 
 
-@dataclass(frozen=True)
 class Teacher:
-    """Who teaches, how well it does on the splits that are scored, and the seconds it took to train it in this run."""
+    """Who teaches, how well it does on the splits that are scored, and the seconds it took to train it in this run.
 
-    requested: str
-    resolved: str
-    substituted: bool
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    fingerprint: str
-    origin: str
-    metrics: dict[str, float]
-    seconds: float
+    `model` is the float32 model; `release` frees its memory until somebody asks for it again. `fingerprint` stands for
+    everything that its answers depend on, the inputs aside.
+    """
+
+    def __init__(
+        self,
+        *,
+        requested: str,
+        resolved: str,
+        substituted: bool,
+        origin: str,
+        tokenizer: PreTrainedTokenizerBase,
+        load: Callable[[], PreTrainedModel],
+        precision: str,
+        weights: str,
+        cache: Any,
+        seconds: float,
+        model: PreTrainedModel | None = None,
+    ) -> None:
+        self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
+        self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
+        self.cache, self.seconds = cache, seconds
+        self.metrics: dict[str, float] = {}
+        self._load = load
+        self._model = None if model is None else freeze(model)
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def model(self) -> PreTrainedModel:
+        if self._model is None:
+            self._model = freeze(self._load())
+        return self._model
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.weights}-{self.precision}"
+
+    def answering(self) -> PreTrainedModel:
+        """The model in the precision in which it answers."""
+        dtype = getattr(torch, self.precision)
+        model = self.model if dtype == torch.float32 else copy.deepcopy(self.model).to(dtype)
+        return freeze(model)
+
+    def release(self) -> None:
+        """Free the model's memory."""
+        self._model = None
 
     def record(self) -> dict[str, Any]:
         """The `teacher` of run.json."""
-        parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        fields = ("requested", "resolved", "substituted", "origin", "metrics")
-        return {**{name: getattr(self, name) for name in fields}, "parameters": parameters}
+        fields = ("requested", "resolved", "substituted", "origin", "precision", "metrics", "parameters")
+        return {name: getattr(self, name) for name in fields}
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a teacher comes from, as a class of `teachers/` gives it, and how to fine-tune it; None: never."""
+    """A teacher as a class of `teachers/` gives it, how to fine-tune it (None: never), and where its outputs go."""
 
     weights: Any
     settings: fitting.Settings | None
+    cache: Any
 
 
 def locate(requested: Source, substitute: Callable[[], Source], task: SequenceTask) -> tuple[Source, bool]:
@@ -89,8 +128,8 @@ def prepare(
     cache_dir: Path,
     run_directory: Path,
     rehearse: Rehearsal,
-) -> Teacher:
-    """Load the teacher, fine-tune it if its head does not fit the task, and score it on dev.
+) -> tuple[Teacher, dict[str, batches.Examples]]:
+    """Load the teacher, fine-tune it if its head does not fit the task, score it, and tokenize with its tokenizer.
 
     A fine-tuned teacher is kept in the cache under a fingerprint of weights, data and settings. Before the training,
     `rehearse` is called with what is to become the teacher, so that what cannot follow it fails early.
@@ -98,48 +137,82 @@ def prepare(
     Raises:
         UserError: when it would have to be fine-tuned and must not be, or does worse than the majority class.
     """
-    fingerprint = _fingerprint(source, task, splits)
-    kept = cache_dir / "teachers" / f"{source.weights.name}-{task.name}-{fingerprint[:16]}"
+    directory = cache_dir / "teachers" / f"{source.weights.name}-{task.name}-{_fingerprint(source, task, splits)[:16]}"
     seconds = 0.0
-    if source.settings is not None and _is_kept(kept):
-        say(f"Teacher: fine-tuned before, reused from {kept}")
+    examples: dict[str, batches.Examples] | None = None
+    if source.settings is not None and _is_kept(directory):
+        say(f"Teacher: fine-tuned before, reused from {directory}")
         origin = "kept"
     else:
-        start = source.weights.load(task.auto_class, splits.labels, splits.splits["train"].texts)
+
+        def start_again() -> Any:
+            start = source.weights.load(task.auto_class, splits.labels, splits.splits["train"].texts)
+            _adopt_special_tokens(start.model, start.tokenizer)
+            return start
+
+        start = start_again()
         check_length(start.model, start.tokenizer, task, who="teacher")
-        _adopt_special_tokens(start.model, start.tokenizer)
+        if source.settings is not None:
+            check_budget(source.settings.batch_tokens, task, "teacher.finetune")
         for text in start.notices:
             notice(text)
         if start.fits:
             origin = "as it is"
-            model, tokenizer = start.model, start.tokenizer
         elif source.settings is None:
             raise UserError(
                 f"teacher {source.weights.resolved()} does not fit task {task.name}: {start.reason}; "
                 "leave out teacher.finetune=false to have it fine-tuned first"
             )
         else:
-            rehearse(start.model, start.tokenizer)
+            examples = batches.tokenize(splits, task, start.tokenizer, cache_dir=cache_dir)
+            rehearse(start.model, start.tokenizer, examples)
             say(f"Teacher: {source.weights.resolved()} is fine-tuned on {task.name} first, {start.reason}")
-            seconds = _finetune(start, source.settings, task, splits, kept, run_directory / "teacher")
+            seconds = _finetune(start, source.settings, task, splits, examples, directory, run_directory / "teacher")
             origin = "fine-tuned"
-    if origin != "as it is":
-        model, tokenizer = _load(kept, task)
-    model = freeze(model)
-    logits = predict_splits(model, batches.evaluation_loaders(splits, task, tokenizer))
-    metrics = task.split_metrics(logits, splits.scored_labels())
+    if origin == "as it is":
+        weights = _digest([source.weights.fingerprint(), splits.labels])
+        tokenizer, load, model = start.tokenizer, lambda: start_again().model, start.model
+    else:
+        weights = sha256(directory / CHECKSUMS)
+        tokenizer, model = transformers.AutoTokenizer.from_pretrained(directory), None
+        load = partial(_load, directory, task)
+    teacher = Teacher(
+        requested=requested, resolved=source.weights.resolved(), substituted=substituted, origin=origin,
+        tokenizer=tokenizer, load=load, precision=source.weights.precision, weights=weights, seconds=seconds,
+        cache=source.cache, model=model,
+    )  # fmt: skip
+    examples = examples or batches.tokenize(splits, task, tokenizer, cache_dir=cache_dir)
+    logits = _answers_on_scored_splits(teacher, task, examples, cache_dir)
+    teacher.metrics = task.split_metrics(logits, splits.scored_labels())
     if not task.regression:
-        _check_majority(task.predictions(logits["dev"]), splits.splits["dev"].labels, source.weights.resolved())
-    return Teacher(
-        requested, source.weights.resolved(), substituted, model, tokenizer, fingerprint, origin, metrics, seconds
-    )
+        _check_majority(task.predictions(logits["dev"]), splits.splits["dev"].labels, teacher.resolved)
+    return teacher, examples
+
+
+def _answers_on_scored_splits(
+    teacher: Teacher, task: SequenceTask, examples: dict[str, batches.Examples], cache_dir: Path
+) -> dict[str, np.ndarray]:
+    """Split -> logits `[N, C]`, kept unless the cache is turned off."""
+    if teacher.cache.enabled is False or not task.fixed_inputs:
+        return predict_splits(teacher.answering(), batches.evaluation_loaders(examples))
+    return {
+        name: ask_once(
+            teacher.answering, split, cache=teacher.cache, directory=cache_dir / "outputs",
+            fingerprint=teacher.fingerprint, title=f"teacher on {name}",
+        ).kept.logits()
+        for name, split in examples.items()
+        if name != "train"
+    }  # fmt: skip
 
 
 def _fingerprint(source: Source, task: SequenceTask, splits: data.TaskData) -> str:
     settings = None
     if source.settings is not None:
         settings = asdict(replace(source.settings, precision=source.settings.resolved_precision()))
-    parts = [KEPT_FORMAT, source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings]
+    return _digest([KEPT_FORMAT, source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings])
+
+
+def _digest(parts: list[Any]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -148,20 +221,21 @@ def _finetune(
     settings: fitting.Settings,
     task: SequenceTask,
     splits: data.TaskData,
+    examples: dict[str, batches.Examples],
     kept: Path,
     directory: Path,
 ) -> float:
     """Fine-tune on the hard labels, keep the result in `kept`, and return the seconds it took."""
     began = time.perf_counter()
-    loaders = batches.loaders(splits, task, start.tokenizer, **settings.batches())
+    loaders = batches.loaders(examples, **settings.batches())
     module = DistillationModule(
-        student=start.model.float(),
+        student=start.model,
         objective=Objective(name="supervised", terms={"hard": HardLabels()}),
         task=task,
         **settings.optimization(len(loaders["train"])),
     )
     estimate = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
-    length = f"{module.total_steps:,} steps of {settings.batch_size * settings.accumulate} examples"
+    length = f"{module.total_steps:,} steps of {settings.step_size()}"
     say(f"         {length}, {settings.resolved_precision()}, about {duration(estimate)}, once")
     fitting.fit(
         module,
@@ -172,9 +246,8 @@ def _finetune(
         logger=CSVLogger(str(directory), name="", version=""),
         title="teacher",
     )
-    model = module.student.to(start.model.dtype)
     with whole_directory(kept) as temporary:
-        model.save_pretrained(temporary)
+        module.student.save_pretrained(temporary)
         start.tokenizer.save_pretrained(temporary)
         write_json(temporary / "distill.json", {"task": task.name, "data": splits.sha256, "settings": asdict(settings)})
     fitting.remove_checkpoints(directory / "checkpoints")  # The result is kept whole in the cache.
@@ -189,10 +262,10 @@ def _is_kept(kept: Path) -> bool:
     return kept.is_dir()
 
 
-def _load(kept: Path, task: SequenceTask) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load(kept: Path, task: SequenceTask) -> PreTrainedModel:
     auto_class = getattr(transformers, task.auto_class)
-    model = auto_class.from_pretrained(kept, dtype=torch.float32, use_safetensors=True)
-    return model, transformers.AutoTokenizer.from_pretrained(kept)
+    model: PreTrainedModel = auto_class.from_pretrained(kept, dtype=torch.float32, use_safetensors=True)
+    return model
 
 
 def _adopt_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

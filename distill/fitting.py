@@ -2,11 +2,12 @@
 
 import ctypes
 import logging
-import os
 import re
 import sys
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
 
+from distill import kernels
 from distill.errors import UserError
+from distill.files import replaced
 from distill.module import DistillationModule
 from distill.progress import ProgressBar
 
@@ -33,12 +37,15 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed")
 class Settings:
     """How to train: the keys of `conf/trainer`. Of `max_epochs` and `max_steps` the first one reached ends it.
 
-    `batch_size` counts examples; an optimizer step sees `batch_size * accumulate` of them. `warmup` is a share of all
-    steps, `clip` the largest norm of the gradient (0: none), `evaluations` how often dev is scored in an epoch.
+    `batch_size` counts examples in a forward pass; with `batch_tokens` that many tokens, padding included, take its
+    place. An optimizer step sees `accumulate` such batches. `warmup` is a share of all steps, `clip` the largest norm
+    of the gradient (0: none), `evaluations` how often dev is scored in an epoch. `compile` hands the student to
+    `torch.compile`.
     """
 
     learning_rate: float
     batch_size: int
+    batch_tokens: int | None = None
     accumulate: int = 1
     max_epochs: int | None = None
     max_steps: int | None = None
@@ -48,12 +55,13 @@ class Settings:
     precision: str = "auto"
     evaluations: int = 1
     accelerator: str = "auto"
+    compile: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.max_epochs is None and self.max_steps is None:
             raise ValueError("got neither max_epochs nor max_steps, expected a number for one of them")
-        for name in ("batch_size", "accumulate", "max_epochs", "max_steps", "evaluations"):
+        for name in ("batch_size", "batch_tokens", "accumulate", "max_epochs", "max_steps", "evaluations"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"got {name}={value!r}, expected a whole number of at least 1")
@@ -75,14 +83,29 @@ class Settings:
         ends = [self.max_steps, None if self.max_epochs is None else self.max_epochs * steps_per_epoch]
         return min(end for end in ends if end is not None)
 
-    def batches(self) -> dict[str, int]:
+    def batches(self) -> dict[str, Any]:
         """What `batches.loaders` asks for."""
-        return {"batch_size": self.batch_size, "accumulate": self.accumulate, "seed": self.seed}
+        size = self.batch_size if self.batch_tokens is None else None
+        return {
+            "batch_size": size, "batch_tokens": self.batch_tokens, "accumulate": self.accumulate, "seed": self.seed
+        }  # fmt: skip
+
+    def step_size(self) -> str:
+        """What an optimizer step sees, in words."""
+        if self.batch_tokens is not None:
+            return f"up to {self.batch_tokens * self.accumulate:,} tokens"
+        return f"{self.batch_size * self.accumulate:,} examples"
 
     def optimization(self, steps_per_epoch: int) -> dict[str, Any]:
         """What `DistillationModule` asks for."""
         names = ("learning_rate", "weight_decay", "warmup", "clip", "seed")
         return {name: getattr(self, name) for name in names} | {"total_steps": self.total_steps(steps_per_epoch)}
+
+    def on_cpu(self) -> bool:
+        """Whether the training takes place on the processor."""
+        if self.accelerator == "auto":
+            return not (torch.cuda.is_available() or torch.backends.mps.is_available())
+        return self.accelerator == "cpu"
 
     def resolved_precision(self) -> str:
         """`auto` becomes bf16 where the processor or GPU computes it in hardware, float32 elsewhere."""
@@ -152,7 +175,8 @@ def fit(
         plugins=[AtomicCheckpointIO()],
         inference_mode=True,
     )
-    trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
+    with _made_fast(module.student, settings):
+        trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
     state = torch.load(best.best_model_path, map_location="cpu", weights_only=True)["state_dict"]
     module.load_state_dict(state)
     seconds = max(clock.seconds, 1e-9)
@@ -178,24 +202,47 @@ def estimate_seconds(
     """
     dataset: Any = train.dataset
     dev_dataset: Any = dev.dataset
+    steps = module.total_steps * settings.accumulate
+    size = max(1, round(len(dataset) / (len(train) * settings.accumulate)))
     by_length = np.argsort(dataset.lengths, kind="stable")
-    middle = max(0, (len(by_length) - settings.batch_size) // 2)
-    indices = by_length[middle : middle + settings.batch_size].tolist()
-    assert train.collate_fn is not None
-    batch = train.collate_fn([dataset[indices]])[0]
-    took = []
-    for _ in range(4):
-        start = time.perf_counter()
-        with torch.autocast(module.device.type, torch.bfloat16, enabled=settings.resolved_precision() == "bf16-mixed"):
-            loss, _ = module.losses(batch)
-        loss.backward()
-        took.append(time.perf_counter() - start)
-    module.zero_grad(set_to_none=True)
+    middle = max(0, (len(by_length) - size) // 2)
+    batch = dataset[by_length[middle : middle + size]]
+    optimizer = module.configure_optimizers()[0][0]
+    for group in optimizer.param_groups:
+        group["lr"] = group["weight_decay"] = 0.0  # All the work of a step, and nothing moves.
+    took, optimizing = [], []
+    with _made_fast(module.student, settings):
+        for _ in range(4):
+            start = time.perf_counter()
+            with torch.autocast(
+                module.device.type, torch.bfloat16, enabled=settings.resolved_precision() == "bf16-mixed"
+            ):
+                loss, _ = module.losses(batch)
+            loss.backward()
+            took.append(time.perf_counter() - start)
+            optimizer.step()
+            optimizing.append(time.perf_counter() - start - took[-1])
+            optimizer.zero_grad()
     module.teacher_seconds = 0.0  # These answers are no part of the training.
-    an_example = min(took) / len(indices)  # The others waited for something that comes once, or for others.
-    trained = module.total_steps * settings.batch_size * settings.accumulate
-    scored = max(1, round(settings.evaluations * trained / len(dataset))) * len(dev_dataset)
-    return an_example * (trained + scored / 3)
+    # The quickest: the others waited for something that comes once, or for others.
+    scored = max(1, round(settings.evaluations * steps * size / len(dataset))) * len(dev_dataset)
+    return min(took) * (steps + scored / size / 3) + min(optimizing) * module.total_steps
+
+
+@contextmanager
+def _made_fast(student: PreTrainedModel, settings: Settings) -> Iterator[None]:
+    """The student with what makes its training quick on this device, and as it was at the end."""
+    if settings.compile:
+        student.compile(dynamic=True)
+        try:
+            yield
+        finally:
+            student._compiled_call_impl = None
+    elif settings.on_cpu():
+        with kernels.training_on_cpu(student):
+            yield
+    else:
+        yield
 
 
 def remove_checkpoints(directory: Path) -> None:
@@ -211,15 +258,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            with open(temporary, "wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replaced(target) as temporary, open(temporary, "wb") as file:
+            torch.save(checkpoint, file)
 
 
 class _EvaluateAtTheEnd(Callback):

@@ -27,6 +27,7 @@ class DistillationModule(L.LightningModule):
 
     Args:
         teacher: asked in evaluation mode and without gradients; in no checkpoint, no optimizer.
+        kept: in the place of a teacher: its outputs from an earlier pass, as `kept.outputs(batch)`.
         total_steps: optimizer steps of the whole training, for the linear decay to zero.
         warmup: share of the steps over which the learning rate rises from zero.
         clip: largest norm of the gradient; 0 does not clip.
@@ -40,6 +41,7 @@ class DistillationModule(L.LightningModule):
         objective: Objective,
         task: SequenceTask,
         teacher: PreTrainedModel | None = None,
+        kept: Any = None,
         learning_rate: float = 5e-5,
         weight_decay: float = 0.01,
         warmup: float = 0.1,
@@ -48,13 +50,15 @@ class DistillationModule(L.LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if objective.needs_teacher and teacher is None:
+        if objective.needs_teacher and teacher is None and kept is None:
             raise ValueError(f"objective {objective.name} learns from a teacher, and there is none")
         self.automatic_optimization = False
         self.student = student.train()
         self.objective = objective
         # Past nn.Module's registry: Lightning would train, save and move what it finds there.
-        self.__dict__["teacher"] = freeze(teacher) if objective.needs_teacher and teacher is not None else None
+        asked = objective.needs_teacher and kept is None
+        self.__dict__["teacher"] = freeze(teacher) if asked and teacher is not None else None
+        self.kept = kept if objective.needs_teacher else None
         self.task = task
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.warmup, self.clip, self.total_steps, self.seed = warmup, clip, total_steps, seed
@@ -92,7 +96,9 @@ class DistillationModule(L.LightningModule):
         """The objective of one micro-batch: loss `[]` and each term's sum `[terms]`."""
         needs = self.objective.needs
         teacher_output = None
-        if self.teacher is not None:
+        if self.kept is not None:
+            teacher_output = self.kept.outputs(batch)
+        elif self.teacher is not None:
             began = time.perf_counter()
             # The teacher computes in its own precision, whatever the student trains in.
             with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
@@ -166,6 +172,11 @@ def run_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozen
     return outputs
 
 
+def moved(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The batch on another device."""
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
 def input_names(model: PreTrainedModel) -> list[str]:
     """Tensors that the model reads: its `forward`'s, out of those that a tokenizer makes."""
     accepted = inspect.signature(model.forward).parameters
@@ -180,8 +191,7 @@ def predict_logits(model: PreTrainedModel, steps: Iterable[list[dict[str, Tensor
     logits, order = [], []
     for step in steps:
         for batch in step:
-            batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
-            logits.append(run_model(model, batch).logits.float().cpu())
+            logits.append(run_model(model, moved(batch, model.device)).logits.float().cpu())
             order.append(batch["example_id"].cpu())
     model.train(was_training)
     return torch.cat(logits)[torch.cat(order).argsort()].numpy()

@@ -14,8 +14,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.batches import Examples
 from distill.data import TaskData
 from distill.errors import UserError
+from distill.fitting import Settings
 from distill.losses import Objective
-from distill.module import run_model
+from distill.module import DistillationModule, run_model
 from distill.progress import console
 from distill.tasks import SequenceTask
 
@@ -50,6 +51,18 @@ def describe_lengths(splits: Mapping[str, Examples], max_length: int) -> str:
         f"median {int(np.median(lengths))}, longest {lengths.max()} of at most {max_length}; "
         f"cut to that: {counts or 'none'}"
     )
+
+
+def describe_batches(train: Any, settings: Settings) -> str:
+    """What an optimizer step sees, and the share of padding in it."""
+    return f"{settings.step_size()} in a step, {train.batch_sampler.padding():.1%} padding"
+
+
+def describe_answers(module: DistillationModule, why_not: str | None) -> str:
+    """Where the teacher's outputs come from."""
+    if module.kept is not None:
+        return f"asked once, kept in {module.kept.directory} ({module.kept.bytes() / 1e6:.1f} MB)"
+    return "none are needed" if module.teacher is None else f"the teacher is asked in every step: {why_not}"
 
 
 def check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -89,6 +102,15 @@ def check_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tas
     limit = longest(model, tokenizer)
     if task.max_length > limit:
         raise UserError(f"task.max_length={task.max_length}, but the {who} reads {limit} tokens at most")
+
+
+def check_budget(batch_tokens: int | None, task: SequenceTask, trainer: str) -> None:
+    """UserError for a budget that the longest example may not fit."""
+    if batch_tokens is not None and batch_tokens < task.max_length:
+        raise UserError(
+            f"{trainer}.batch_tokens={batch_tokens}, but an example may have task.max_length={task.max_length} tokens: "
+            "raise the one or lower the other"
+        )
 
 
 def check_objective(objective: Objective, task: SequenceTask) -> None:

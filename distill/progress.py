@@ -23,17 +23,16 @@ def notice(text: str) -> None:
     say(f"Notice: {text}", style="yellow")
 
 
-class ProgressBar(Callback):
-    """Loss, the best dev metric so far and the time left, over all steps of a training."""
+class Meter:
+    """A bar in a terminal, a line every 20 seconds elsewhere, with the time left; a context around the work."""
 
-    def __init__(self, title: str, metric: str) -> None:
-        self.title, self.metric = title, metric
+    def __init__(self, title: str, total: int, *, done: int = 0, unit: str = "steps") -> None:
+        self.title, self.total, self.unit = title, total, unit
+        self._first = self._done = done
+        self._status = ""
         self._progress: Progress | None = None
-        self._loss: float | None = None
-        self._best: float | None = None
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._first_step, self._total = trainer.global_step, trainer.max_steps
+    def __enter__(self) -> "Meter":
         self._started = self._last_line = time.monotonic()
         if console.is_terminal:
             self._progress = Progress(
@@ -46,8 +45,45 @@ class ProgressBar(Callback):
                 TimeRemainingColumn(),
                 console=console,
             )
-            self._bar = self._progress.add_task(self.title, total=self._total, completed=self._first_step, status="")
+            self._bar = self._progress.add_task(self.title, total=self.total, completed=self._first, status="")
             self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def advance(self, number: int) -> None:
+        """So much more is done."""
+        self.show(self._done + number)
+
+    def show(self, done: int, status: str | None = None, *, now: str | None = None) -> None:
+        """So much is done; `now` is said on a line of its own where there is no bar."""
+        self._done, self._status = done, self._status if status is None else status
+        if self._progress is not None:
+            self._progress.update(self._bar, completed=done, status=self._status)
+            return
+        time_now = time.monotonic()
+        if now is not None or time_now - self._last_line >= LINE_EVERY_SECONDS:
+            self._last_line = time_now
+            left = (time_now - self._started) / max(1, done - self._first) * (self.total - done)
+            count = f"{self.title}  {self.unit} {done:,}/{self.total:,}"
+            words = [count, self._status, now or "", f"{left:.0f} s left"]
+            say("  ".join(word for word in words if word))
+
+
+class ProgressBar(Callback):
+    """Loss, the best dev metric so far and the time left, over all steps of a training."""
+
+    def __init__(self, title: str, metric: str) -> None:
+        self.title, self.metric = title, metric
+        self._meter: Meter | None = None
+        self._loss: float | None = None
+        self._best: float | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._meter = Meter(self.title, trainer.max_steps, done=trainer.global_step, unit="step")
+        self._meter.__enter__()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         loss = trainer.callback_metrics.get("train/loss")
@@ -60,7 +96,7 @@ class ProgressBar(Callback):
         score = trainer.callback_metrics.get(self.metric)
         if score is not None:
             self._best = float(score) if self._best is None else max(self._best, float(score))
-            self._show(trainer.global_step, scored=float(score))
+            self._show(trainer.global_step, now=f"{self.metric} {float(score):.4f}")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stop()
@@ -68,21 +104,14 @@ class ProgressBar(Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._stop()
 
-    def _show(self, step: int, scored: float | None = None) -> None:
+    def _show(self, step: int, now: str | None = None) -> None:
         status = "" if self._loss is None else f"loss {self._loss:.4f}"
         if self._best is not None:
             status += f"  best {self.metric} {self._best:.4f}"
-        if self._progress is not None:
-            self._progress.update(self._bar, completed=step, status=status)
-            return
-        now = time.monotonic()
-        if scored is not None or now - self._last_line >= LINE_EVERY_SECONDS:
-            self._last_line = now
-            left = (now - self._started) / max(1, step - self._first_step) * (self._total - step)
-            suffix = "" if scored is None else f"  {self.metric} {scored:.4f}"
-            say(f"{self.title}  step {step}/{self._total}  {status}{suffix}  {left:.0f} s left")
+        if self._meter is not None:
+            self._meter.show(step, status, now=now)
 
     def _stop(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self._meter is not None:
+            self._meter.__exit__()
+            self._meter = None

@@ -38,6 +38,7 @@ class SequenceTask:
 
     kind = "sequence"
     auto_class = "AutoModelForSequenceClassification"
+    fixed_inputs = True  # The same tokens in every epoch, so that a teacher need not be asked twice.
 
     def __init__(
         self,
@@ -104,9 +105,9 @@ class SequenceTask:
         """What the logits say: `classes` or a `number`."""
         return "number" if self.regression else "classes"
 
-    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    def collate(self, labels: Floats | Integers) -> dict[str, NDArray[Any]]:
         """The part of a batch that this kind of task adds: `labels [B]` and `items [B]`, all of which count."""
-        return {"labels": [example["label"] for example in examples], "items": [True] * len(examples)}
+        return {"labels": labels, "items": np.ones(len(labels), dtype=bool)}
 
     def predictions(self, logits: Floats) -> Floats | Integers:
         """Class, or number, of every row of `logits [B, C]`."""

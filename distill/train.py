@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import batches, benchmark, data, export, finetune, fitting, preflight, report
+from distill.answers import Answers, ask_for_training, check_cache, check_size
 from distill.errors import UserError
 from distill.files import is_intact, make_directory, rewrite, whole_directory, write_text
 from distill.losses import HardLabels, Objective
@@ -26,7 +27,7 @@ from distill.tasks import SequenceTask
 def run_finetune(config: DictConfig, run: Run) -> None:
     """The job `finetune`: a teacher that fits the task, kept in the cache."""
     task: SequenceTask = _instantiate(config.task)
-    _, teacher = _prepare(config, run, task, rehearse=lambda model, tokenizer: None)
+    teacher, _ = _prepare(config, run, task, rehearse=lambda *of_the_teacher: None)[1:]
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in teacher.metrics.items())
     say(f"Teacher {teacher.resolved} on {task.name} ({teacher.origin}): dev {metrics}")
     _save(teacher.model, teacher.tokenizer, run.directory / "teacher" / "model")
@@ -41,24 +42,35 @@ def run_distill(config: DictConfig, run: Run) -> None:
     export_settings: export.Settings = _instantiate(config.export)
     timing: benchmark.Settings = _instantiate(config.benchmark)
     task: SequenceTask = _instantiate(config.task)
+    cache: Any = _instantiate(config.teacher.cache)
     preflight.check_objective(objective, task)
+    preflight.check_budget(settings.batch_tokens, task, "trainer")
+    check_cache(cache, objective, task)
 
-    def rehearse(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def rehearse(
+        model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: dict[str, batches.Examples]
+    ) -> None:
         student = _student(config, model)
         preflight.check_vocabulary(model, student, tokenizer)
         preflight.check_length(student, tokenizer, task, who="student")
         preflight.check_outputs(objective, teacher=model, student=student)
+        check_size(objective, task, model, examples["train"], cache)
 
-    splits, teacher = _prepare(config, run, task, rehearse=rehearse)
-    rehearse(teacher.model, teacher.tokenizer)
+    splits, teacher, examples = _prepare(config, run, task, rehearse=rehearse)
+    rehearse(teacher.model, teacher.tokenizer, examples)
     L.seed_everything(config.seed, verbose=False)
     student = _student(config, teacher.model)
     start = copy.deepcopy(student) if config.baseline else None
-    loaders = batches.loaders(splits, task, teacher.tokenizer, **settings.batches())
-    truncated = {name: loader.dataset.truncated for name, loader in loaders.items()}  # type: ignore[attr-defined]
+    truncated = {name: split.truncated for name, split in examples.items()}
     run.update(task=_task_record(task, splits, truncated), objective=_objective_record(config, objective))
-    module = _module(student, objective, task, settings, loaders, teacher.model)
-    _preflight(teacher, module, splits, loaders, settings, baseline=start is not None)
+    loaders = batches.loaders(examples, **settings.batches())
+    answers, why_not = ask_for_training(
+        teacher, objective, task, examples["train"], cache=cache, directory=_cache_dir(config) / "outputs"
+    )
+    module = _module(student, objective, task, settings, loaders, teacher, answers)
+    _preflight(teacher, module, splits, loaders, settings, baseline=start is not None, why_not=why_not)
+    if module.teacher is None:
+        teacher.release()  # What it says is known; the benchmark loads it again.
     fit = fitting.fit(
         module, loaders["train"], loaders["dev"], settings=settings, checkpoints=run.directory / "checkpoints",
         logger=_logger(config, run.directory), title="student", resume=bool(config.resume),
@@ -67,7 +79,11 @@ def run_distill(config: DictConfig, run: Run) -> None:
     logits = predict_splits(student, loaders)
     student_metrics = task.split_metrics(logits, splits.scored_labels())
     run.update(
-        training={**asdict(fit), "teacher_seconds": module.teacher_seconds, "teacher_cache": None},
+        training={
+            **asdict(fit),
+            "teacher_seconds": module.teacher_seconds + (answers.seconds if answers else 0.0),
+            "teacher_cache": answers.record() if answers else None,
+        },
         student=_student_record(config, student, student_metrics),
     )
     _save(student, teacher.tokenizer, run.directory / "student")
@@ -106,32 +122,39 @@ def _publish(
 
 def _prepare(
     config: DictConfig, run: Run, task: SequenceTask, *, rehearse: finetune.Rehearsal
-) -> tuple[data.TaskData, finetune.Teacher]:
-    """Data and teacher. Whether the teacher can be had is asked first: it is the quickest to fail.
+) -> tuple[data.TaskData, finetune.Teacher, dict[str, batches.Examples]]:
+    """Data, teacher, and the data in its tokens.
 
+    Whether the teacher can be had is asked first: it is the quickest to fail.
     `rehearse` is called with the teacher's model and tokenizer before that is trained.
     """
     fitting.quiet()
-    cache_dir = Path(str(config.cache_dir)).expanduser()
+    cache_dir = _cache_dir(config)
     make_directory(cache_dir)
     requested = _source(config.teacher)
     source, substituted = finetune.locate(requested, lambda: _source(config.substitute), task)
     splits = data.read(task, cache_dir=cache_dir)
-    teacher = finetune.prepare(
+    teacher, examples = finetune.prepare(
         source, requested=requested.weights.name, substituted=substituted, task=task, splits=splits,
         cache_dir=cache_dir, run_directory=run.directory, rehearse=rehearse,
     )  # fmt: skip
     run.update(task=_task_record(task, splits, {}), teacher=teacher.record())
-    return splits, teacher
+    return splits, teacher, examples
+
+
+def _cache_dir(config: DictConfig) -> Path:
+    return Path(str(config.cache_dir)).expanduser()
 
 
 def _source(config: DictConfig) -> finetune.Source:
     """The teacher's class with its plain values, and how to fine-tune it."""
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
-    settings = values.pop("finetune", False)
+    settings, cache = values.pop("finetune", False), values.pop("cache")
     return finetune.Source(
-        weights=hydra.utils.instantiate(values), settings=hydra.utils.instantiate(settings) if settings else None
+        weights=hydra.utils.instantiate(values),
+        settings=hydra.utils.instantiate(settings) if settings else None,
+        cache=hydra.utils.instantiate(cache),
     )
 
 
@@ -157,12 +180,14 @@ def _module(
     task: SequenceTask,
     settings: fitting.Settings,
     loaders: dict[str, Any],
-    teacher: PreTrainedModel | None,
+    teacher: finetune.Teacher | None,
+    answers: Answers | None,
 ) -> DistillationModule:
     if teacher is not None:
-        objective.connect(student.config.hidden_size, teacher.config.hidden_size)
+        objective.connect(student.config.hidden_size, teacher.model.config.hidden_size)
+    asked = teacher.answering() if teacher is not None and objective.needs_teacher and answers is None else None
     return DistillationModule(
-        student=student, objective=objective, task=task, teacher=teacher,
+        student=student, objective=objective, task=task, teacher=asked, kept=answers.kept if answers else None,
         **settings.optimization(len(loaders["train"])),
     )  # fmt: skip
 
@@ -175,6 +200,7 @@ def _preflight(
     settings: fitting.Settings,
     *,
     baseline: bool,
+    why_not: str | None,
 ) -> None:
     task = module.task
     score = teacher.metrics[task.metric]
@@ -189,9 +215,11 @@ def _preflight(
             ("task", f"{task.name}: {sizes}"),
             ("labels", preflight.describe_labels(task, splits)),
             ("tokens", preflight.describe_lengths(examples, task.max_length)),
+            ("batches", preflight.describe_batches(loaders["train"], settings)),
+            ("answers", preflight.describe_answers(module, why_not)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
-            ("training", f"{module.total_steps:,} steps of {settings.batch_size * settings.accumulate} examples, "
-             f"{settings.resolved_precision()}, about {preflight.duration(seconds)}"),
+            ("training", f"{module.total_steps:,} steps in {settings.resolved_precision()}, "
+             f"about {preflight.duration(seconds)}"),
         ]
     )  # fmt: skip
 
@@ -208,7 +236,7 @@ def _train_baseline(
 ) -> dict[str, Any]:
     """The same student from the same start, with the same steps, on the hard labels alone."""
     objective = Objective(name="supervised", terms={"hard": HardLabels()})
-    module = _module(student, objective, task, settings, loaders, teacher=None)
+    module = _module(student, objective, task, settings, loaders, teacher=None, answers=None)
     directory = run.directory / "baseline"
     fit = fitting.fit(
         module, loaders["train"], loaders["dev"], settings=settings, checkpoints=directory / "checkpoints",
@@ -260,7 +288,7 @@ def _benchmark(
 def _teacher_files(config: DictConfig, teacher: finetune.Teacher, settings: export.Settings) -> dict[str, Path]:
     """The teacher's own ONNX files, kept in the cache under its fingerprint and the recipe."""
     recipe = f"{'channel' if settings.per_channel else 'tensor'}-{7 if settings.reduce_range else 8}"
-    directory = Path(str(config.cache_dir)).expanduser() / "onnx" / f"{teacher.fingerprint[:16]}-{recipe}"
+    directory = _cache_dir(config) / "onnx" / f"{teacher.fingerprint[:16]}-{recipe}"
     if not is_intact(directory):
         with whole_directory(directory) as temporary:
             export.export_onnx(teacher.model, temporary / export.FILES["fp32"])

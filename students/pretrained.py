@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel
 
 from distill.errors import UserError
@@ -30,7 +29,6 @@ def from_teacher(teacher: PreTrainedModel, *, path: str | None, trust_remote_cod
         directory,
         f"AutoModelFor{type(teacher).__name__.partition('For')[2]}",
         labels,
-        dtype=torch.float32,
         trust_remote_code=trust_remote_code,
     )
     student = start.model

@@ -11,7 +11,8 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertTokenizer
 
-from teachers.pretrained import Start
+from distill.errors import UserError
+from teachers.pretrained import PRECISIONS, Start
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_LENGTH = 512
@@ -23,6 +24,7 @@ class Embedded:
 
     Args:
         vocabulary: WordPiece tokens, trained on the task's training texts.
+        precision: in which it answers: `float32` or `bfloat16`.
         seed: draws the weights.
     """
 
@@ -35,9 +37,12 @@ class Embedded:
         heads: int = 4,
         vocabulary: int = 8000,
         dropout: float = 0.1,
+        precision: str = "float32",
         seed: int = 0,
     ) -> None:
-        self.name = name
+        if precision not in PRECISIONS:
+            raise UserError(f"teacher.precision={precision} is unknown, expected one of {', '.join(PRECISIONS)}")
+        self.name, self.precision = name, precision
         self.layers, self.hidden_size, self.heads = layers, hidden_size, heads
         self.vocabulary, self.dropout, self.seed = vocabulary, dropout, seed
 
@@ -51,7 +56,8 @@ class Embedded:
 
     def fingerprint(self) -> str:
         """A digest of everything that the untrained model depends on, its texts aside."""
-        return hashlib.sha256(json.dumps(vars(self), sort_keys=True).encode()).hexdigest()
+        settings = {name: value for name, value in vars(self).items() if name != "precision"}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def load(self, auto_class: str, labels: Sequence[str], texts: Sequence[str]) -> Start:
         """The untrained model with a head for `labels`, and a tokenizer trained on `texts`."""

@@ -16,7 +16,7 @@ from distill import hub
 from distill.errors import UnreachableError, UserError
 from distill.files import is_full_disk
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PRECISIONS = ("float32", "bfloat16")
 # What a model needs to be loaded; weights in safetensors only, since a pickle can run code.
 _FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.py")
 
@@ -42,7 +42,7 @@ class Pretrained:
 
     Args:
         name: names the teacher in records and directories.
-        precision: `float32` or `bfloat16`, whatever the checkpoint was stored in.
+        precision: in which it answers: `float32` or `bfloat16`, whatever the checkpoint was stored in.
         trust_remote_code: run Python code that comes with the weights.
     """
 
@@ -56,8 +56,8 @@ class Pretrained:
         precision: str = "float32",
         trust_remote_code: bool = False,
     ) -> None:
-        if precision not in DTYPES:
-            raise UserError(f"teacher.precision={precision} is unknown, expected one of {', '.join(DTYPES)}")
+        if precision not in PRECISIONS:
+            raise UserError(f"teacher.precision={precision} is unknown, expected one of {', '.join(PRECISIONS)}")
         if path is None and id is None:
             raise UserError(
                 f"teacher {name} does not say which weights: give teacher.path=DIR or teacher.id=NAME of the Hub"
@@ -117,7 +117,7 @@ class Pretrained:
 
     def fingerprint(self) -> str:
         """A digest of configuration, tokenizer and weights."""
-        digest = hashlib.sha256(self.precision.encode())
+        digest = hashlib.sha256()
         for path in sorted(self.locate().iterdir()):
             if path.suffix in (".json", ".txt", ".model", ".safetensors"):
                 digest.update(path.name.encode())
@@ -126,13 +126,11 @@ class Pretrained:
         return digest.hexdigest()
 
     def load(self, auto_class: str, labels: Sequence[str], texts: Sequence[str]) -> Start:
-        """The model with a head for `labels`, its tokenizer, and whether that head is trained.
+        """The model with a head for `labels`, its tokenizer, and whether that head is trained; in float32.
 
         `texts` are not read: this teacher has its vocabulary already.
         """
-        return load_directory(
-            self.locate(), auto_class, labels, dtype=DTYPES[self.precision], trust_remote_code=self.trust_remote_code
-        )
+        return load_directory(self.locate(), auto_class, labels, trust_remote_code=self.trust_remote_code)
 
 
 def check_directory(directory: Path, given: str) -> None:
@@ -149,10 +147,8 @@ def check_directory(directory: Path, given: str) -> None:
         raise UserError(f"{given} holds no tokenizer: call tokenizer.save_pretrained for the same directory")
 
 
-def load_directory(
-    directory: Path, auto_class: str, labels: Sequence[str], *, dtype: torch.dtype, trust_remote_code: bool
-) -> Start:
-    """The model with a head for `labels`, its tokenizer, and whether that head is trained.
+def load_directory(directory: Path, auto_class: str, labels: Sequence[str], *, trust_remote_code: bool) -> Start:
+    """The model with a head for `labels` in float32, its tokenizer, and whether that head is trained.
 
     A head of the same labels in another order is put into the task's order.
 
@@ -174,7 +170,7 @@ def load_directory(
         model, info = getattr(transformers, auto_class).from_pretrained(
             directory,
             config=config,
-            dtype=dtype,
+            dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=order is None,
             use_safetensors=True,

@@ -1,6 +1,9 @@
 """Is every example seen once an epoch, padded to its own batch, and the same each time?"""
 
+import copy
+from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from distill import batches
+from distill import batches, tokens
 from distill.batches import Examples, LengthBuckets
 from distill.data import Split, TaskData
 from distill.errors import UserError
 from distill.tasks import SequenceTask
+from teachers.embedded import train_tokenizer
 from tests.conftest import sentences
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -31,6 +35,44 @@ def test_every_example_comes_once_an_epoch(lengths: np.ndarray, sizes: dict[str,
     assert len(steps) == len(buckets)
     assert all(len(step) == sizes["accumulate"] for step in steps[:-1])
     assert all(1 <= len(micro_batch) <= sizes["batch_size"] for step in steps for micro_batch in step)
+
+
+@quick
+@given(some_lengths, st.integers(128, 600), st.integers(1, 3), st.integers(0, 3))
+def test_a_budget_of_tokens_is_kept(lengths: np.ndarray, budget: int, accumulate: int, epoch: int):
+    buckets = LengthBuckets(lengths, batch_tokens=budget, accumulate=accumulate, seed=1)
+    buckets.set_epoch(epoch)
+    steps = list(buckets)
+    assert sorted(chain(*chain(*steps))) == list(range(len(lengths)))
+    assert len(steps) == len(buckets)  # In every epoch, or the schedule would not know its end.
+    assert all(len(part) * max(lengths[part]) <= budget for part in chain(*steps))
+
+
+@quick
+@given(
+    some_lengths,
+    st.sampled_from([{"batch_size": 1}, {"batch_size": 7}, {"batch_tokens": 200}]),
+    st.integers(1, 3),
+    st.integers(1, 5),
+)
+def test_several_processes_share_an_epoch(lengths: np.ndarray, size: dict[str, int], accumulate: int, world: int):
+    ranks = [LengthBuckets(lengths, **size, accumulate=accumulate, rank=rank, world=world) for rank in range(world)]
+    parts = [list(buckets) for buckets in ranks]
+    assert sorted(chain(*chain(*chain(*parts)))) == list(range(len(lengths)))
+    assert {len(steps) for steps in parts} == {len(ranks[0])}  # None waits for another at the end.
+    whole = list(LengthBuckets(lengths, **size, accumulate=accumulate * world))
+    for number, step in enumerate(whole):  # The same examples in a step as on one process that accumulates more.
+        assert sorted(chain(*(chain(*steps[number]) for steps in parts))) == sorted(chain(*step))
+
+
+def test_an_example_that_is_longer_than_the_budget_is_refused():
+    with pytest.raises(UserError, match="got batch_tokens=32, expected at least 40: so long is the longest example"):
+        LengthBuckets(np.array([5, 40]), batch_tokens=32)
+
+
+def test_padding_is_what_an_epoch_computes_in_vain():
+    buckets = LengthBuckets(np.array([4, 8, 2, 2]), batch_size=2, shuffle=False)
+    assert buckets.padding() == pytest.approx(1 - 16 / 20)
 
 
 def test_the_order_follows_from_seed_and_epoch():
@@ -81,7 +123,7 @@ def test_buckets_are_drawn_anew_so_that_examples_meet_others():
 
 def test_without_shuffling_the_longest_come_first():
     lengths = np.array([5, 9, 3, 9, 7])
-    assert list(LengthBuckets(lengths, batch_size=2, shuffle=False)) == [[[1, 3]], [[4, 0]], [[2]]]
+    assert list(LengthBuckets(lengths, batch_size=2, shuffle=False)) == [[[1, 3]], [[0, 4]], [[2]]]
 
 
 @pytest.mark.parametrize("sizes", [{"batch_size": 0}, {"batch_size": 4, "accumulate": 0}])
@@ -101,8 +143,8 @@ def split_of(*texts: str, pairs: list[str] | None = None) -> Split:
 
 
 def test_a_batch_is_padded_to_its_own_longest_example(tokenizer: PreTrainedTokenizerBase):
-    examples = Examples(split_of("a film", "a lovely and moving film", "dull"), tokenizer, 128)
-    steps = list(batches.loader(examples, TASK, tokenizer, [[[1, 0], [2]]]))  # type: ignore[arg-type]
+    examples = Examples(split_of("a film", "a lovely and moving film", "dull"), TASK, tokenizer)
+    steps = list(batches.loader(examples, [[[1, 0], [2]]]))
     (batch, single) = steps[0]
     lengths = examples.lengths.tolist()
     assert batch.keys() == {"input_ids", "attention_mask", "token_type_ids", "labels", "items", "example_id"}
@@ -121,8 +163,8 @@ def test_a_batch_is_padded_to_its_own_longest_example(tokenizer: PreTrainedToken
 
 
 def test_the_second_text_of_a_pair_has_token_type_one(tokenizer: PreTrainedTokenizerBase):
-    examples = Examples(split_of("a film", "dull", pairs=["i loved every minute", "a bore"]), tokenizer, 128)
-    (batch,) = next(iter(batches.loader(examples, TASK, tokenizer, [[[0, 1]]])))  # type: ignore[arg-type]
+    examples = Examples(split_of("a film", "dull", pairs=["i loved every minute", "a bore"]), TASK, tokenizer)
+    (batch,) = next(iter(batches.loader(examples, [[[0, 1]]])))
     first = len(tokenizer("a film")["input_ids"])
     total = int(examples.lengths[0])
     assert batch["token_type_ids"][0].tolist() == [0] * first + [1] * (total - first)
@@ -132,21 +174,28 @@ def test_the_second_text_of_a_pair_has_token_type_one(tokenizer: PreTrainedToken
 
 def test_what_was_cut_is_counted(tokenizer: PreTrainedTokenizerBase):
     texts = ("a film", "a lovely and moving film", "a dull and lifeless mess")
-    whole = Examples(split_of(*texts), tokenizer, 128)
+
+    def examples(length: int, split: Split | None = None) -> Examples:
+        task = SequenceTask(name="toy", text=["sentence"], max_length=length)
+        return Examples(split or split_of(*texts), task, tokenizer)
+
+    whole = examples(128)
     assert whole.truncated == 0
-    longest = int(whole.lengths.max())
-    assert Examples(split_of(*texts), tokenizer, longest).truncated == 0
-    cut = Examples(split_of(*texts), tokenizer, 5)
+    assert examples(int(whole.lengths.max())).truncated == 0
+    cut = examples(5)
     assert cut.truncated == 2
     assert cut.lengths.max() == 5
-    pairs = Examples(split_of("a film", "a lovely and moving film", pairs=["a joy"] * 2), tokenizer, 8)
+    pairs = examples(8, split_of("a film", "a lovely and moving film", pairs=["a joy"] * 2))
     assert (pairs.truncated, pairs.lengths.max()) == (1, 8)
 
 
-def test_dev_comes_longest_first_and_whole(tokenizer: PreTrainedTokenizerBase):
+def test_dev_comes_longest_first_and_whole(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(batches.SCORED_TOKENS, "cpu", 64)
     texts = [text for text, _ in sentences(24)]
-    examples = Examples(split_of(*texts), tokenizer, 128)
-    found = [batch for step in batches.evaluation_loader(examples, TASK, tokenizer, 5) for batch in step]
+    examples = Examples(split_of(*texts), TASK, tokenizer)
+    found = [batch for step in batches.evaluation_loader(examples) for batch in step]
+    assert len(found) > 3
+    assert all(batch["input_ids"].numel() <= 64 for batch in found)
     assert sorted(chain(*(batch["example_id"].tolist() for batch in found))) == list(range(24))
     widths = [batch["input_ids"].shape[1] for batch in found]
     assert widths == sorted(widths, reverse=True)
@@ -157,7 +206,7 @@ def test_the_loaders_of_a_training(tokenizer: PreTrainedTokenizerBase):
     texts, labels = zip(*sentences(22), strict=True)
     train, dev = (Split(list(texts[:size]), None, np.array(labels[:size])) for size in (22, 6))
     splits = TaskData(labels=("bad", "good"), splits={"train": train, "dev": dev}, sha256="")
-    loaders = batches.loaders(splits, TASK, tokenizer, batch_size=4, accumulate=2, seed=0)
+    loaders = batches.loaders(batches.tokenize(splits, TASK, tokenizer), batch_size=4, accumulate=2, seed=0)
     steps = list(loaders["train"])
     assert len(steps) == len(loaders["train"]) == 3  # six micro-batches, two a step
     for batch in chain(*steps):
@@ -168,3 +217,51 @@ def test_the_loaders_of_a_training(tokenizer: PreTrainedTokenizerBase):
             assert ids[mask.bool()].tolist() == tokenizer(text)["input_ids"]
             assert label == expected
     assert sum(len(batch["example_id"]) for step in loaders["dev"] for batch in step) == 6
+
+
+def test_a_tokenizer_that_pads_on_the_left_is_followed(tokenizer: PreTrainedTokenizerBase):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.padding_side = "left"
+    examples = Examples(split_of("a film", "a lovely and moving film"), TASK, tokenizer)
+    batch = examples[[0, 1]]
+    expected = tokenizer(["a film", "a lovely and moving film"], padding=True, return_tensors="pt")
+    for name in ("input_ids", "attention_mask", "token_type_ids"):
+        assert torch.equal(batch[name], expected[name])
+
+
+# What is kept on disk
+
+
+def test_tokens_are_made_once(tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    split = split_of("a film", "a lovely and moving film", "dull")
+    first = Examples(split, TASK, tokenizer, tmp_path)
+    monkeypatch.setattr(tokens, "_table", None)  # Nobody may tokenize again.
+    again = Examples(replace(split, labels=np.array([1, 1, 0])), TASK, tokenizer, tmp_path)
+    assert again.truncated == first.truncated
+    for name in ("input_ids", "attention_mask", "token_type_ids"):
+        assert torch.equal(again[[2, 0]][name], first[[2, 0]][name])
+    assert again[[2, 0]]["labels"].tolist() == [0, 1]
+
+
+def test_other_texts_lengths_and_vocabularies_are_other_tokens(tokenizer: PreTrainedTokenizerBase):
+    split = split_of("a film", "dull")
+    other = train_tokenizer(["quite another text"], 300)
+    digests = {
+        tokens.digest(split, tokenizer, 128),
+        tokens.digest(split, tokenizer, 64),
+        tokens.digest(split, other, 128),
+        tokens.digest(split_of("a film", "dul"), tokenizer, 128),
+        tokens.digest(split_of("a film", "dull", pairs=["a", "b"]), tokenizer, 128),
+    }
+    assert len(digests) == 5
+    tokenizer(["a"], truncation=True, max_length=7, padding=True)  # Leaves its settings behind.
+    assert tokens.digest(split, tokenizer, 128) in digests
+
+
+def test_damaged_tokens_are_made_again(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+    split = split_of("a film", "a lovely and moving film")
+    first = Examples(split, TASK, tokenizer, tmp_path)[[0, 1]]["input_ids"]
+    [path] = tmp_path.rglob("tokens.arrow")
+    for content in (path.read_bytes()[:-100], b""):
+        path.write_bytes(content)
+        assert torch.equal(Examples(split, TASK, tokenizer, tmp_path)[[0, 1]]["input_ids"], first)

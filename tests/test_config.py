@@ -24,26 +24,30 @@ def composed(*overrides: str) -> DictConfig:
 
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_every_yaml_opens_with_its_command_and_composes(file: Path) -> None:
-    group, name = file.parts[0], file.stem
     first = (CONF / file).read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith("# ")
+    assert part(file)
+
+
+def part(file: Path) -> DictConfig:
+    """What a YAML becomes in the whole configuration."""
+    group, name = file.parts[0], file.stem
+    if group == "cache":
+        return composed("+teacher=embedded", f"cache@teacher.cache={name}").teacher.cache
     prefix = "+" if group in ("teacher", "student") else ""
-    config = composed(f"{prefix}{group}={name}")
-    assert group in config
+    return composed(f"{prefix}{group}={name}")[group]
 
 
 @pytest.mark.parametrize(
     "file", [f for f in FILES if f.parts[0] not in ("job", "benchmark", "student", "logger")], ids=str
 )
 def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
-    group, name = file.parts[0], file.stem
-    prefix = "+" if group in ("teacher", "student") else ""
-    values = OmegaConf.to_container(composed(f"{prefix}{group}={name}")[group], resolve=True)
+    values = OmegaConf.to_container(part(file), resolve=True)
     assert isinstance(values, dict)
-    if group == "teacher":
-        settings = values.pop("finetune")
-        hydra.utils.instantiate(settings)
-        if name == "pretrained":
+    if file.parts[0] == "teacher":
+        for key in ("finetune", "cache"):
+            hydra.utils.instantiate(values.pop(key))
+        if file.stem == "pretrained":
             values["path"] = "."
     built = hydra.utils.instantiate(values)
     if isinstance(built, Objective):

@@ -153,6 +153,7 @@ def test_no_more_tokens_than_the_tokenizer_allows(family: Any) -> None:
     task = SequenceTask(name="toy", text=["sentence"], max_length=81)
     with pytest.raises(UserError, match="task.max_length=81, but the teacher reads 80 tokens at most"):
         preflight.check_length(teacher, tokenizer, task, who="teacher")
-    longest = batches.Examples(data.Split(["film " * 200], None, np.zeros(1, int)), tokenizer, 80)
-    batch = {"input_ids": torch.tensor(longest.columns["input_ids"]), "attention_mask": torch.ones((1, 80)).long()}
+    task = SequenceTask(name="toy", text=["sentence"], max_length=80)
+    batch = batches.Examples(data.Split(["film " * 200], None, np.zeros(1, int)), task, tokenizer)[[0]]
+    assert batch["input_ids"].shape == (1, 80)
     assert answers(teacher, batch).shape == (1, 2)

@@ -204,6 +204,27 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
     "a metric of another task": (_options("task.metrics=[pearson]"), "expected some of accuracy, f1, matthews"),
     "labels that are no words": (_options("task.labels=[true,false]"), "expected names: put quotes around them"),
     "a length of nothing": (_options("benchmark.lengths=[0]"), "got benchmark.lengths=[0], expected whole numbers"),
+    "a budget of no tokens": (_options("trainer.batch_tokens=0"), "got batch_tokens=0, expected a whole number of at"),
+    "a budget below one example": (
+        _options("trainer.batch_tokens=30"),
+        "trainer.batch_tokens=30, but an example may have task.max_length=32 tokens: raise the one or lower the other",
+    ),
+    "a teacher's budget below one example": (
+        _options("teacher.finetune.batch_tokens=30"),
+        "teacher.finetune.batch_tokens=30, but an example may have task.max_length=32 tokens",
+    ),
+    "outputs that are perhaps kept": (
+        _options("teacher.cache.enabled=perhaps"),
+        "teacher.cache.enabled=perhaps is unknown, expected auto, true or false",
+    ),
+    "outputs that cannot be kept": (
+        _options("teacher.cache.enabled=true"),
+        "teacher.cache.enabled=true cannot be: cosine reads hidden states: teacher.cache.hidden=true keeps those too",
+    ),
+    "outputs without room": (
+        _options("teacher.cache.max_gb=1e-9", "objective=hinton"),
+        "more than teacher.cache.max_gb=1e-09: raise it, or set teacher.cache.enabled=false",
+    ),
     "a decay below 0": (_options("trainer.weight_decay=-1"), "got weight_decay=-1, expected 0 or more"),
     "a seed below 0": (_options("seed=-1"), "got seed=-1, expected a whole number"),
     "an unknown accelerator": (

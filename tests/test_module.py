@@ -80,7 +80,7 @@ def make(
         source = teacher if teacher_width == 32 else toy_bert(len(tokenizer))
         source.config.hidden_dropout_prob = source.config.attention_probs_dropout_prob = dropout
         settings = replace(SETTINGS, **options)
-        loaders = batches.loaders(splits, task, tokenizer, **settings.batches())
+        loaders = batches.loaders(batches.tokenize(splits, task, tokenizer), **settings.batches())
         terms = {"soft": SoftTargets(weight=5), "hard": HardLabels(weight=2), "cosine": Cosine(weight=cosine)}
         objective = Objective(name="distilbert", terms=terms)
         torch.manual_seed(0)
@@ -298,7 +298,7 @@ def test_frozen_parameters_are_in_no_group(tokenizer: PreTrainedTokenizerBase):
 def after_one_step(toy: Toy, micro_batches: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
     use_plain_sgd(toy.module, monkeypatch, learning_rate=0.5)
     examples = toy.loaders["train"].dataset
-    toy.loaders["train"] = batches.loader(examples, toy.module.task, toy.tokenizer, [micro_batches])  # type: ignore[arg-type]
+    toy.loaders["train"] = batches.loader(examples, [micro_batches])
     toy.fit()
     return weights(toy.module)
 
@@ -402,7 +402,7 @@ def test_logits_come_in_the_order_of_the_split(make: Make, splits: data.TaskData
     student = toy.module.student.train(training)
     order = [[[5, 0]], [[23, 2, 7], [1]], [[i] for i in range(24) if i not in (0, 1, 2, 5, 7, 23)]]
     dev = toy.loaders["dev"].dataset
-    logits = predict_logits(student, batches.loader(dev, toy.module.task, toy.tokenizer, order))  # type: ignore[arg-type]
+    logits = predict_logits(student, batches.loader(dev, order))
     assert student.training is training
     assert logits.dtype == np.float32
     student.eval()

@@ -1,10 +1,12 @@
 """Whole runs at toy size: what the command prints, writes, reuses and resumes."""
 
 import csv
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 import students  # noqa: F401  so that the auto classes know every student
-from distill import edge
+from distill import __main__ as command_line
+from distill import edge, finetune, fitting
+from distill.errors import UserError
 from tests.conftest import sentences
 
 SMALL = (
@@ -177,6 +181,48 @@ def test_an_unfinished_run_goes_on_where_it_stopped(chain: dict[str, Any]) -> No
     assert after["status"] == "finished"
     assert after["student"]["metrics"] == record["student"]["metrics"]
     assert after["export"]["fp32"]["metrics"] == record["export"]["fp32"]["metrics"]
+
+
+def test_a_sweep_asks_the_teacher_once(chain: dict[str, Any]) -> None:
+    output = chain["root"] / "asked"
+    done = command(
+        "-m", *chain["arguments"], f"output_dir={output}", "trainer.max_steps=1", "benchmark.enabled=false",
+        "objective=hinton", "objective.terms.soft.temperature=1,4", "seed=0,1", cwd=chain["root"],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    trainings = [record["training"] for _, record in records(output)]
+    assert [training["teacher_cache"]["hit"] for training in trainings] == [False, True, True, True]
+    assert trainings[0]["teacher_seconds"] > 0
+    assert [training["teacher_seconds"] for training in trainings[1:]] == [0, 0, 0]
+    assert done.stdout.count("Teacher: answers 64 examples once") == 1
+    assert done.stdout.count("asked once, kept in") == 4
+    assert "the teacher is asked in every step: cosine reads hidden states" in chain["first"].stdout
+
+
+def test_with_kept_outputs_the_teacher_is_not_in_memory(
+    chain: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded: list[Any] = []
+    original = finetune._load
+
+    def load(*arguments: Any) -> Any:
+        model = original(*arguments)
+        loaded.append(weakref.ref(model))
+        return model
+
+    def fit(*arguments: Any, **options: Any) -> Any:
+        gc.collect()
+        raise UserError(f"alive: {sum(reference() is not None for reference in loaded)} of {len(loaded)}")
+
+    monkeypatch.chdir(chain["root"])
+    monkeypatch.setattr(finetune, "_load", load)
+    monkeypatch.setattr(fitting, "fit", fit)
+    for objective, expected in (("hinton", 0), ("distilbert", 1), ("supervised", 0)):
+        loaded.clear()
+        arguments = ["distill", *chain["arguments"], f"output_dir={chain['root'] / 'memory'}", f"objective={objective}"]
+        monkeypatch.setattr(sys, "argv", arguments)
+        assert command_line.main() == 2
+        assert f"alive: {expected} of 1" in capsys.readouterr().err
 
 
 def test_a_sweep_makes_a_run_for_every_value(chain: dict[str, Any]) -> None:

@@ -43,8 +43,9 @@ def test_an_encoder_without_a_head_is_to_be_finetuned_in_float32(encoder_dir: Pa
 
 
 def test_precision_is_what_was_asked_for(encoder_dir: Path) -> None:
-    start = Pretrained(name="toy", path=str(encoder_dir), precision="bfloat16").load(AUTO_CLASS, LABELS, [])
-    assert {parameter.dtype for parameter in start.model.parameters()} == {torch.bfloat16}
+    source = Pretrained(name="toy", path=str(encoder_dir), precision="bfloat16")
+    assert {p.dtype for p in source.load(AUTO_CLASS, LABELS, []).model.parameters()} == {torch.float32}  # To copy from.
+    assert source.precision == "bfloat16"
     with pytest.raises(UserError, match="teacher.precision=float8 is unknown, expected one of float32, bfloat16"):
         Pretrained(name="toy", path=str(encoder_dir), precision="float8")
 
@@ -189,7 +190,7 @@ class _Unreachable:
 
 
 def test_only_the_built_in_task_accepts_a_substitute(capsys: pytest.CaptureFixture[str]) -> None:
-    asked, stand_in = finetune.Source(_Unreachable(), None), finetune.Source(Embedded(), None)
+    asked, stand_in = finetune.Source(_Unreachable(), None, None), finetune.Source(Embedded(), None, None)
     own = SequenceTask(name="own", text=["text"], data_dir="somewhere")
     with pytest.raises(UnreachableError, match="far away"):
         finetune.locate(asked, lambda: stand_in, own)

@@ -1,0 +1,208 @@
+"""What a teacher said about the examples of a split, kept on disk: asked once, read by every epoch, run and process.
+
+The files are safetensors: mapped into memory as they are, in a format that anything reads, with room in the header
+for a checksum. Each holds some thousand tokens of consecutive examples and is written whole or not at all. So an
+interrupted pass goes on with the files that are missing, and two processes that fill the same directory at once may
+write a file twice, with the same content, and never half of one.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from distill.errors import UserError
+from distill.files import make_directory, replaced
+
+FORMAT = 1
+SHARD_TOKENS = 65_536  # What an interruption costs at most; also bounds the memory of a pass.
+CHOICES = ("auto", True, False)
+
+
+class OutputCache:
+    """What to keep of a teacher's outputs, and how much.
+
+    Args:
+        enabled: `auto` keeps them where the inputs are the same in every epoch, and hidden states, if the objective
+            reads them, are kept too; True insists on that; False asks the teacher again for every batch.
+        hidden: keep the last hidden states of every token too, as float16.
+        max_gb: the most that the outputs of one split may take, in GB.
+    """
+
+    def __init__(self, *, enabled: bool | str = "auto", hidden: bool = False, max_gb: float = 8.0) -> None:
+        if enabled not in CHOICES:
+            raise UserError(f"teacher.cache.enabled={enabled} is unknown, expected auto, true or false")
+        if not max_gb > 0:
+            raise UserError(f"teacher.cache.max_gb={max_gb} leaves no room, expected a number above 0")
+        self.enabled, self.hidden, self.max_gb = enabled, hidden, max_gb
+
+    def obstacle(self, needs: Mapping[str, list[str]], *, fixed_inputs: bool, hidden_gb: float) -> str | None:
+        """Why the teacher is asked again for every batch; None where its outputs are kept.
+
+        Args:
+            needs: an output beside the logits -> the terms of the objective that read it.
+            fixed_inputs: whether every epoch shows the same inputs.
+            hidden_gb: what the last hidden states would take; 0 where that is not known yet.
+
+        Raises:
+            UserError: when `enabled=true` cannot be.
+        """
+        if self.enabled is False:
+            return "teacher.cache.enabled=false"
+        reason = None
+        if not fixed_inputs:
+            reason = "the inputs change every epoch"
+        elif others := sorted(set(needs) - {"hidden_states"}):
+            reason = f"{', '.join(needs[others[0]])} reads {others[0]}, which are never kept"
+        elif "hidden_states" in needs and not self.hidden:
+            reason = (
+                f"{', '.join(needs['hidden_states'])} reads hidden states: teacher.cache.hidden=true keeps those too"
+                + (f", {_size(hidden_gb)} of disk" if hidden_gb else "")
+            )
+        if reason is not None and self.enabled is True:
+            raise UserError(f"teacher.cache.enabled=true cannot be: {reason}")
+        return reason
+
+    def open(self, directory: Path, lengths: np.ndarray, *, hidden_size: int | None) -> "KeptOutputs":
+        """The outputs for examples of these lengths in tokens `[N]`, as far as `directory` holds them.
+
+        With `hidden_size` the hidden states are among them.
+        """
+        return KeptOutputs(directory, lengths, hidden_size=hidden_size)
+
+    def check_size(self, lengths: np.ndarray, *, classes: int, hidden_size: int | None) -> float:
+        """What the outputs of examples of these lengths in tokens `[N]` take, in GB.
+
+        Raises:
+            UserError: for more than `max_gb`.
+        """
+        needed = (len(lengths) * classes * 4 + int(lengths.sum()) * (hidden_size or 0) * 2) / 1e9
+        if needed > self.max_gb:
+            raise UserError(
+                f"the teacher's outputs would take {_size(needed)}, more than teacher.cache.max_gb={self.max_gb:g}: "
+                f"raise it, or set teacher.cache.{'hidden' if hidden_size else 'enabled'}=false"
+            )
+        return needed
+
+    def make_room(self, kept: "KeptOutputs", classes: int) -> str:
+        """The directory for what is missing, and what that will take, in words.
+
+        Raises:
+            UserError: for more than `max_gb`, or than the disk has left.
+        """
+        lengths = np.concatenate([kept.lengths[first:last] for first, last in kept.missing()])
+        needed = self.check_size(lengths, classes=classes, hidden_size=kept.hidden_size)
+        make_directory(kept.directory)
+        free = shutil.disk_usage(kept.directory).free / 1e9
+        if needed > free:
+            raise UserError(
+                f"the teacher's outputs would take {_size(needed)} and {kept.directory} has {_size(free)} left: "
+                "give another cache_dir, or set teacher.cache.enabled=false"
+            )
+        return _size(needed)
+
+
+class KeptOutputs:
+    """The outputs of one teacher for one split: `outputs(batch)` in place of the teacher's own answer.
+
+    `damaged` names the files that were there and did not hold what they should; they are made again.
+    """
+
+    def __init__(self, directory: Path, lengths: np.ndarray, *, hidden_size: int | None) -> None:
+        self.directory, self.lengths, self.hidden_size = directory, lengths, hidden_size
+        self._ends = lengths.cumsum()
+        shard_of = (self._ends - lengths) // SHARD_TOKENS
+        self._firsts = np.concatenate([[0], np.flatnonzero(np.diff(shard_of)) + 1])
+        self._shards: list[dict[str, Tensor] | None] = []
+        self.damaged: list[Path] = []
+        for number in range(len(self._firsts)):
+            self._shards.append(self._read(number))
+
+    def missing(self) -> list[tuple[int, int]]:
+        """First and last (excluded) example of every part that is still to be asked of the teacher."""
+        return [self._range(number) for number, shard in enumerate(self._shards) if shard is None]
+
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(path.stat().st_size for path in self.directory.glob("*.safetensors"))
+
+    def add(self, first: int, logits: Tensor, hidden: Tensor | None) -> None:
+        """Keep a part: `logits [n, C]` and `hidden [tokens, H]`, all tokens of these examples one after the other."""
+        number = int(np.searchsorted(self._firsts, first))
+        last = self._range(number)[1]
+        tensors = {"logits": logits.float().cpu().contiguous()}
+        if hidden is not None:
+            tensors["hidden"] = hidden.to(device="cpu", dtype=torch.float16).contiguous()
+        path = self._path(number)
+        with replaced(path) as temporary:
+            save_file(tensors, temporary, metadata={"sha256": _digest(tensors), "examples": f"{first} to {last}"})
+        self._shards[number] = self._read(number)
+
+    def outputs(self, batch: Mapping[str, Tensor]) -> SequenceClassifierOutput:
+        """Logits `[B, C]` and, where they are kept, the last hidden states `[B, L, H]`, 0 at the padding, float32."""
+        ids = batch["example_id"].cpu().numpy()
+        numbers = np.searchsorted(self._firsts, ids, side="right") - 1
+        logits, hidden = [], []
+        for example, number in zip(ids, numbers, strict=True):
+            first, shard = self._firsts[number], self._shards[number]
+            assert shard is not None
+            logits.append(shard["logits"][example - first])
+            if "hidden" in shard:
+                begin = self._ends[example] - self.lengths[example] - (self._ends[first] - self.lengths[first])
+                hidden.append(shard["hidden"][begin : begin + self.lengths[example]])
+        device = batch["attention_mask"].device
+        states = None
+        if hidden:
+            mask = batch["attention_mask"].bool()
+            states = torch.zeros(*mask.shape, hidden[0].shape[-1], device=device)
+            states[mask] = torch.cat(hidden).to(device).float()
+        return SequenceClassifierOutput(
+            logits=torch.stack(logits).to(device), hidden_states=None if states is None else (states,)
+        )
+
+    def logits(self) -> np.ndarray:
+        """Those of all examples `[N, C]`."""
+        return np.concatenate([shard["logits"].numpy() for shard in self._shards if shard is not None])
+
+    def _range(self, number: int) -> tuple[int, int]:
+        ends = [*self._firsts[1:], len(self.lengths)]
+        return int(self._firsts[number]), int(ends[number])
+
+    def _path(self, number: int) -> Path:
+        return self.directory / f"{number:05}.safetensors"
+
+    def _read(self, number: int) -> dict[str, Tensor] | None:
+        """The part as it lies on the disk, mapped into memory; None where it is not there or not what it should be."""
+        path = self._path(number)
+        if not path.is_file():
+            return None
+        first, last = self._range(number)
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            whole = metadata.get("sha256") == _digest(tensors) and len(tensors["logits"]) == last - first
+        except (SafetensorError, OSError, KeyError):
+            whole = False
+        if not whole:
+            self.damaged.append(path)
+        return tensors if whole else None
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())
+        digest.update(tensors[name].numpy().data)
+    return digest.hexdigest()
+
+
+def _size(gigabytes: float) -> str:
+    return f"{gigabytes:.2f} GB" if gigabytes >= 0.1 else f"{gigabytes * 1e3:.1f} MB"
