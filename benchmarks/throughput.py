@@ -1,6 +1,6 @@
 """How fast is a whole distillation, next to what a user would run instead?
 
-    python benchmarks/throughput.py --data ../shared/data/glue/sst2 --teacher ../shared/models/all-MiniLM-L6-v2 --install
+    python benchmarks/throughput.py --data DIR --teacher DIR --install
     python benchmarks/throughput.py --data DIR --teacher DIR [--examples 8000 --epochs 3 --rounds 3] --json
 
 Everybody gets the same fine-tuned teacher, the same student out of its alternate layers, the same examples, batch size,
@@ -9,16 +9,18 @@ learning rate and loss (half soft targets at T=2, half labels), and trains in a 
 - distill: this project; once with an empty cache, once with what that left behind
 - plain: a PyTorch loop with dynamic padding
 - plain-bf16: the same under bf16 autocast, for whoever has the hardware
-- trainer: a Hugging Face Trainer whose loss asks the teacher
+- trainer, trainer-bf16: a Hugging Face Trainer whose loss asks the teacher, as it comes and with `bf16=True`
 - textbrewer: TextBrewer's GeneralDistiller with dynamic padding
 - textbrewer-caching: TextBrewer's BasicDistiller, which keeps batches and logits in memory
 
 The time is that from texts to a trained student: tokenizing, the teacher's pass, training, scoring dev once (distill
-scores it, and writes checkpoints, in every epoch). Loading libraries, data and teacher is left out for all.
+scores it, and writes checkpoints, in every epoch). Loading libraries, data and models is left out for all. The accuracy
+is that of the last step. distill trains in bf16 where there is hardware for it, the others as they do by themselves.
 """
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import resource
@@ -35,7 +37,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 PEERS = {"trainer": ["accelerate"], "textbrewer": ["textbrewer", "tensorboardX"]}
-CONTESTANTS = ("distill", "plain", "plain-bf16", "trainer", "textbrewer", "textbrewer-caching")
+CONTESTANTS = ("distill", "plain", "plain-bf16", "trainer", "trainer-bf16", "textbrewer", "textbrewer-caching")
+IMPORTS = {"distill": "distill.fitting", "trainer": "transformers.trainer", "textbrewer": "textbrewer"}
 LEARNING_RATE, WARMUP, WEIGHT_DECAY, CLIP, TEMPERATURE, BATCH = 1e-4, 0.1, 0.01, 1.0, 2.0, 32
 
 
@@ -51,12 +54,15 @@ class Race:
     epochs: int
     directory: Path
     precision: str
+    seed: int
 
 
 # Contestants: each trains `race.student` and returns logits of dev, tokens computed with padding, teacher seconds
 
 
 def distill(race: Race) -> tuple[Any, int, float]:
+    import torch
+
     from distill import answers, batches, fitting
     from distill.losses import HardLabels, Objective, SoftTargets
     from distill.module import DistillationModule, predict_logits
@@ -70,7 +76,7 @@ def distill(race: Race) -> tuple[Any, int, float]:
     race.teacher = None
     settings = fitting.Settings(
         learning_rate=LEARNING_RATE, batch_size=BATCH, max_epochs=race.epochs, warmup=WARMUP,
-        weight_decay=WEIGHT_DECAY, clip=CLIP,
+        weight_decay=WEIGHT_DECAY, clip=CLIP, accelerator="cpu", seed=race.seed,
     )  # fmt: skip
     loaders = batches.loaders(examples, **settings.batches())
     terms = {"soft": SoftTargets(temperature=TEMPERATURE, weight=0.5), "hard": HardLabels(weight=0.5)}
@@ -83,6 +89,9 @@ def distill(race: Race) -> tuple[Any, int, float]:
             module, loaders["train"], loaders["dev"], settings=settings, checkpoints=Path(checkpoints) / "c",
             logger=None, title="student",
         )  # fmt: skip
+        # `fit` leaves the best of the epochs; the others have nothing but the last.
+        last = torch.load(Path(checkpoints) / "c" / "last.ckpt", weights_only=True)["state_dict"]
+        module.load_state_dict(last)
     return predict_logits(module.student, loaders["dev"]), module.tokens_computed, asked.seconds
 
 
@@ -104,7 +113,7 @@ def loader(race: Race, computed: list[int]) -> Any:
         computed.append(batch["input_ids"].numel())
         return batch
 
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(race.seed)
     return torch.utils.data.DataLoader(rows, batch_size=BATCH, shuffle=True, collate_fn=padded, generator=generator)
 
 
@@ -122,7 +131,14 @@ def dev_logits(race: Race) -> Any:
     texts, found = race.splits.splits["dev"].texts, []
     for start in range(0, len(texts), 64):
         part = texts[start : start + 64]
-        batch = race.tokenizer(part, truncation=True, padding=True, return_tensors="pt", return_token_type_ids=False)
+        batch = race.tokenizer(
+            part,
+            truncation=True,
+            max_length=race.task.max_length,
+            padding=True,
+            return_tensors="pt",
+            return_token_type_ids=False,
+        )
         with torch.no_grad():
             found.append(race.student(**batch).logits)
     return torch.cat(found).numpy()
@@ -161,7 +177,7 @@ def plain(race: Race, bf16: bool = False) -> tuple[Any, int, float]:
     return dev_logits(race), sum(computed), asked
 
 
-def trainer(race: Race) -> tuple[Any, int, float]:
+def trainer(race: Race, bf16: bool = False) -> tuple[Any, int, float]:
     import torch
     from transformers import Trainer, TrainingArguments
 
@@ -183,7 +199,8 @@ def trainer(race: Race) -> tuple[Any, int, float]:
     arguments = TrainingArguments(
         output_dir=str(race.directory / "trainer"), per_device_train_batch_size=BATCH, num_train_epochs=race.epochs,
         learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY, warmup_steps=WARMUP, max_grad_norm=CLIP,
-        use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True, logging_strategy="no",
+        use_cpu=True, bf16=bf16, seed=race.seed, report_to=[], save_strategy="no", disable_tqdm=True,
+        logging_strategy="no",
     )  # fmt: skip
     Distilling(
         model=race.student, args=arguments, train_dataset=batches.dataset, data_collator=batches.collate_fn
@@ -236,6 +253,7 @@ RUN: Mapping[str, Callable[[Race], tuple[Any, int, float]]] = {
     "plain": plain,
     "plain-bf16": lambda race: plain(race, bf16=True),
     "trainer": trainer,
+    "trainer-bf16": lambda race: trainer(race, bf16=True),
     "textbrewer": textbrewer,
     "textbrewer-caching": lambda race: textbrewer(race, caching=True),
 }
@@ -254,6 +272,7 @@ def task_of(options: argparse.Namespace) -> Any:
 
 
 def child(options: argparse.Namespace) -> None:
+    import numpy as np
     import torch
     import transformers
     from machine import forward_flops
@@ -264,27 +283,27 @@ def child(options: argparse.Namespace) -> None:
 
     fitting.quiet()
     transformers.logging.set_verbosity_error()
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     task = task_of(options)
     splits = data.read(task, cache_dir=options.work)
     load = transformers.AutoModelForSequenceClassification.from_pretrained
     dtype = getattr(torch, options.teacher_precision) if options.contestant == "distill" else torch.float32
     student = from_teacher(load(options.teacher, dtype=torch.float32))
+    # What distill has kept need not be asked, or loaded, again.
+    known = options.contestant == "distill" and (options.cache / "outputs").is_dir()
+    teacher = None if known else freeze(load(options.teacher, dtype=dtype))
     race = Race(
-        splits=splits, task=task, teacher=freeze(load(options.teacher, dtype=dtype)), student=student,
+        splits=splits, task=task, teacher=teacher, student=student,
         tokenizer=transformers.AutoTokenizer.from_pretrained(options.teacher), epochs=options.epochs,
-        directory=options.cache, precision=options.teacher_precision,
+        directory=options.cache, precision=options.teacher_precision, seed=options.seed,
     )  # fmt: skip
+    importlib.import_module(IMPORTS.get(options.contestant.partition("-")[0], "torch"))
     began = time.perf_counter()
     with contextlib.redirect_stdout(sys.stderr):
         logits, computed, asked = RUN[options.contestant](race)
     seconds = time.perf_counter() - began
-    lengths = race.tokenizer(
-        splits.splits["train"].texts, truncation=True, max_length=task.max_length, return_length=True
-    )
-    import numpy as np
-
-    lengths = np.array([len(ids) for ids in lengths["input_ids"]])
+    encoded = race.tokenizer(splits.splits["train"].texts, truncation=True, max_length=task.max_length)
+    lengths = np.array([len(ids) for ids in encoded["input_ids"]])
     examples, tokens = options.epochs * len(lengths), options.epochs * int(lengths.sum())
     found = {
         "seconds": seconds,
@@ -316,24 +335,29 @@ def prepared_teacher(options: argparse.Namespace) -> Path:
             [sys.executable, "-m", "distill", "job=finetune", "+teacher=minilm", f"teacher.path={options.teacher}",
              "task=sst2", f"task.data_dir={options.data}", f"task.train_examples={options.examples}",
              f"cache_dir={options.work}", f"output_dir={runs}"],
-            check=True, stdout=sys.stderr, cwd=ROOT,
+            check=True, stdout=sys.stderr, env=environment(options),
         )  # fmt: skip
     return next(runs.rglob("teacher/model/config.json")).parent
 
 
-def run(options: argparse.Namespace, contestant: str, teacher: Path, cache: Path) -> dict[str, Any]:
+def run(options: argparse.Namespace, contestant: str, teacher: Path, cache: Path, seed: int = 0) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, __file__, "--contestant", contestant, "--data", options.data, "--teacher", teacher,
          "--examples", str(options.examples), "--epochs", str(options.epochs), "--work", options.work,
-         "--cache", cache, "--teacher-precision", options.teacher_precision],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(options.work / "peers")])},
+         "--cache", cache, "--teacher-precision", options.teacher_precision, "--seed", str(seed)],
+        capture_output=True, text=True, check=False,
+        env=environment(options),
     )  # fmt: skip
     if done.returncode != 0:
         sys.exit(f"{contestant} failed:\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     print(f"{contestant:20} {found['seconds']:8.1f} s   accuracy {found['accuracy']:.4f}", file=sys.stderr)
     return found
+
+
+def environment(options: argparse.Namespace) -> dict[str, str]:
+    """Of a child: it finds this project and the peers."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(options.work / "peers")])}
 
 
 def install(directory: Path) -> None:
@@ -348,16 +372,23 @@ def are_there(contestant: str, peers: Path) -> bool:
     return all((peers / package).is_dir() for package in needed)
 
 
+def absolute(path: str) -> Path:
+    return Path(path).expanduser().resolve()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, type=Path, help="SST-2: train.tsv and dev.tsv")
-    parser.add_argument("--teacher", required=True, type=Path, help="a BERT, fine-tuned on SST-2 or not")
+    parser.add_argument("--data", required=True, type=absolute, help="SST-2: train.tsv and dev.tsv")
+    parser.add_argument("--teacher", required=True, type=absolute, help="a BERT, fine-tuned on SST-2 or not")
     parser.add_argument("--examples", type=int, default=8000)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=1, help="the medians of so many are shown")
+    parser.add_argument("--seed", type=int, default=0, help="of the first round; each has its own")
     parser.add_argument("--contestants", default=",".join(CONTESTANTS))
     parser.add_argument("--teacher-precision", default="float32", choices=("float32", "bfloat16"), help="distill's")
-    parser.add_argument("--work", type=Path, help="keeps teacher, peers and caches; a temporary directory by default")
+    parser.add_argument(
+        "--work", type=absolute, help="keeps teacher, peers and caches; a temporary directory by default"
+    )
     parser.add_argument("--install", action="store_true", help="get the peers from the package registry")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--contestant", help=argparse.SUPPRESS)
@@ -386,13 +417,13 @@ def compare(options: argparse.Namespace) -> None:
         print(f"{name} is left out: --install gets its packages", file=sys.stderr)
     found: dict[str, list[dict[str, Any]]] = {}
     peaks = []
-    for _ in range(options.rounds):
+    for seed in range(options.seed, options.seed + options.rounds):
         peaks.append(peak_flops(torch.bfloat16 if has_bf16() else torch.float32))
         with tempfile.TemporaryDirectory() as temporary:
             for name in chosen:
-                found.setdefault(name, []).append(run(options, name, teacher, Path(temporary)))
+                found.setdefault(name, []).append(run(options, name, teacher, Path(temporary), seed))
                 if name == "distill":
-                    found.setdefault("distill, again", []).append(run(options, name, teacher, Path(temporary)))
+                    found.setdefault("distill, again", []).append(run(options, name, teacher, Path(temporary), seed))
     rows = {name: {key: statistics.median(one[key] for one in runs) for key in runs[0]} for name, runs in found.items()}
     peak = statistics.median(peaks)
     table = Table(

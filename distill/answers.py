@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.batches import Examples, scoring_steps
+from distill.batches import SCORED_TOKENS, Examples, scoring_steps
+from distill.errors import NumericalError, UserError
 from distill.losses import Objective
 from distill.module import moved, run_model
 from distill.progress import Meter, notice, say
 from distill.tasks import SequenceTask
+
+ACCELERATOR_TOKENS = 16_384  # In a forward pass of the teacher on a GPU.
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def ask_once(
     Raises:
         UserError: where there is no room for them.
     """
-    parts = json.dumps([fingerprint, examples.digest, hidden_size])
+    parts = json.dumps([cache.layout(), fingerprint, examples.digest, hidden_size])
     kept = cache.open(
         directory / hashlib.sha256(parts.encode()).hexdigest()[:20], examples.lengths, hidden_size=hidden_size
     )
@@ -113,8 +116,20 @@ def ask_once(
     say(f"Teacher: answers {total:,} examples once, {size} in {kept.directory}")
     with Meter(title, total, unit="examples") as meter:
         for first, last in missing:
-            kept.add(first, **_ask(teacher, examples, first, last, hidden=hidden_size is not None, done=meter.advance))
+            said = _ask(teacher, examples, first, last, hidden=hidden_size is not None, done=meter.advance)
+            _check_finite(said)
+            kept.add(first, **said)
     return Answers(kept, time.perf_counter() - began)
+
+
+def _check_finite(said: dict[str, Any]) -> None:
+    if not said["logits"].isfinite().all():
+        raise NumericalError("the teacher's logits are not finite: check its weights, or set teacher.precision=float32")
+    if said["hidden"] is not None and not said["hidden"].isfinite().all():
+        raise UserError(
+            f"the teacher's hidden states pass {torch.finfo(torch.float16).max:,.0f}, the most that float16 holds: "
+            "set teacher.cache.hidden=false"
+        )
 
 
 @torch.inference_mode()
@@ -125,7 +140,8 @@ def _ask(
     needs = frozenset({"hidden_states"}) if hidden else frozenset[str]()
     logits: dict[int, Tensor] = {}
     states: dict[int, Tensor] = {}
-    for micro_batch in scoring_steps(examples.lengths[first:last]):
+    on_cpu = teacher.device.type == "cpu"
+    for micro_batch in scoring_steps(examples.lengths[first:last], SCORED_TOKENS if on_cpu else ACCELERATOR_TOKENS):
         batch = moved(examples[[first + index for index in micro_batch]], teacher.device)
         output = run_model(teacher, batch, needs)
         logits |= zip(micro_batch, output.logits.float().cpu(), strict=True)

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 Batch = dict[str, Tensor]
 Step = list[list[int]]
 POOL = 100  # Micro-batches that are sorted by length together.
-# Tokens in a forward pass without gradients: on a CPU more of them leave its caches.
-SCORED_TOKENS = {"cpu": 2048, "gpu": 65_536}
+SCORED_TOKENS = 2048  # In a forward pass without gradients: on a CPU more of them leave its caches.
 
 
 class Examples(Dataset[Batch]):
@@ -38,9 +37,8 @@ class Examples(Dataset[Batch]):
         tokenizer: "PreTrainedTokenizerBase",
         cache_dir: Path | None = None,
     ) -> None:
-        self.digest = tokens.digest(split, tokenizer, task.max_length)
         encoded = tokens.encode(split, tokenizer, task.max_length, cache_dir)
-        self.task, self.labels = task, split.labels
+        self.task, self.labels, self.digest = task, split.labels, encoded.digest
         self.truncated, self.lengths = encoded.truncated, np.diff(encoded.offsets)
         self._columns, self._starts = encoded.columns, encoded.offsets[:-1]
         self._padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
@@ -176,15 +174,14 @@ def loader(examples: Examples, steps: Sampler[Step] | Sequence[Step]) -> DataLoa
     return DataLoader(examples, batch_sampler=steps, collate_fn=list, pin_memory=pin)  # type: ignore[arg-type]
 
 
-def scoring_steps(lengths: np.ndarray) -> Step:
-    """Large micro-batches of examples of these lengths, longest first."""
-    tokens_at_once = SCORED_TOKENS["gpu" if torch.cuda.is_available() else "cpu"]
-    buckets = LengthBuckets(lengths, batch_tokens=max(tokens_at_once, int(lengths.max())), shuffle=False)
+def scoring_steps(lengths: np.ndarray, batch_tokens: int = SCORED_TOKENS) -> Step:
+    """Micro-batches of so many tokens out of examples of these lengths, longest first."""
+    buckets = LengthBuckets(lengths, batch_tokens=max(batch_tokens, int(lengths.max())), shuffle=False)
     return [micro_batch for step in buckets for micro_batch in step]
 
 
 def evaluation_loader(examples: Examples) -> DataLoader[list[Batch]]:
-    """A whole split, longest examples first, in large batches."""
+    """A whole split, longest examples first."""
     return loader(examples, [[micro_batch] for micro_batch in scoring_steps(examples.lengths)])
 
 

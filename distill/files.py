@@ -60,10 +60,11 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def whole_directory(target: Path) -> Iterator[Path]:
+def whole_directory(target: Path, *, keep_intact: bool = False) -> Iterator[Path]:
     """A directory to fill, which becomes `target` at the end, with checksums; what was there before is replaced.
 
-    When several processes fill the same target, each does so whole and the last one stays.
+    When several processes fill the same target, each does so whole and the last one stays; with `keep_intact` the
+    first one, so that what another process has begun to read stays where it is.
     """
     make_directory(target.parent)
     # Not mkdtemp: a cache that several people share must not be readable by its maker alone.
@@ -72,7 +73,8 @@ def whole_directory(target: Path) -> Iterator[Path]:
     try:
         yield draft
         _seal(draft)
-        _move(draft, target)
+        if not (keep_intact and is_intact(target)):
+            _move(draft, target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

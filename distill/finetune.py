@@ -1,6 +1,7 @@
 """A teacher that is ready to teach: as it is, kept from an earlier run, or fine-tuned first."""
 
 import copy
+import gc
 import hashlib
 import json
 import time
@@ -49,16 +50,17 @@ class Teacher:
         load: Callable[[], PreTrainedModel],
         precision: str,
         weights: str,
-        cache: Any,
+        device: torch.device,
         seconds: float,
         model: PreTrainedModel | None = None,
     ) -> None:
         self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
         self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
-        self.cache, self.seconds = cache, seconds
+        self.device, self.seconds = device, seconds
         self.metrics: dict[str, float] = {}
         self._load = load
         self._model = None if model is None else freeze(model)
+        self._answering: PreTrainedModel | None = None
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
@@ -72,14 +74,18 @@ class Teacher:
         return f"{self.weights}-{self.precision}"
 
     def answering(self) -> PreTrainedModel:
-        """The model in the precision in which it answers."""
+        """The model where and in the precision in which it answers."""
         dtype = getattr(torch, self.precision)
-        model = self.model if dtype == torch.float32 else copy.deepcopy(self.model).to(dtype)
-        return freeze(model)
+        if dtype == torch.float32 and self.device.type == "cpu":
+            return self.model
+        if self._answering is None:
+            self._answering = freeze(copy.deepcopy(self.model).to(self.device, dtype))
+        return self._answering
 
     def release(self) -> None:
         """Free the model's memory."""
-        self._model = None
+        self._model = self._answering = None
+        gc.collect()  # A frozen model refers to itself.
 
     def record(self) -> dict[str, Any]:
         """The `teacher` of run.json."""
@@ -89,11 +95,10 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Source:
-    """A teacher as a class of `teachers/` gives it, how to fine-tune it (None: never), and where its outputs go."""
+    """Where a teacher comes from, as a class of `teachers/` gives it, and how to fine-tune it; None: never."""
 
     weights: Any
     settings: fitting.Settings | None
-    cache: Any
 
 
 def locate(requested: Source, substitute: Callable[[], Source], task: SequenceTask) -> tuple[Source, bool]:
@@ -127,6 +132,8 @@ def prepare(
     splits: data.TaskData,
     cache_dir: Path,
     run_directory: Path,
+    device: torch.device,
+    cache: Any,
     rehearse: Rehearsal,
 ) -> tuple[Teacher, dict[str, batches.Examples]]:
     """Load the teacher, fine-tune it if its head does not fit the task, score it, and tokenize with its tokenizer.
@@ -170,7 +177,7 @@ def prepare(
             seconds = _finetune(start, source.settings, task, splits, examples, directory, run_directory / "teacher")
             origin = "fine-tuned"
     if origin == "as it is":
-        weights = _digest([source.weights.fingerprint(), splits.labels])
+        weights = _digest([source.weights.fingerprint(), task.auto_class, splits.labels])
         tokenizer, load, model = start.tokenizer, lambda: start_again().model, start.model
     else:
         weights = sha256(directory / CHECKSUMS)
@@ -179,10 +186,10 @@ def prepare(
     teacher = Teacher(
         requested=requested, resolved=source.weights.resolved(), substituted=substituted, origin=origin,
         tokenizer=tokenizer, load=load, precision=source.weights.precision, weights=weights, seconds=seconds,
-        cache=source.cache, model=model,
+        device=device, model=model,
     )  # fmt: skip
     examples = examples or batches.tokenize(splits, task, tokenizer, cache_dir=cache_dir)
-    logits = _answers_on_scored_splits(teacher, task, examples, cache_dir)
+    logits = _answers_on_scored_splits(teacher, task, examples, cache, cache_dir)
     teacher.metrics = task.split_metrics(logits, splits.scored_labels())
     if not task.regression:
         _check_majority(task.predictions(logits["dev"]), splits.splits["dev"].labels, teacher.resolved)
@@ -190,14 +197,14 @@ def prepare(
 
 
 def _answers_on_scored_splits(
-    teacher: Teacher, task: SequenceTask, examples: dict[str, batches.Examples], cache_dir: Path
+    teacher: Teacher, task: SequenceTask, examples: dict[str, batches.Examples], cache: Any, cache_dir: Path
 ) -> dict[str, np.ndarray]:
     """Split -> logits `[N, C]`, kept unless the cache is turned off."""
-    if teacher.cache.enabled is False or not task.fixed_inputs:
+    if cache.enabled is False or not task.fixed_inputs:
         return predict_splits(teacher.answering(), batches.evaluation_loaders(examples))
     return {
         name: ask_once(
-            teacher.answering, split, cache=teacher.cache, directory=cache_dir / "outputs",
+            teacher.answering, split, cache=cache, directory=cache_dir / "outputs",
             fingerprint=teacher.fingerprint, title=f"teacher on {name}",
         ).kept.logits()
         for name, split in examples.items()
@@ -246,11 +253,13 @@ def _finetune(
         logger=CSVLogger(str(directory), name="", version=""),
         title="teacher",
     )
-    with whole_directory(kept) as temporary:
+    with whole_directory(kept, keep_intact=True) as temporary:
         module.student.save_pretrained(temporary)
         start.tokenizer.save_pretrained(temporary)
         write_json(temporary / "distill.json", {"task": task.name, "data": splits.sha256, "settings": asdict(settings)})
     fitting.remove_checkpoints(directory / "checkpoints")  # The result is kept whole in the cache.
+    del module
+    gc.collect()  # Module and trainer refer to each other, and hold the optimizer's state.
     return time.perf_counter() - began
 
 

@@ -2,7 +2,9 @@
 
 import ctypes
 import logging
+import os
 import re
+import shutil
 import sys
 import time
 import warnings
@@ -26,7 +28,7 @@ from transformers import PreTrainedModel
 from distill import kernels
 from distill.errors import UserError
 from distill.files import replaced
-from distill.module import DistillationModule
+from distill.module import DistillationModule, moved
 from distill.progress import ProgressBar
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
@@ -44,7 +46,7 @@ class Settings:
     """
 
     learning_rate: float
-    batch_size: int
+    batch_size: int | None
     batch_tokens: int | None = None
     accumulate: int = 1
     max_epochs: int | None = None
@@ -61,6 +63,10 @@ class Settings:
     def __post_init__(self) -> None:
         if self.max_epochs is None and self.max_steps is None:
             raise ValueError("got neither max_epochs nor max_steps, expected a number for one of them")
+        if self.batch_size is None and self.batch_tokens is None:
+            raise ValueError("got neither batch_size nor batch_tokens, expected a number for one of them")
+        if not isinstance(self.compile, bool):
+            raise ValueError(f"got compile={self.compile}, expected true or false")
         for name in ("batch_size", "batch_tokens", "accumulate", "max_epochs", "max_steps", "evaluations"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -75,6 +81,8 @@ class Settings:
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"got warmup={self.warmup}, expected a share of the steps between 0 and 1")
         check_devices(self.accelerator)
+        if self.compile and self.device().type == "cpu" and not _has_compiler():
+            raise ValueError("got compile=true, which needs a C++ compiler, and there is no g++ or clang++ here")
         if self.precision not in PRECISIONS:
             raise ValueError(f"got precision={self.precision}, expected one of {', '.join(PRECISIONS)}")
 
@@ -94,18 +102,20 @@ class Settings:
         """What an optimizer step sees, in words."""
         if self.batch_tokens is not None:
             return f"up to {self.batch_tokens * self.accumulate:,} tokens"
-        return f"{self.batch_size * self.accumulate:,} examples"
+        return f"{(self.batch_size or 0) * self.accumulate:,} examples"
 
     def optimization(self, steps_per_epoch: int) -> dict[str, Any]:
         """What `DistillationModule` asks for."""
         names = ("learning_rate", "weight_decay", "warmup", "clip", "seed")
         return {name: getattr(self, name) for name in names} | {"total_steps": self.total_steps(steps_per_epoch)}
 
-    def on_cpu(self) -> bool:
-        """Whether the training takes place on the processor."""
-        if self.accelerator == "auto":
-            return not (torch.cuda.is_available() or torch.backends.mps.is_available())
-        return self.accelerator == "cpu"
+    def device(self) -> torch.device:
+        """Where the training takes place."""
+        if self.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+            return torch.device("cuda")
+        if self.accelerator in ("auto", "mps") and torch.backends.mps.is_available():
+            return torch.device("mps")
+        return torch.device("cpu")
 
     def resolved_precision(self) -> str:
         """`auto` becomes bf16 where the processor or GPU computes it in hardware, float32 elsewhere."""
@@ -206,7 +216,11 @@ def estimate_seconds(
     size = max(1, round(len(dataset) / (len(train) * settings.accumulate)))
     by_length = np.argsort(dataset.lengths, kind="stable")
     middle = max(0, (len(by_length) - size) // 2)
-    batch = dataset[by_length[middle : middle + size]]
+    device = settings.device()
+    module.to(device)
+    if module.teacher is not None:
+        module.teacher.to(device)
+    batch = moved(dataset[by_length[middle : middle + size]], device)
     optimizer = module.configure_optimizers()[0][0]
     for group in optimizer.param_groups:
         group["lr"] = group["weight_decay"] = 0.0  # All the work of a step, and nothing moves.
@@ -214,9 +228,7 @@ def estimate_seconds(
     with _made_fast(module.student, settings):
         for _ in range(4):
             start = time.perf_counter()
-            with torch.autocast(
-                module.device.type, torch.bfloat16, enabled=settings.resolved_precision() == "bf16-mixed"
-            ):
+            with torch.autocast(device.type, torch.bfloat16, enabled=settings.resolved_precision() == "bf16-mixed"):
                 loss, _ = module.losses(batch)
             loss.backward()
             took.append(time.perf_counter() - start)
@@ -238,7 +250,7 @@ def _made_fast(student: PreTrainedModel, settings: Settings) -> Iterator[None]:
             yield
         finally:
             student._compiled_call_impl = None
-    elif settings.on_cpu():
+    elif settings.device().type == "cpu":
         with kernels.training_on_cpu(student):
             yield
     else:
@@ -327,6 +339,10 @@ def quiet() -> None:
         "your dataloader is not resumable",  # Ours begins where the checkpoint ended.
     ):
         warnings.filterwarnings("ignore", message=f".*{re.escape(message)}")
+
+
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
 
 
 def check_devices(accelerator: str) -> None:

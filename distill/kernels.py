@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 ATTENTION = "distill_cpu"
@@ -72,8 +73,15 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Scaled dot-product attention (arXiv 1706.03762, equation 1) of `[B, A, L, H / A]`, to `[B, L, A, H / A]`.
 
-    `attention_mask [B, 1, 1 or L, L]` is true where a key may be seen, or is added to the scores.
+    `attention_mask [B, 1, 1 or L, L]` is true where a key may be seen, or is added to the scores. In bf16 these are
+    rounded in front of the softmax, as eager attention under autocast does. What asks for more than this goes to torch.
     """
+    causal = others.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    unlike = (query.dtype, query.shape[1]) != (key.dtype, key.shape[1]) or key.dtype != value.dtype
+    if unlike or others.get("position_bias") is not None or (attention_mask is None and causal):
+        named = {**others, "dropout": dropout, "scaling": scaling}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **named)  # type: ignore[no-any-return]
     with torch.autocast("cpu", enabled=False):
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         scores = torch.matmul(query * scale, key.transpose(-1, -2))  # [B, A, L, L]

@@ -93,8 +93,12 @@ class DistillationModule(L.LightningModule):
         self.lr_schedulers().step()  # type: ignore[union-attr, call-arg]
 
     def losses(self, batch: Mapping[str, Tensor], counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The objective of one micro-batch: loss `[]` and each term's sum `[terms]`."""
+        """The objective of one micro-batch: loss `[]` and each term's sum `[terms]`.
+
+        Where every token is an item, `items [B, L]`, the models' heads compute those that count and no others.
+        """
         needs = self.objective.needs
+        batch, positions = at_items(batch)
         teacher_output = None
         if self.kept is not None:
             teacher_output = self.kept.outputs(batch)
@@ -102,9 +106,9 @@ class DistillationModule(L.LightningModule):
             began = time.perf_counter()
             # The teacher computes in its own precision, whatever the student trains in.
             with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-                teacher_output = run_model(self.teacher, batch, needs)
+                teacher_output = run_model(self.teacher, batch, needs, positions)
             self.teacher_seconds += time.perf_counter() - began
-        student_output = run_model(self.student, batch, needs)
+        student_output = run_model(self.student, batch, needs, positions)
         loss, sums = self.objective(student_output, teacher_output, batch, counts)
         return loss, sums
 
@@ -162,13 +166,45 @@ def _stay_as_it_is(model: PreTrainedModel, mode: bool = True) -> PreTrainedModel
     return model
 
 
-def run_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[str] = frozenset()) -> ModelOutput:
-    """The model's output for those tensors of the batch that it knows; a pair's token types reach who has them."""
-    outputs: ModelOutput = model(
-        **{name: batch[name] for name in input_names(model) if name in batch},
-        output_hidden_states="hidden_states" in needs,
-        output_attentions="attentions" in needs,
-    )
+def at_items(batch: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Tensor | None]:
+    """A batch whose items are tokens, `labels` and `items` being `[1, n]` of the n that count, and where those are.
+
+    A vocabulary is so wide that the logits of all tokens cost as much as the encoder. Other batches stay as they are.
+    """
+    items = batch["items"]
+    if items.dim() == 1:
+        return batch, None
+    labels = batch["labels"][items].unsqueeze(0)
+    return {**batch, "labels": labels, "items": torch.ones_like(labels, dtype=torch.bool)}, items
+
+
+def run_model(
+    model: PreTrainedModel,
+    batch: Mapping[str, Tensor],
+    needs: frozenset[str] = frozenset(),
+    positions: Tensor | None = None,
+) -> ModelOutput:
+    """The model's output for those tensors of the batch that it knows; a pair's token types reach who has them.
+
+    With `positions [B, L]` the head sees those n tokens alone: `logits [1, n, V]`. Hidden states are of all tokens.
+    """
+    handle = None
+    if positions is not None:
+
+        def select(encoder: nn.Module, inputs: Any, output: ModelOutput) -> ModelOutput:
+            output.last_hidden_state = output.last_hidden_state[positions].unsqueeze(0)
+            return output
+
+        handle = model.base_model.register_forward_hook(select)
+    try:
+        outputs: ModelOutput = model(
+            **{name: batch[name] for name in input_names(model) if name in batch},
+            output_hidden_states="hidden_states" in needs,
+            output_attentions="attentions" in needs,
+        )
+    finally:
+        if handle is not None:
+            handle.remove()
     return outputs
 
 

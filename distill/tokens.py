@@ -26,31 +26,34 @@ class Tokens:
     """Token ids of a whole split: those of example `i` are `column[offsets[i] : offsets[i + 1]]`.
 
     `columns` are `input_ids [tokens]` and, of a tokenizer that tells the two texts of a pair apart, `token_type_ids`.
-    `truncated` counts the examples that were longer than the length they were cut to, special tokens included.
+    `truncated` counts the examples that were longer than the length they were cut to, special tokens included; `digest`
+    stands for everything that the tokens depend on.
     """
 
     columns: dict[str, np.ndarray]
     offsets: np.ndarray
     truncated: int
+    digest: str
 
 
 def encode(
     split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int, cache_dir: Path | None = None
 ) -> Tokens:
     """The split's tokens, from the cache where they have been made before; without `cache_dir` they stay in memory."""
+    name = digest(split, tokenizer, max_length)
     if cache_dir is None:
-        return _tokens(_table(split, tokenizer, max_length))
-    directory = cache_dir / "tokens" / digest(split, tokenizer, max_length)[:20]
+        return _tokens(_table(split, tokenizer, max_length), name)
+    directory = cache_dir / "tokens" / name[:20]
     path = directory / "tokens.arrow"
     if not is_intact(directory):
         table = _table(split, tokenizer, max_length)
         with (
-            whole_directory(directory) as temporary,
+            whole_directory(directory, keep_intact=True) as temporary,
             pa.OSFile(str(temporary / path.name), "wb") as sink,
             pa.ipc.new_file(sink, table.schema) as writer,
         ):
             writer.write_table(table)
-    return _tokens(pa.ipc.open_file(pa.memory_map(str(path))).read_all())
+    return _tokens(pa.ipc.open_file(pa.memory_map(str(path))).read_all(), name)
 
 
 def digest(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> str:
@@ -89,11 +92,12 @@ def _encoded(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int
         yield tokenizer(split.texts[part], pairs, truncation=True, max_length=max_length, return_attention_mask=False)
 
 
-def _tokens(table: pa.Table) -> Tokens:
+def _tokens(table: pa.Table, name: str) -> Tokens:
     """Arrow's own memory as arrays, without a copy."""
     lists = {name: table.column(name).chunk(0) for name in table.column_names}
     return Tokens(
         columns={name: column.values.to_numpy() for name, column in lists.items()},
         offsets=lists["input_ids"].offsets.to_numpy(),
         truncated=int(table.schema.metadata[b"truncated"]),
+        digest=name,
     )

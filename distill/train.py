@@ -42,7 +42,7 @@ def run_distill(config: DictConfig, run: Run) -> None:
     export_settings: export.Settings = _instantiate(config.export)
     timing: benchmark.Settings = _instantiate(config.benchmark)
     task: SequenceTask = _instantiate(config.task)
-    cache: Any = _instantiate(config.teacher.cache)
+    cache = _cache(config)
     preflight.check_objective(objective, task)
     preflight.check_budget(settings.batch_tokens, task, "trainer")
     check_cache(cache, objective, task)
@@ -125,8 +125,8 @@ def _prepare(
 ) -> tuple[data.TaskData, finetune.Teacher, dict[str, batches.Examples]]:
     """Data, teacher, and the data in its tokens.
 
-    Whether the teacher can be had is asked first: it is the quickest to fail.
-    `rehearse` is called with the teacher's model and tokenizer before that is trained.
+    Whether the teacher can be had is asked first: it is the quickest to fail. `rehearse` is called before a teacher
+    is trained.
     """
     fitting.quiet()
     cache_dir = _cache_dir(config)
@@ -136,10 +136,18 @@ def _prepare(
     splits = data.read(task, cache_dir=cache_dir)
     teacher, examples = finetune.prepare(
         source, requested=requested.weights.name, substituted=substituted, task=task, splits=splits,
-        cache_dir=cache_dir, run_directory=run.directory, rehearse=rehearse,
+        cache_dir=cache_dir, run_directory=run.directory, device=_instantiate(config.trainer).device(),
+        cache=_cache(config), rehearse=rehearse,
     )  # fmt: skip
     run.update(task=_task_record(task, splits, {}), teacher=teacher.record())
     return splits, teacher, examples
+
+
+def _cache(config: DictConfig) -> Any:
+    """What is kept of the teacher's outputs, whoever teaches in the end."""
+    if not config.teacher.get("cache"):
+        raise UserError("the teacher's YAML has no cache: add /cache@cache: default to its defaults list")
+    return _instantiate(config.teacher.cache)
 
 
 def _cache_dir(config: DictConfig) -> Path:
@@ -150,11 +158,10 @@ def _source(config: DictConfig) -> finetune.Source:
     """The teacher's class with its plain values, and how to fine-tune it."""
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
-    settings, cache = values.pop("finetune", False), values.pop("cache")
+    settings = values.pop("finetune", False)
+    values.pop("cache", None)
     return finetune.Source(
-        weights=hydra.utils.instantiate(values),
-        settings=hydra.utils.instantiate(settings) if settings else None,
-        cache=hydra.utils.instantiate(cache),
+        weights=hydra.utils.instantiate(values), settings=hydra.utils.instantiate(settings) if settings else None
     )
 
 
@@ -290,7 +297,7 @@ def _teacher_files(config: DictConfig, teacher: finetune.Teacher, settings: expo
     recipe = f"{'channel' if settings.per_channel else 'tensor'}-{7 if settings.reduce_range else 8}"
     directory = _cache_dir(config) / "onnx" / f"{teacher.fingerprint[:16]}-{recipe}"
     if not is_intact(directory):
-        with whole_directory(directory) as temporary:
+        with whole_directory(directory, keep_intact=True) as temporary:
             export.export_onnx(teacher.model, temporary / export.FILES["fp32"])
             export.quantize(temporary / export.FILES["fp32"], temporary / export.FILES["int8"], settings)
     return {format: directory / file for format, file in export.FILES.items()}

@@ -23,7 +23,6 @@ from distill.files import make_directory, replaced
 
 FORMAT = 1
 SHARD_TOKENS = 65_536  # What an interruption costs at most; also bounds the memory of a pass.
-CHOICES = ("auto", True, False)
 
 
 class OutputCache:
@@ -37,7 +36,7 @@ class OutputCache:
     """
 
     def __init__(self, *, enabled: bool | str = "auto", hidden: bool = False, max_gb: float = 8.0) -> None:
-        if enabled not in CHOICES:
+        if enabled != "auto" and not isinstance(enabled, bool):
             raise UserError(f"teacher.cache.enabled={enabled} is unknown, expected auto, true or false")
         if not max_gb > 0:
             raise UserError(f"teacher.cache.max_gb={max_gb} leaves no room, expected a number above 0")
@@ -70,6 +69,10 @@ class OutputCache:
             raise UserError(f"teacher.cache.enabled=true cannot be: {reason}")
         return reason
 
+    def layout(self) -> list[int]:
+        """What decides how outputs are spread over files."""
+        return [FORMAT, SHARD_TOKENS]
+
     def open(self, directory: Path, lengths: np.ndarray, *, hidden_size: int | None) -> "KeptOutputs":
         """The outputs for examples of these lengths in tokens `[N]`, as far as `directory` holds them.
 
@@ -92,13 +95,12 @@ class OutputCache:
         return needed
 
     def make_room(self, kept: "KeptOutputs", classes: int) -> str:
-        """The directory for what is missing, and what that will take, in words.
+        """The directory for the outputs, and what they take, in words.
 
         Raises:
             UserError: for more than `max_gb`, or than the disk has left.
         """
-        lengths = np.concatenate([kept.lengths[first:last] for first, last in kept.missing()])
-        needed = self.check_size(lengths, classes=classes, hidden_size=kept.hidden_size)
+        needed = self.check_size(kept.lengths, classes=classes, hidden_size=kept.hidden_size)
         make_directory(kept.directory)
         free = shutil.disk_usage(kept.directory).free / 1e9
         if needed > free:
@@ -112,7 +114,8 @@ class OutputCache:
 class KeptOutputs:
     """The outputs of one teacher for one split: `outputs(batch)` in place of the teacher's own answer.
 
-    `damaged` names the files that were there and did not hold what they should; they are made again.
+    Every byte is compared with its checksum once, when the files are opened. `damaged` names those that did not hold
+    what they should; they are made again.
     """
 
     def __init__(self, directory: Path, lengths: np.ndarray, *, hidden_size: int | None) -> None:
@@ -142,7 +145,7 @@ class KeptOutputs:
             tensors["hidden"] = hidden.to(device="cpu", dtype=torch.float16).contiguous()
         path = self._path(number)
         with replaced(path) as temporary:
-            save_file(tensors, temporary, metadata={"sha256": _digest(tensors), "examples": f"{first} to {last}"})
+            save_file(tensors, temporary, metadata={"sha256": _digest(tensors), "examples": _examples(first, last)})
         self._shards[number] = self._read(number)
 
     def outputs(self, batch: Mapping[str, Tensor]) -> SequenceClassifierOutput:
@@ -151,8 +154,7 @@ class KeptOutputs:
         numbers = np.searchsorted(self._firsts, ids, side="right") - 1
         logits, hidden = [], []
         for example, number in zip(ids, numbers, strict=True):
-            first, shard = self._firsts[number], self._shards[number]
-            assert shard is not None
+            first, shard = self._firsts[number], self._part(number)
             logits.append(shard["logits"][example - first])
             if "hidden" in shard:
                 begin = self._ends[example] - self.lengths[example] - (self._ends[first] - self.lengths[first])
@@ -169,7 +171,13 @@ class KeptOutputs:
 
     def logits(self) -> np.ndarray:
         """Those of all examples `[N, C]`."""
-        return np.concatenate([shard["logits"].numpy() for shard in self._shards if shard is not None])
+        return np.concatenate([self._part(number)["logits"].numpy() for number in range(len(self._shards))])
+
+    def _part(self, number: int) -> dict[str, Tensor]:
+        part = self._shards[number]
+        if part is None:
+            raise ValueError(f"{self._path(number)} is missing: fill all that missing() names first")
+        return part
 
     def _range(self, number: int) -> tuple[int, int]:
         ends = [*self._firsts[1:], len(self.lengths)]
@@ -188,12 +196,16 @@ class KeptOutputs:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            whole = metadata.get("sha256") == _digest(tensors) and len(tensors["logits"]) == last - first
+            whole = metadata == {"sha256": _digest(tensors), "examples": _examples(first, last)}
         except (SafetensorError, OSError, KeyError):
             whole = False
         if not whole:
             self.damaged.append(path)
         return tensors if whole else None
+
+
+def _examples(first: int, last: int) -> str:
+    return f"{first} to {last}, that one excluded"
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

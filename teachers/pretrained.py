@@ -65,6 +65,7 @@ class Pretrained:
         self.name, self.id, self.path, self.revision = name, id, path, revision
         self.precision, self.trust_remote_code = precision, trust_remote_code
         self._directory: Path | None = None
+        self._fingerprint: str | None = None
 
     def locate(self) -> Path:
         """The directory that holds the weights, fetched from the Hub if need be; found once.
@@ -116,14 +117,16 @@ class Pretrained:
         return fetched
 
     def fingerprint(self) -> str:
-        """A digest of configuration, tokenizer and weights."""
-        digest = hashlib.sha256()
-        for path in sorted(self.locate().iterdir()):
-            if path.suffix in (".json", ".txt", ".model", ".safetensors"):
-                digest.update(path.name.encode())
-                with open(path, "rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest())
-        return digest.hexdigest()
+        """A digest of configuration, tokenizer, weights and code; computed once."""
+        if self._fingerprint is None:
+            digest = hashlib.sha256()
+            for path in sorted(self.locate().iterdir()):
+                if path.suffix in (".json", ".txt", ".model", ".safetensors", ".py"):
+                    digest.update(path.name.encode())
+                    with open(path, "rb") as file:
+                        digest.update(hashlib.file_digest(file, "sha256").digest())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
 
     def load(self, auto_class: str, labels: Sequence[str], texts: Sequence[str]) -> Start:
         """The model with a head for `labels`, its tokenizer, and whether that head is trained; in float32.

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill import answers, batches, data, fitting
 from distill.answers import Answers, ask_once
 from distill.batches import Examples
-from distill.errors import UserError
+from distill.errors import NumericalError, UserError
+from distill.finetune import Teacher
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.module import DistillationModule, run_model
 from distill.tasks import SequenceTask
@@ -164,6 +165,39 @@ def test_processes_that_start_at_once_do_not_disturb_each_other(tmp_path: Path):
     assert {path.suffix for path in directory.iterdir()} == {".safetensors"}  # Nothing half written is left.
 
 
+def test_a_teacher_of_another_precision_is_another_teacher(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+):
+    def made(**other: Any) -> Teacher:
+        values = {"precision": "float32", "weights": "abc", **other}
+        return Teacher(
+            requested="", resolved="", substituted=False, origin="", tokenizer=tokenizer, load=lambda: teacher,
+            device=torch.device("cpu"), seconds=0.0, **values,
+        )  # fmt: skip
+
+    assert len({made().fingerprint, made(precision="bfloat16").fingerprint, made(weights="abd").fingerprint}) == 3
+    assert made().answering() is teacher
+    rounded = made(precision="bfloat16")
+    assert rounded.answering().dtype == torch.bfloat16
+    assert rounded.answering() is rounded.answering()
+    assert rounded.model.dtype == torch.float32  # What a student is copied from, and what is timed and exported.
+
+
+@pytest.mark.parametrize(
+    ("number", "hidden", "expected"),
+    [(float("nan"), False, NumericalError), (float("inf"), False, NumericalError), (1e6, True, UserError)],
+)
+def test_what_cannot_be_kept_is_said(
+    ask: Asking, teacher: PreTrainedModel, number: float, hidden: bool, expected: type[Exception], tmp_path: Path
+):
+    layer = teacher.bert.encoder.layer[-1].output.LayerNorm if hidden else teacher.classifier
+    with torch.no_grad():
+        layer.bias.fill_(number)
+    with pytest.raises(expected, match="hidden states pass 65,504" if hidden else "logits are not finite"):
+        ask(hidden=hidden)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
 # When they are kept
 
 
@@ -211,6 +245,7 @@ def test_the_size_is_announced(ask: Asking, capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"enabled": 0}, "teacher.cache.enabled=0 is unknown, expected auto, true or false"),
         ({"enabled": "maybe"}, "teacher.cache.enabled=maybe is unknown, expected auto, true or false"),
         ({"max_gb": 0}, "teacher.cache.max_gb=0 leaves no room, expected a number above 0"),
     ],

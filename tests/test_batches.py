@@ -1,9 +1,11 @@
 """Is every example seen once an epoch, padded to its own batch, and the same each time?"""
 
 import copy
+import multiprocessing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -190,7 +192,7 @@ def test_what_was_cut_is_counted(tokenizer: PreTrainedTokenizerBase):
 
 
 def test_dev_comes_longest_first_and_whole(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(batches.SCORED_TOKENS, "cpu", 64)
+    monkeypatch.setattr(batches.scoring_steps, "__defaults__", (64,))
     texts = [text for text, _ in sentences(24)]
     examples = Examples(split_of(*texts), TASK, tokenizer)
     found = [batch for step in batches.evaluation_loader(examples) for batch in step]
@@ -241,6 +243,26 @@ def test_tokens_are_made_once(tokenizer: PreTrainedTokenizerBase, tmp_path: Path
     for name in ("input_ids", "attention_mask", "token_type_ids"):
         assert torch.equal(again[[2, 0]][name], first[[2, 0]][name])
     assert again[[2, 0]]["labels"].tolist() == [0, 1]
+
+
+def _tokenized(directory: Path, barrier: Any, results: Any) -> None:
+    tokenizer = train_tokenizer([text for text, _ in sentences(64)], 300)
+    split = split_of(*(text for text, _ in sentences(64)))
+    barrier.wait()
+    results.put(Examples(split, TASK, tokenizer, directory)[[3, 60]]["input_ids"].tolist())
+
+
+def test_processes_that_tokenize_at_once_do_not_disturb_each_other(tmp_path: Path):
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(3), context.Queue()
+    processes = [context.Process(target=_tokenized, args=(tmp_path, barrier, results)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join()
+    assert found[0] == found[1] == found[2]
+    assert len(list((tmp_path / "tokens").iterdir())) == 1  # Nothing half written is left.
 
 
 def test_other_texts_lengths_and_vocabularies_are_other_tokens(tokenizer: PreTrainedTokenizerBase):

@@ -1,5 +1,6 @@
 """Every family of teachers that has a YAML, at toy size, found in a directory laid out as the Hub's cache."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from distill import batches, data, edge, export, finetune, preflight
+from distill import batches, data, edge, export, finetune, kernels, preflight
 from distill.__main__ import config_directory
 from distill.errors import UserError
 from distill.module import input_names
@@ -157,3 +158,20 @@ def test_no_more_tokens_than_the_tokenizer_allows(family: Any) -> None:
     batch = batches.Examples(data.Split(["film " * 200], None, np.zeros(1, int)), task, tokenizer)[[0]]
     assert batch["input_ids"].shape == (1, 80)
     assert answers(teacher, batch).shape == (1, 2)
+
+
+def test_a_step_on_the_cpu_is_that_of_torch(family: Any) -> None:
+    """Dropout aside, every family trains with our attention as with its own."""
+    _, teacher, tokenizer = family
+    model = copy.deepcopy(teacher).train()
+    for name, value in vars(model.config).items():
+        if "dropout" in name and isinstance(value, float):
+            setattr(model.config, name, 0.0)
+    model = type(model)(model.config).train()
+    model.load_state_dict(teacher.state_dict())
+    batch = tokenizer(["a film", "a lovely and moving film"], padding=True, return_tensors="pt")
+    inputs = {name: batch[name] for name in input_names(model) if name in batch}
+    expected = model(**inputs).logits
+    with kernels.training_on_cpu(model):
+        found = model(**inputs).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

@@ -22,6 +22,32 @@ def test_a_directory_appears_whole_and_replaces_what_was_there(tmp_path: Path) -
     assert [path.name for path in target.parent.iterdir()] == ["entry"]
 
 
+def test_an_entry_that_others_may_read_is_kept_while_it_is_intact(tmp_path: Path) -> None:
+    target = tmp_path / "entry"
+    for content, expected in (("first", "first"), ("second", "first"), ("third", "third")):
+        if content == "third":
+            (target / "file").write_text("damaged")
+        with files.whole_directory(target, keep_intact=True) as draft:
+            (draft / "file").write_text(content)
+        assert (target / "file").read_text() == expected
+    assert [path.name for path in tmp_path.iterdir()] == ["entry"]
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    files.write_text(path, "old")
+
+    def break_off() -> None:
+        with files.replaced(path) as temporary:
+            temporary.write_text("ha")
+            assert path.read_text() == "old"
+            raise RuntimeError("half")
+
+    with pytest.raises(RuntimeError, match="half"):
+        break_off()
+    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("file", "old")]
+
+
 def test_what_breaks_off_leaves_nothing(tmp_path: Path) -> None:
     def break_off() -> None:
         with files.whole_directory(tmp_path / "entry") as draft:

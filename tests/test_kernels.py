@@ -1,5 +1,7 @@
 """Are the quicker dropout and attention the same as torch's?"""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -121,6 +123,34 @@ def test_a_model_has_its_own_back_after_an_error(tokenizer: PreTrainedTokenizerB
         raise RuntimeError("stop")
     assert model.config._attn_implementation == "sdpa"
     assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_in_bf16_it_rounds_as_eager_attention_does(tokenizer: PreTrainedTokenizerBase):
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 4, 9, 16).bfloat16() for _ in range(3))
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    mask[1, ..., 6:] = False
+    module = nn.Module().eval()
+    module.is_causal = False  # type: ignore[assignment]
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = kernels.attention(module, query, key, value, mask)
+    exact, _ = kernels.attention(module, query.float(), key.float(), value.float(), mask)
+    assert (found.dtype, found.shape) == (torch.bfloat16, (2, 9, 4, 16))
+    torch.testing.assert_close(found.float(), exact, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("case", ["causal", "fewer keys", "position bias", "mixed"])
+def test_what_asks_for_more_goes_to_torch(case: str, monkeypatch: pytest.MonkeyPatch):
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(kernels, "sdpa_attention_forward", lambda *tensors, **named: asked.append(named))
+    query = torch.randn(1, 4, 3, 8)
+    key = torch.randn(1, 2, 3, 8) if case == "fewer keys" else query
+    value = key.bfloat16() if case == "mixed" else key
+    module = nn.Module()
+    module.is_causal = case == "causal"  # type: ignore[assignment]
+    others = {"position_bias": torch.zeros(1)} if case == "position bias" else {}
+    kernels.attention(module, query, key, value, None, dropout=0.1, scaling=0.5, **others)
+    assert asked == [{**others, "dropout": 0.1, "scaling": 0.5}]
 
 
 def test_attention_that_is_asked_for_is_left_alone():

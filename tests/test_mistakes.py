@@ -204,6 +204,12 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
     "a metric of another task": (_options("task.metrics=[pearson]"), "expected some of accuracy, f1, matthews"),
     "labels that are no words": (_options("task.labels=[true,false]"), "expected names: put quotes around them"),
     "a length of nothing": (_options("benchmark.lengths=[0]"), "got benchmark.lengths=[0], expected whole numbers"),
+    "batches of no size": (_options("trainer.batch_size=null"), "got neither batch_size nor batch_tokens"),
+    "a compiler perhaps": (_options("trainer.compile=perhaps"), "got compile=perhaps, expected true or false"),
+    "a teacher without a cache": (
+        _options("teacher.cache=null"),
+        "the teacher's YAML has no cache: add /cache@cache: default to its defaults list",
+    ),
     "a budget of no tokens": (_options("trainer.batch_tokens=0"), "got batch_tokens=0, expected a whole number of at"),
     "a budget below one example": (
         _options("trainer.batch_tokens=30"),

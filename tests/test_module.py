@@ -17,7 +17,7 @@ from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBa
 
 from distill import batches, data, fitting
 from distill.errors import NumericalError, UserError
-from distill.losses import Cosine, HardLabels, Objective, SoftTargets
+from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
 from distill.module import DistillationModule, freeze, parameter_groups, predict_logits, run_model
 from distill.tasks import SequenceTask
 from students.distilbert import from_teacher
@@ -603,3 +603,83 @@ def test_the_steps_of_a_training():
     assert replace(SETTINGS, max_epochs=None, max_steps=5).total_steps(4) == 5
     assert replace(SETTINGS, max_steps=5).total_steps(4) == 5
     assert replace(SETTINGS, max_steps=9).total_steps(4) == 8
+
+
+# Items that are tokens
+
+
+@pytest.mark.parametrize("chosen", ["some", "none"])
+def test_a_vocabulary_is_computed_at_the_items_alone(tokenizer: PreTrainedTokenizerBase, chosen: str):
+    """The loss is that of all logits, and the head sees no more tokens than count."""
+    teacher = BertForMaskedLM(toy_bert(len(tokenizer)).config).eval()
+    student = from_teacher(teacher).eval()
+    terms = {"soft": SoftTargets(weight=5), "mlm": MaskedLanguageModelling(weight=2), "cosine": Cosine()}
+    objective = Objective(name="language_model", terms=terms)
+    module = DistillationModule(student=student, objective=objective, task=None, teacher=teacher)  # type: ignore[arg-type]
+    student.eval()
+    torch.manual_seed(0)
+    ids = torch.randint(5, len(tokenizer), (3, 7))
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = 0
+    items = (torch.rand(ids.shape) < 0.4) & mask.bool() & torch.tensor(chosen == "some")
+    batch = {
+        "input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~items, -100), "items": items,
+        "example_id": torch.arange(3),
+    }  # fmt: skip
+    needs = frozenset({"hidden_states"})
+    with torch.no_grad():
+        whole = objective(run_model(student, batch, needs), run_model(teacher, batch, needs), batch)
+    seen: list[torch.Size] = []
+    student.vocab_projector.register_forward_hook(lambda layer, inputs, output: seen.append(output.shape))
+    loss, sums = module.losses(batch)
+    assert seen == [(1, int(items.sum()), len(tokenizer))]
+    torch.testing.assert_close((loss, sums), whole)
+    loss.backward()
+    assert student.distilbert.embeddings.word_embeddings.weight.grad.isfinite().all()
+    assert not student.distilbert._forward_hooks
+
+
+# torch.compile
+
+
+def test_a_compiled_student_is_itself_again_afterwards(make: Make, monkeypatch: pytest.MonkeyPatch):
+    toy = make(compile=True, max_epochs=1)
+    student, calls = toy.module.student, []
+
+    def compiled(*, dynamic: bool) -> None:
+        student._compiled_call_impl = lambda *inputs, **named: (
+            calls.append(dynamic) or student._call_impl(*inputs, **named)
+        )
+
+    monkeypatch.setattr(student, "compile", compiled)
+    toy.fit()
+    assert len(calls) >= 4  # Every step, and dev.
+    assert all(calls)  # Batches have as many lengths as texts: none may be compiled for its own.
+    assert student._compiled_call_impl is None
+
+
+def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fitting.shutil, "which", lambda name: None)
+    with pytest.raises(ValueError, match="got compile=true, which needs a C\\+\\+ compiler, and there is no g"):
+        replace(SETTINGS, compile=True)
+
+
+# The estimate
+
+
+def test_an_estimate_leaves_no_trace(make: Make):
+    toy = make()
+    before = weights(toy.module)
+    seconds = fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
+    assert seconds > 0
+    assert equal(weights(toy.module), before)
+    assert all(parameter.grad is None for parameter in toy.module.parameters())
+    assert toy.module.teacher_seconds == 0
+
+
+def test_an_estimate_grows_with_the_steps(make: Make):
+    toys = [make(max_epochs=epochs) for epochs in (1, 400)]
+    short, long = (
+        fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings) for toy in toys
+    )
+    assert long > 20 * short

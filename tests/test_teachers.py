@@ -190,7 +190,7 @@ class _Unreachable:
 
 
 def test_only_the_built_in_task_accepts_a_substitute(capsys: pytest.CaptureFixture[str]) -> None:
-    asked, stand_in = finetune.Source(_Unreachable(), None, None), finetune.Source(Embedded(), None, None)
+    asked, stand_in = finetune.Source(_Unreachable(), None), finetune.Source(Embedded(), None)
     own = SequenceTask(name="own", text=["text"], data_dir="somewhere")
     with pytest.raises(UnreachableError, match="far away"):
         finetune.locate(asked, lambda: stand_in, own)

@@ -1,0 +1,138 @@
+"""What share of the best matrix product of this processor does a training step reach, optimizer included?
+
+    python benchmarks/training_step.py [--length 128 --batch 32 --rounds 3]
+
+Plain Hugging Face under bf16 autocast, this project's step, and that step with torch's own dropout and attention, with
+one of the two replaced, and compiled, in turns. The shapes are those of a half-depth MiniLM (3 layers of 384) and of
+DistilBERT (6 of 768); dropout is BERT's 0.1.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from machine import describe, forward_flops, has_bf16, median_seconds, peak_flops
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedModel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from distill import fitting, kernels
+from distill.losses import HardLabels, Objective, SoftTargets
+from distill.module import DistillationModule
+from distill.tasks import SequenceTask
+
+SHAPES = {"3 layers of 384": (3, 384, 12), "6 layers of 768": (6, 768, 12)}
+WAYS = ("plain", "distill", "torch's own", "dropout alone", "attention alone", "compiled")
+
+
+def student_of(layers: int, width: int, heads: int) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = DistilBertConfig(n_layers=layers, dim=width, hidden_dim=4 * width, n_heads=heads)
+    return DistilBertForSequenceClassification(config).train()
+
+
+@contextmanager
+def made_fast(student: PreTrainedModel, way: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        if way == "compiled":
+            student.compile(dynamic=True)
+        elif way == "attention alone":
+            stack.enter_context(mock.patch.object(kernels, "_forward", nn.Dropout.forward))
+            stack.enter_context(kernels.training_on_cpu(student))
+        elif way == "dropout alone":
+            stack.enter_context(mock.patch.object(student, "set_attn_implementation"))
+            stack.enter_context(kernels.training_on_cpu(student))
+        elif way == "distill":
+            stack.enter_context(kernels.training_on_cpu(student))
+        yield
+        student._compiled_call_impl = None
+
+
+def step_of(student: PreTrainedModel, batch: dict[str, Tensor], teacher: Tensor, *, plain: bool) -> Callable[[], None]:
+    """One optimizer step, as a function: from the batch to the changed weights."""
+    if plain:
+        optimizer = torch.optim.AdamW(student.parameters(), lr=1e-5)
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    else:
+        terms = {"soft": SoftTargets(temperature=2.0, weight=0.5), "hard": HardLabels(weight=0.5)}
+        module = DistillationModule(
+            student=student, objective=Objective(name="hinton", terms=terms), learning_rate=1e-5,
+            task=SequenceTask(name="step", text=["text"]), kept=SimpleNamespace(outputs=lambda batch: _Output(teacher)),
+        )  # fmt: skip
+        optimizer = module.configure_optimizers()[0][0]
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_bf16()):
+            if plain:
+                logits = student(**inputs).logits.float()
+                soft = (teacher / 2).softmax(-1) * (logits / 2).log_softmax(-1)
+                loss = -2 * soft.sum(-1).mean() + 0.5 * nn.functional.cross_entropy(logits, batch["labels"])
+            else:
+                loss, _ = module.losses(batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+class _Output:
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3, help="the medians of so many are shown")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    options = parser.parse_args()
+    fitting.keep_freed_memory()
+    random = torch.Generator().manual_seed(0)
+    size = (options.batch, options.length)
+    batch = {
+        "input_ids": torch.randint(1000, 30000, size, generator=random),
+        "attention_mask": torch.ones(size, dtype=torch.long),
+        "labels": torch.randint(0, 2, size[:1], generator=random),
+        "items": torch.ones(size[0], dtype=torch.bool),
+        "example_id": torch.arange(size[0]),
+    }
+    teacher = torch.randn(size[0], 2, generator=random)
+    dtype = torch.bfloat16 if has_bf16() else torch.float32
+    table = Table(title=f"Batch {size[0]}, length {size[1]}, median of {options.rounds}; {describe()}")
+    for column in ("student", "step", "ms", "GFLOP/s", "of the peak"):
+        table.add_column(column, justify="left" if column in ("student", "step") else "right")
+    for name, shape in SHAPES.items():
+        took: dict[str, list[float]] = {}
+        peaks = []
+        for _ in range(options.rounds):
+            peaks.append(peak_flops(dtype))
+            for way in options.ways.split(","):
+                student = student_of(*shape)
+                step: Any = step_of(student, batch, teacher, plain=way == "plain")
+                with made_fast(student, way):
+                    took.setdefault(way, []).append(median_seconds(step, times=5, before=3))
+        work = 3 * forward_flops(student, np.full(size[0], size[1]))
+        for way, seconds in took.items():
+            speed = work / statistics.median(seconds)
+            share = speed / statistics.median(peaks)
+            milliseconds = 1e3 * statistics.median(seconds)
+            table.add_row(name, way, f"{milliseconds:.0f}", f"{speed / 1e9:.0f}", f"{share:.2f}")
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+if __name__ == "__main__":
+    main()
