@@ -99,7 +99,7 @@ def markdown(record: Record) -> str:
         "",
         f"Objective {record['objective']['name']} ({_terms(record)}); {training['steps']:,} steps in "
         f"{training['seconds']:.0f} s, {training['precision']}, {training['examples_per_second']:.0f} examples/s, "
-        f"{training['padding']:.1%} of the computed tokens were padding.",
+        f"{training['padding']:.1%} of the computed tokens were padding. {_teacher_note(training)}",
         "",
         "## Machine",
         "",
@@ -109,6 +109,19 @@ def markdown(record: Record) -> str:
         "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _teacher_note(training: Record) -> str:
+    """What the teacher's answers cost."""
+    cache, seconds = training.get("teacher_cache"), training["teacher_seconds"]
+    if cache is None:
+        return f"The teacher was asked in every step: {seconds:.0f} s of it." if seconds else "No teacher was asked."
+    kept = f"its outputs are kept ({cache['bytes'] / 1e6:.1f} MB)"
+    return (
+        f"The teacher was not asked: {kept}."
+        if cache["hit"]
+        else f"The teacher was asked once, {seconds:.0f} s: {kept}."
+    )
 
 
 def model_card(record: Record, labels: Sequence[str]) -> str:

@@ -39,7 +39,8 @@ def record(**changes: Any) -> dict[str, Any]:
         },
         "student": {"name": "small", "parameters": 10_000_000, "metrics": {"accuracy": 0.9}},
         "baseline": None,
-        "training": {"steps": 8, "seconds": 1.0, "precision": "32-true", "examples_per_second": 64.0, "padding": 0.1},
+        "training": {"steps": 8, "seconds": 1.0, "precision": "32-true", "examples_per_second": 64.0, "padding": 0.1,
+                     "teacher_seconds": 0.0, "teacher_cache": None},
         "export": {
             "fp32": exported("model.onnx", 40_000_000, 0.9, "passed"),
             "int8": exported("model.int8.onnx", 10_000_000, 0.81, "failed"),
@@ -110,3 +111,18 @@ def test_a_card_says_what_a_regression_predicts() -> None:
     number = record()
     number["task"]["answer"] = "number"
     assert "Predicts a number: score." in report.model_card(number, ["score"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cache", "expected"),
+    [
+        (12.4, None, "The teacher was asked in every step: 12 s of it."),
+        (0.0, None, "No teacher was asked."),
+        (12.4, {"hit": False, "bytes": 64_000}, "The teacher was asked once, 12 s: its outputs are kept (0.1 MB)."),
+        (0.0, {"hit": True, "bytes": 64_000}, "The teacher was not asked: its outputs are kept (0.1 MB)."),
+    ],
+)
+def test_the_report_says_what_the_teacher_cost(seconds: float, cache: dict[str, Any] | None, expected: str) -> None:
+    told = record()
+    told["training"] |= {"teacher_seconds": seconds, "teacher_cache": cache}
+    assert f"padding. {expected}" in report.markdown(told)
