@@ -302,6 +302,7 @@ def child(options: argparse.Namespace) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         logits, computed, asked = RUN[options.contestant](race)
     seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6  # What follows is of the measurement.
     encoded = race.tokenizer(splits.splits["train"].texts, truncation=True, max_length=task.max_length)
     lengths = np.array([len(ids) for ids in encoded["input_ids"]])
     examples, tokens = options.epochs * len(lengths), options.epochs * int(lengths.sum())
@@ -311,7 +312,7 @@ def child(options: argparse.Namespace) -> None:
         "examples_per_second": examples / seconds,
         "tokens_per_second": tokens / seconds,
         "padding": 1 - tokens / computed,
-        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+        "peak_rss_mb": peak,
         "accuracy": task.metrics(logits, splits.splits["dev"].labels)["accuracy"],
         "useful_flops": 3 * options.epochs * forward_flops(student, lengths),
     }

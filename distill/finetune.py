@@ -144,6 +144,31 @@ def prepare(
     Raises:
         UserError: when it would have to be fine-tuned and must not be, or does worse than the majority class.
     """
+    teacher, examples = _made_ready(
+        source, requested=requested, substituted=substituted, task=task, splits=splits, cache_dir=cache_dir,
+        run_directory=run_directory, device=device, rehearse=rehearse,
+    )  # fmt: skip
+    examples = examples or batches.tokenize(splits, task, teacher.tokenizer, cache_dir=cache_dir)
+    logits = _answers_on_scored_splits(teacher, task, examples, cache, cache_dir)
+    teacher.metrics = task.split_metrics(logits, splits.scored_labels())
+    if not task.regression:
+        _check_majority(task.predictions(logits["dev"]), splits.splits["dev"].labels, teacher.resolved)
+    return teacher, examples
+
+
+def _made_ready(
+    source: Source,
+    *,
+    requested: str,
+    substituted: bool,
+    task: SequenceTask,
+    splits: data.TaskData,
+    cache_dir: Path,
+    run_directory: Path,
+    device: torch.device,
+    rehearse: Rehearsal,
+) -> tuple[Teacher, dict[str, batches.Examples] | None]:
+    """The teacher with a head that fits, not scored yet, and the examples if they had to be tokenized for it."""
     directory = cache_dir / "teachers" / f"{source.weights.name}-{task.name}-{_fingerprint(source, task, splits)[:16]}"
     seconds = 0.0
     examples: dict[str, batches.Examples] | None = None
@@ -188,11 +213,6 @@ def prepare(
         tokenizer=tokenizer, load=load, precision=source.weights.precision, weights=weights, seconds=seconds,
         device=device, model=model,
     )  # fmt: skip
-    examples = examples or batches.tokenize(splits, task, tokenizer, cache_dir=cache_dir)
-    logits = _answers_on_scored_splits(teacher, task, examples, cache, cache_dir)
-    teacher.metrics = task.split_metrics(logits, splits.scored_labels())
-    if not task.regression:
-        _check_majority(task.predictions(logits["dev"]), splits.splits["dev"].labels, teacher.resolved)
     return teacher, examples
 
 
