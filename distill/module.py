@@ -100,14 +100,14 @@ class DistillationModule(L.LightningModule):
         needs = self.objective.needs
         batch, positions = at_items(batch)
         teacher_output = None
-        if self.kept is not None:
-            teacher_output = self.kept.outputs(batch)
-        elif self.teacher is not None:
-            began = time.perf_counter()
-            # The teacher computes in its own precision, whatever the student trains in.
-            with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+        # The teacher computes in its own precision, whatever the student trains in.
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            if self.kept is not None:
+                teacher_output = self.kept.outputs(batch)
+            elif self.teacher is not None:
+                began = time.perf_counter()
                 teacher_output = run_model(self.teacher, batch, needs, positions)
-            self.teacher_seconds += time.perf_counter() - began
+                self.teacher_seconds += time.perf_counter() - began
         student_output = run_model(self.student, batch, needs, positions)
         loss, sums = self.objective(student_output, teacher_output, batch, counts)
         return loss, sums

@@ -258,6 +258,22 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message:
 # A student taught from kept outputs
 
 
+def test_kept_outputs_serve_a_training_in_bf16(ask: Asking, teacher: PreTrainedModel, examples: Examples):
+    """Autocast would refuse to join their float16."""
+    terms = {"soft": SoftTargets(), "cosine": Cosine()}
+    losses = []
+    for asked in (None, ask(hidden=True).kept):
+        student = from_teacher(teacher)
+        module = DistillationModule(
+            student=student, objective=Objective(name="toy", terms=terms), task=TASK, kept=asked,
+            teacher=None if asked else teacher,
+        )  # fmt: skip
+        student.eval()
+        with torch.autocast("cpu", torch.bfloat16):
+            losses.append(module.losses(examples[[3, 17, 30]])[0].item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
 @pytest.mark.parametrize("cosine", [0.0, 1.0])
 def test_the_student_is_the_same_with_kept_outputs(
     tokenizer: PreTrainedTokenizerBase, examples: Examples, tmp_path: Path, cosine: float
