@@ -58,7 +58,7 @@ def ask_for_training(
     """The teacher's outputs for the training; or None, and why it is asked in every step instead."""
     if not objective.needs_teacher:
         return None, None
-    hidden_gb = 2 * teacher.model.config.hidden_size * float(examples.lengths.sum()) / 1e9
+    hidden_gb = cache.size_gb(examples.lengths, classes=0, hidden_size=teacher.model.config.hidden_size)
     why = _why_not_kept(cache, objective, task, hidden_gb=hidden_gb)
     if why is not None:
         return None, why

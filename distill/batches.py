@@ -116,7 +116,7 @@ class LengthBuckets(Sampler[Step]):
         return -(-self._micro_batches // (self.accumulate * self.world))
 
     def __iter__(self) -> Iterator[Step]:
-        micro_batches = self._shuffled() if self.shuffle else self._cut(np.argsort(self.lengths, kind="stable"))[::-1]
+        micro_batches = self._epoch()
         a_step = self.accumulate * self.world
         first, self.skip = self.skip, 0
         for start in range(first * a_step, len(micro_batches), a_step):
@@ -124,8 +124,7 @@ class LengthBuckets(Sampler[Step]):
 
     def padding(self) -> float:
         """Share of an epoch's tokens that are padding."""
-        micro_batches = self._shuffled() if self.shuffle else self._cut(np.argsort(self.lengths, kind="stable"))
-        computed = sum(len(part) * int(self.lengths[part].max()) for part in micro_batches)
+        computed = sum(len(part) * int(self.lengths[part].max()) for part in self._epoch())
         return 1 - int(self.lengths.sum()) / computed
 
     def _part(self, step: Step) -> Step:
@@ -134,7 +133,10 @@ class LengthBuckets(Sampler[Step]):
             step = [part.tolist() for part in np.array_split(np.concatenate(step), self.world) if len(part)]
         return step[self.rank :: self.world]
 
-    def _shuffled(self) -> Step:
+    def _epoch(self) -> Step:
+        """All micro-batches of the epoch, in their order."""
+        if not self.shuffle:
+            return self._cut(np.argsort(self.lengths, kind="stable"))[::-1]
         random = np.random.default_rng([self.seed, self.epoch])
         order = random.permutation(len(self.lengths))
         size = self.pool * self.batch_size if self.batch_size else len(order)

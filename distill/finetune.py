@@ -133,42 +133,16 @@ def prepare(
     cache_dir: Path,
     run_directory: Path,
     device: torch.device,
-    cache: Any,
     rehearse: Rehearsal,
 ) -> tuple[Teacher, dict[str, batches.Examples]]:
-    """Load the teacher, fine-tune it if its head does not fit the task, score it, and tokenize with its tokenizer.
+    """Load the teacher, fine-tune it if its head does not fit the task, and tokenize with its tokenizer.
 
     A fine-tuned teacher is kept in the cache under a fingerprint of weights, data and settings. Before the training,
     `rehearse` is called with what is to become the teacher, so that what cannot follow it fails early.
 
     Raises:
-        UserError: when it would have to be fine-tuned and must not be, or does worse than the majority class.
+        UserError: when it would have to be fine-tuned and must not be.
     """
-    teacher, examples = _made_ready(
-        source, requested=requested, substituted=substituted, task=task, splits=splits, cache_dir=cache_dir,
-        run_directory=run_directory, device=device, rehearse=rehearse,
-    )  # fmt: skip
-    examples = examples or batches.tokenize(splits, task, teacher.tokenizer, cache_dir=cache_dir)
-    logits = _answers_on_scored_splits(teacher, task, examples, cache, cache_dir)
-    teacher.metrics = task.split_metrics(logits, splits.scored_labels())
-    if not task.regression:
-        _check_majority(task.predictions(logits["dev"]), splits.splits["dev"].labels, teacher.resolved)
-    return teacher, examples
-
-
-def _made_ready(
-    source: Source,
-    *,
-    requested: str,
-    substituted: bool,
-    task: SequenceTask,
-    splits: data.TaskData,
-    cache_dir: Path,
-    run_directory: Path,
-    device: torch.device,
-    rehearse: Rehearsal,
-) -> tuple[Teacher, dict[str, batches.Examples] | None]:
-    """The teacher with a head that fits, not scored yet, and the examples if they had to be tokenized for it."""
     directory = cache_dir / "teachers" / f"{source.weights.name}-{task.name}-{_fingerprint(source, task, splits)[:16]}"
     seconds = 0.0
     examples: dict[str, batches.Examples] | None = None
@@ -213,23 +187,36 @@ def _made_ready(
         tokenizer=tokenizer, load=load, precision=source.weights.precision, weights=weights, seconds=seconds,
         device=device, model=model,
     )  # fmt: skip
-    return teacher, examples
+    return teacher, examples or batches.tokenize(splits, task, tokenizer, cache_dir=cache_dir)
 
 
-def _answers_on_scored_splits(
-    teacher: Teacher, task: SequenceTask, examples: dict[str, batches.Examples], cache: Any, cache_dir: Path
-) -> dict[str, np.ndarray]:
-    """Split -> logits `[N, C]`, kept unless the cache is turned off."""
+def score(
+    teacher: Teacher,
+    task: SequenceTask,
+    splits: data.TaskData,
+    examples: dict[str, batches.Examples],
+    *,
+    cache: Any,
+    directory: Path,
+) -> None:
+    """Fill in the teacher's metrics on the splits that are scored; its answers are kept unless `cache` is turned off.
+
+    Raises:
+        UserError: when it does worse than the majority class.
+    """
     if cache.enabled is False or not task.fixed_inputs:
-        return predict_splits(teacher.answering(), batches.evaluation_loaders(examples))
-    return {
-        name: ask_once(
-            teacher.answering, split, cache=cache, directory=cache_dir / "outputs",
-            fingerprint=teacher.fingerprint, title=f"teacher on {name}",
-        ).kept.logits()
-        for name, split in examples.items()
-        if name != "train"
-    }  # fmt: skip
+        logits = predict_splits(teacher.answering(), batches.evaluation_loaders(examples))
+    else:
+        logits = {
+            name: ask_once(
+                teacher.answering, examples[name], cache=cache, directory=directory, fingerprint=teacher.fingerprint,
+                title=f"teacher on {name}",
+            ).kept.logits()
+            for name in splits.scored()
+        }  # fmt: skip
+    teacher.metrics = task.split_metrics(logits, splits.scored_labels())
+    if not task.regression:
+        _check_majority(task.predictions(logits["dev"]), splits.splits["dev"].labels, teacher.resolved)
 
 
 def _fingerprint(source: Source, task: SequenceTask, splits: data.TaskData) -> str:

@@ -121,10 +121,7 @@ class Settings:
         """`auto` becomes bf16 where the processor or GPU computes it in hardware, float32 elsewhere."""
         if self.precision != "auto":
             return self.precision
-        if torch.cuda.is_available() and self.accelerator in ("auto", "gpu", "cuda"):
-            return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
-        has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return "bf16-mixed" if has_bf16 else "32-true"
+        return "bf16-mixed" if has_bf16(self.device()) else "32-true"
 
 
 @dataclass(frozen=True)
@@ -339,6 +336,13 @@ def quiet() -> None:
         "your dataloader is not resumable",  # Ours begins where the checkpoint ended.
     ):
         warnings.filterwarnings("ignore", message=f".*{re.escape(message)}")
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether the GPU, or else the processor, computes bf16 in hardware."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _has_compiler() -> bool:

@@ -137,8 +137,9 @@ def _prepare(
     teacher, examples = finetune.prepare(
         source, requested=requested.weights.name, substituted=substituted, task=task, splits=splits,
         cache_dir=cache_dir, run_directory=run.directory, device=_instantiate(config.trainer).device(),
-        cache=_cache(config), rehearse=rehearse,
+        rehearse=rehearse,
     )  # fmt: skip
+    finetune.score(teacher, task, splits, examples, cache=_cache(config), directory=cache_dir / "outputs")
     run.update(task=_task_record(task, splits, {}), teacher=teacher.record())
     return splits, teacher, examples
 

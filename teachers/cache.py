@@ -80,13 +80,17 @@ class OutputCache:
         """
         return KeptOutputs(directory, lengths, hidden_size=hidden_size)
 
+    def size_gb(self, lengths: np.ndarray, *, classes: int, hidden_size: int | None) -> float:
+        """What float32 logits and float16 hidden states of examples of these lengths in tokens `[N]` take."""
+        return (len(lengths) * classes * 4 + int(lengths.sum()) * (hidden_size or 0) * 2) / 1e9
+
     def check_size(self, lengths: np.ndarray, *, classes: int, hidden_size: int | None) -> float:
         """What the outputs of examples of these lengths in tokens `[N]` take, in GB.
 
         Raises:
             UserError: for more than `max_gb`.
         """
-        needed = (len(lengths) * classes * 4 + int(lengths.sum()) * (hidden_size or 0) * 2) / 1e9
+        needed = self.size_gb(lengths, classes=classes, hidden_size=hidden_size)
         if needed > self.max_gb:
             raise UserError(
                 f"the teacher's outputs would take {_size(needed)}, more than teacher.cache.max_gb={self.max_gb:g}: "

@@ -11,8 +11,7 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertTokenizer
 
-from distill.errors import UserError
-from teachers.pretrained import PRECISIONS, Start
+from teachers.pretrained import Start, check_precision
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_LENGTH = 512
@@ -40,8 +39,7 @@ class Embedded:
         precision: str = "float32",
         seed: int = 0,
     ) -> None:
-        if precision not in PRECISIONS:
-            raise UserError(f"teacher.precision={precision} is unknown, expected one of {', '.join(PRECISIONS)}")
+        check_precision(precision)
         self.name, self.precision = name, precision
         self.layers, self.hidden_size, self.heads = layers, hidden_size, heads
         self.vocabulary, self.dropout, self.seed = vocabulary, dropout, seed

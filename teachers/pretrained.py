@@ -56,8 +56,7 @@ class Pretrained:
         precision: str = "float32",
         trust_remote_code: bool = False,
     ) -> None:
-        if precision not in PRECISIONS:
-            raise UserError(f"teacher.precision={precision} is unknown, expected one of {', '.join(PRECISIONS)}")
+        check_precision(precision)
         if path is None and id is None:
             raise UserError(
                 f"teacher {name} does not say which weights: give teacher.path=DIR or teacher.id=NAME of the Hub"
@@ -134,6 +133,12 @@ class Pretrained:
         `texts` are not read: this teacher has its vocabulary already.
         """
         return load_directory(self.locate(), auto_class, labels, trust_remote_code=self.trust_remote_code)
+
+
+def check_precision(precision: str) -> None:
+    """UserError for a precision in which no teacher answers."""
+    if precision not in PRECISIONS:
+        raise UserError(f"teacher.precision={precision} is unknown, expected one of {', '.join(PRECISIONS)}")
 
 
 def check_directory(directory: Path, given: str) -> None:

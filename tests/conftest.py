@@ -5,7 +5,10 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 
+import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +35,19 @@ def sentences(count: int) -> list[tuple[str, int]]:
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
     return train_tokenizer([text for text, _ in sentences(64)], 300)
+
+
+def at_once(work: Callable[..., None], directory: Path) -> list[Any]:
+    """What three processes put into `results` that run `work(directory, barrier, results)` at the same time."""
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(3), context.Queue()
+    processes = [context.Process(target=work, args=(directory, barrier, results)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join()
+    return found
 
 
 def toy_bert(

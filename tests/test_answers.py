@@ -1,7 +1,6 @@
 """Are a teacher's outputs kept once, whole, and used as if the teacher had been asked?"""
 
 import copy
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from students.distilbert import from_teacher
 from teachers import cache
 from teachers.cache import OutputCache
 from teachers.embedded import train_tokenizer
-from tests.conftest import sentences, toy_bert
+from tests.conftest import at_once, sentences, toy_bert
 
 TASK = SequenceTask(name="toy", text=["sentence"])
 Asking = Callable[..., Answers]
@@ -151,14 +150,7 @@ def _pass(directory: Path, barrier: Any, results: Any) -> None:
 
 
 def test_processes_that_start_at_once_do_not_disturb_each_other(tmp_path: Path):
-    context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(3), context.Queue()
-    processes = [context.Process(target=_pass, args=(tmp_path, barrier, results)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    found = [results.get(timeout=120) for _ in processes]
-    for process in processes:
-        process.join()
+    found = at_once(_pass, tmp_path)
     assert len(set(found)) == 1
     assert found[0][1:] == (0, 0)
     [directory] = tmp_path.iterdir()

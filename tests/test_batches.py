@@ -1,7 +1,6 @@
 """Is every example seen once an epoch, padded to its own batch, and the same each time?"""
 
 import copy
-import multiprocessing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -20,7 +19,7 @@ from distill.data import Split, TaskData
 from distill.errors import UserError
 from distill.tasks import SequenceTask
 from teachers.embedded import train_tokenizer
-from tests.conftest import sentences
+from tests.conftest import at_once, sentences
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 some_lengths = st.lists(st.integers(3, 128), min_size=1, max_size=200).map(np.array)
@@ -253,14 +252,7 @@ def _tokenized(directory: Path, barrier: Any, results: Any) -> None:
 
 
 def test_processes_that_tokenize_at_once_do_not_disturb_each_other(tmp_path: Path):
-    context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(3), context.Queue()
-    processes = [context.Process(target=_tokenized, args=(tmp_path, barrier, results)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    found = [results.get(timeout=120) for _ in processes]
-    for process in processes:
-        process.join()
+    found = at_once(_tokenized, tmp_path)
     assert found[0] == found[1] == found[2]
     assert len(list((tmp_path / "tokens").iterdir())) == 1  # Nothing half written is left.
 
