@@ -13,20 +13,16 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import torch
-from machine import describe, forward_flops, has_bf16, median_seconds, peak_flops
+from machine import describe, forward_flops, has_bf16, median_seconds, peak_flops, training_step
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from transformers import BertConfig, BertForMaskedLM, PreTrainedModel
 
 from distill import fitting, kernels
 from distill.losses import Cosine, MaskedLanguageModelling, Objective, SoftTargets
@@ -67,18 +63,63 @@ def plain_loss(student: Any, teacher: Any, batch: dict[str, Tensor]) -> Tensor:
     return -SOFT * TEMPERATURE**2 * soft.sum(-1).mean() + MLM * mlm + COSINE * cosine.mean()
 
 
-def step_of(
-    loss_of: Callable[[], Tensor], module: nn.Module, optimizer: torch.optim.Optimizer, device: str
-) -> Callable[[], None]:
-    def step() -> None:
-        with torch.autocast(device, torch.bfloat16, enabled=has_bf16()):
-            loss = loss_of()
-        loss.backward()
-        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+def models_of(options: argparse.Namespace, device: str) -> tuple[BertForMaskedLM, BertForMaskedLM]:
+    """A teacher with random weights in float32, and the same in what it answers distill in."""
+    config = BertConfig(
+        num_hidden_layers=options.layers, hidden_size=options.width, intermediate_size=4 * options.width,
+        num_attention_heads=max(1, options.width // 64),
+    )  # fmt: skip
+    teacher = freeze(BertForMaskedLM(config).to(device))
+    answering = freeze(BertForMaskedLM(config).to(device))
+    answering.load_state_dict(teacher.state_dict())
+    return teacher, answering.to(torch.bfloat16) if has_bf16() else answering
 
-    return step
+
+def module_of(student: PreTrainedModel, answering: BertForMaskedLM) -> DistillationModule:
+    terms = {
+        "soft": SoftTargets(temperature=TEMPERATURE, weight=SOFT),
+        "mlm": MaskedLanguageModelling(weight=MLM),
+        "cosine": Cosine(weight=COSINE),
+    }
+    return DistillationModule(
+        student=student, objective=Objective(name="language_model", terms=terms),
+        task=SequenceTask(name="step", text=["text"]), teacher=answering, learning_rate=1e-5,
+    )  # fmt: skip
+
+
+def measure(
+    way: str, teacher: BertForMaskedLM, answering: BertForMaskedLM, batch: dict[str, Tensor], device: str
+) -> tuple[float, float | None]:
+    """Median seconds of a step, and on a GPU the most bytes that it took."""
+    student = from_teacher(teacher).to(device).train()
+    with ExitStack() as stack:
+        if way == "plain":
+            step = training_step(
+                lambda: plain_loss(student, teacher, batch), student.parameters(),
+                torch.optim.AdamW(student.parameters(), lr=1e-5), device,
+            )  # fmt: skip
+        else:
+            module = module_of(student, answering)
+            optimizer = module.configure_optimizers()[0][0]
+            step = training_step(lambda: module.losses(batch)[0], student.parameters(), optimizer, device)
+        if way == "distill, compiled":
+            student.compile()
+            answering.compile()
+            stack.callback(setattr, answering, "_compiled_call_impl", None)
+        elif way == "distill" and device == "cpu":
+            stack.enter_context(kernels.training_on_cpu(student))
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            return median_seconds(step, times=20, before=5), torch.cuda.max_memory_allocated()
+        return median_seconds(step, times=3, before=2), None
+
+
+def needed_flops(teacher: BertForMaskedLM, student: PreTrainedModel, options: argparse.Namespace, items: int) -> float:
+    """What a step cannot do without: the teacher's pass, the student's training step, both heads at the items."""
+    lengths = np.full(options.batch, options.length)
+    width = teacher.config.hidden_size
+    head = 2 * items * (width * teacher.config.vocab_size + width**2)
+    return forward_flops(teacher, lengths) + 3 * forward_flops(student, lengths) + 4 * head
 
 
 def main() -> None:
@@ -94,83 +135,49 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     fitting.keep_freed_memory()
     torch.manual_seed(0)
-    heads = max(1, options.width // 64)
-    config = BertConfig(
-        num_hidden_layers=options.layers, hidden_size=options.width, num_attention_heads=heads,
-        intermediate_size=4 * options.width,
-    )  # fmt: skip
-    teacher = freeze(BertForMaskedLM(config).to(device))
+    teacher, answering = models_of(options, device)
     batch = batch_of(options, device)
-    terms = {
-        "soft": SoftTargets(temperature=TEMPERATURE, weight=SOFT),
-        "mlm": MaskedLanguageModelling(weight=MLM),
-        "cosine": Cosine(weight=COSINE),
-    }
-
-    def module_of(answering: BertForMaskedLM) -> DistillationModule:
-        return DistillationModule(
-            student=from_teacher(teacher).to(device), objective=Objective(name="language_model", terms=terms),
-            task=SequenceTask(name="step", text=["text"]), teacher=answering, learning_rate=1e-5,
-        )  # fmt: skip
-
-    in_bf16 = freeze(BertForMaskedLM(config).to(device))
-    in_bf16.load_state_dict(teacher.state_dict())
-    in_bf16 = in_bf16.to(torch.bfloat16) if has_bf16() else in_bf16
-    check = module_of(teacher).eval()
+    student = from_teacher(teacher).to(device).eval()
     with torch.no_grad():
-        ours, plain = float(check.losses(batch)[0]), float(plain_loss(check.student, teacher, batch))
+        ours = float(module_of(student, teacher).eval().losses(batch)[0])
+        plain = float(plain_loss(student, teacher, batch))
     print(f"Loss of the same student in float32: {ours:.5f}, plain loop {plain:.5f}")
     ways = ["plain", "distill", *(["distill, compiled"] if options.compile else [])]
     took: dict[str, list[float]] = {way: [] for way in ways}
-    memory: dict[str, str] = {}
+    memory: dict[str, float | None] = {}
     peaks = []
     for _ in range(options.rounds):
         peaks.append(peak_flops(torch.bfloat16 if has_bf16() else torch.float32, device))
         for way in ways:
-            module = module_of(in_bf16)
-            module.student.train()
-            if way == "plain":
-                optimizer: Any = torch.optim.AdamW(module.student.parameters(), lr=1e-5)
-                step = step_of(lambda m=module: plain_loss(m.student, teacher, batch), module, optimizer, device)
-            else:
-                optimizer = module.configure_optimizers()[0][0]
-                step = step_of(lambda m=module: m.losses(batch)[0], module, optimizer, device)
-            if way == "distill, compiled":
-                module.student.compile()
-                in_bf16.compile()
-            if device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            quick = kernels.training_on_cpu(module.student) if (way, device) == ("distill", "cpu") else nullcontext()
-            times, before = (20, 5) if device == "cuda" else (3, 2)
-            with quick:
-                took[way].append(median_seconds(step, times=times, before=before))
-            in_bf16._compiled_call_impl = None
-            memory[way] = f"{torch.cuda.max_memory_allocated() / 1e6:,.0f}" if device == "cuda" else "-"
-    lengths = np.full(options.batch, options.length)
-    items = int(batch["items"].sum())
-    head = 2 * items * (options.width * config.vocab_size + options.width**2)
-    student = from_teacher(teacher)
-    # What the triple loss cannot do without: the teacher's pass, the student's training step, heads at the items.
-    work = forward_flops(teacher, lengths) + 3 * forward_flops(student, lengths) + head * 4
-    peak = statistics.median(peaks)
-    size = f"Batch {options.batch}, length {options.length}"
-    table = Table(title=f"{size}; {describe()}; {peak / 1e12:.2f} TFLOP/s at most")
+            seconds, memory[way] = measure(way, teacher, answering, batch, device)
+            took[way].append(seconds)
+    medians = {way: statistics.median(seconds) for way, seconds in took.items()}
+    peak, work = statistics.median(peaks), needed_flops(teacher, student, options, int(batch["items"].sum()))
+    rows = {
+        way: {
+            "ms": 1e3 * seconds,
+            "tokens_per_second": options.batch * options.length / seconds,
+            "share_of_peak": work / seconds / peak,
+            "ratio": medians["plain"] / seconds,
+            "gpu_bytes": memory[way],
+        }
+        for way, seconds in medians.items()
+    }
+    show(rows, title=f"Batch {options.batch}, length {options.length}; {describe()}; {peak / 1e12:.2f} TFLOP/s at most")
+    if options.json:
+        print(json.dumps({"machine": describe(), "loss": [ours, plain], "ways": rows}))
+
+
+def show(rows: dict[str, dict[str, Any]], title: str) -> None:
+    table = Table(title=title)
     for column in ("", "ms", "tokens/s", "of the peak", "ratio", "GPU MB"):
         table.add_column(column, justify="right")
-    rows = {way: statistics.median(seconds) for way, seconds in took.items()}
-    for way, seconds in rows.items():
+    for way, row in rows.items():
         table.add_row(
-            way, f"{1e3 * seconds:.1f}", f"{lengths.sum() / seconds:,.0f}", f"{work / seconds / peak:.2f}",
-            f"{rows['plain'] / seconds:.2f}x", memory[way],
+            way, f"{row['ms']:.1f}", f"{row['tokens_per_second']:,.0f}", f"{row['share_of_peak']:.2f}",
+            f"{row['ratio']:.2f}x", "-" if row["gpu_bytes"] is None else f"{row['gpu_bytes'] / 1e6:,.0f}",
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 140).print(table)
-    if options.json:
-        found = {
-            way: {"tokens_per_second": float(lengths.sum() / seconds), "share_of_peak": work / seconds / peak,
-                  "ratio": rows["plain"] / seconds}
-            for way, seconds in rows.items()
-        }  # fmt: skip
-        print(json.dumps({"machine": describe(), "loss": [ours, plain], "ways": found}))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,19 @@
-"""What the machine can do at most, and what a model asks of it: the measures that the benchmarks share."""
+"""What the machine can do at most, what a model asks of it, and a plain training step: what the benchmarks share."""
 
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # This checkout, whatever is installed.
+
+from distill import fitting
 from distill.record import environment
 
 
@@ -42,9 +47,7 @@ def peak_flops(dtype: torch.dtype, device: str = "cpu") -> float:
 
 def has_bf16() -> bool:
     """Whether bf16 is computed in hardware."""
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return fitting.has_bf16(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def forward_flops(model: PreTrainedModel, lengths: np.ndarray) -> float:
@@ -61,6 +64,29 @@ def forward_flops(model: PreTrainedModel, lengths: np.ndarray) -> float:
     config = model.config
     tokens = lengths.astype(np.float64)
     return float(2 * weights * tokens.sum() + 4 * config.num_hidden_layers * config.hidden_size * (tokens**2).sum())
+
+
+def soft_and_hard(student: Tensor, teacher: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Half soft targets, half labels; logits `[B, C]`, labels `[B]`."""
+    soft = (teacher / temperature).softmax(-1) * (student / temperature).log_softmax(-1)
+    return -0.5 * temperature**2 * soft.sum(-1).mean() + 0.5 * nn.functional.cross_entropy(student, labels)
+
+
+def training_step(
+    loss_of: Callable[[], Tensor], weights: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer, device: str
+) -> Callable[[], None]:
+    """One optimizer step, under bf16 autocast where there is hardware for it, as a function."""
+    weights = list(weights)
+
+    def step() -> None:
+        with torch.autocast(device, torch.bfloat16, enabled=has_bf16()):
+            loss = loss_of()
+        loss.backward()
+        nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
 def describe() -> str:

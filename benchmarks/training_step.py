@@ -12,20 +12,16 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from machine import describe, forward_flops, has_bf16, median_seconds, peak_flops
+from machine import describe, forward_flops, has_bf16, median_seconds, peak_flops, soft_and_hard, training_step
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedModel
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from distill import fitting, kernels
 from distill.losses import HardLabels, Objective, SoftTargets
@@ -62,30 +58,18 @@ def made_fast(student: PreTrainedModel, way: str) -> Iterator[None]:
 def step_of(student: PreTrainedModel, batch: dict[str, Tensor], teacher: Tensor, *, plain: bool) -> Callable[[], None]:
     """One optimizer step, as a function: from the batch to the changed weights."""
     if plain:
-        optimizer = torch.optim.AdamW(student.parameters(), lr=1e-5)
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    else:
-        terms = {"soft": SoftTargets(temperature=2.0, weight=0.5), "hard": HardLabels(weight=0.5)}
-        module = DistillationModule(
-            student=student, objective=Objective(name="hinton", terms=terms), learning_rate=1e-5,
-            task=SequenceTask(name="step", text=["text"]), kept=SimpleNamespace(outputs=lambda batch: _Output(teacher)),
+        return training_step(
+            lambda: soft_and_hard(student(**inputs).logits.float(), teacher, batch["labels"], temperature=2.0),
+            student.parameters(), torch.optim.AdamW(student.parameters(), lr=1e-5), "cpu",
         )  # fmt: skip
-        optimizer = module.configure_optimizers()[0][0]
-
-    def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=has_bf16()):
-            if plain:
-                logits = student(**inputs).logits.float()
-                soft = (teacher / 2).softmax(-1) * (logits / 2).log_softmax(-1)
-                loss = -2 * soft.sum(-1).mean() + 0.5 * nn.functional.cross_entropy(logits, batch["labels"])
-            else:
-                loss, _ = module.losses(batch)
-        loss.backward()
-        nn.utils.clip_grad_norm_(student.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    terms = {"soft": SoftTargets(temperature=2.0, weight=0.5), "hard": HardLabels(weight=0.5)}
+    module = DistillationModule(
+        student=student, objective=Objective(name="hinton", terms=terms), learning_rate=1e-5,
+        task=SequenceTask(name="step", text=["text"]), kept=SimpleNamespace(outputs=lambda batch: _Output(teacher)),
+    )  # fmt: skip
+    optimizer = module.configure_optimizers()[0][0]
+    return training_step(lambda: module.losses(batch)[0], student.parameters(), optimizer, "cpu")
 
 
 class _Output:
@@ -122,7 +106,7 @@ def main() -> None:
             peaks.append(peak_flops(dtype))
             for way in options.ways.split(","):
                 student = student_of(*shape)
-                step: Any = step_of(student, batch, teacher, plain=way == "plain")
+                step = step_of(student, batch, teacher, plain=way == "plain")
                 with made_fast(student, way):
                     took.setdefault(way, []).append(median_seconds(step, times=5, before=3))
         work = 3 * forward_flops(student, np.full(size[0], size[1]))

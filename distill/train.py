@@ -27,7 +27,10 @@ from distill.tasks import SequenceTask
 def run_finetune(config: DictConfig, run: Run) -> None:
     """The job `finetune`: a teacher that fits the task, kept in the cache."""
     task: SequenceTask = _instantiate(config.task)
-    teacher, _ = _prepare(config, run, task, rehearse=lambda *of_the_teacher: None)[1:]
+    settings: fitting.Settings = _instantiate(config.trainer)
+    _, teacher, _ = _prepare(
+        config, run, task, device=settings.device(), cache=_cache(config), rehearse=lambda *of_the_teacher: None
+    )
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in teacher.metrics.items())
     say(f"Teacher {teacher.resolved} on {task.name} ({teacher.origin}): dev {metrics}")
     _save(teacher.model, teacher.tokenizer, run.directory / "teacher" / "model")
@@ -56,7 +59,7 @@ def run_distill(config: DictConfig, run: Run) -> None:
         preflight.check_outputs(objective, teacher=model, student=student)
         check_size(objective, task, model, examples["train"], cache)
 
-    splits, teacher, examples = _prepare(config, run, task, rehearse=rehearse)
+    splits, teacher, examples = _prepare(config, run, task, device=settings.device(), cache=cache, rehearse=rehearse)
     rehearse(teacher.model, teacher.tokenizer, examples)
     L.seed_everything(config.seed, verbose=False)
     student = _student(config, teacher.model)
@@ -121,7 +124,13 @@ def _publish(
 
 
 def _prepare(
-    config: DictConfig, run: Run, task: SequenceTask, *, rehearse: finetune.Rehearsal
+    config: DictConfig,
+    run: Run,
+    task: SequenceTask,
+    *,
+    device: torch.device,
+    cache: Any,
+    rehearse: finetune.Rehearsal,
 ) -> tuple[data.TaskData, finetune.Teacher, dict[str, batches.Examples]]:
     """Data, teacher, and the data in its tokens.
 
@@ -136,10 +145,9 @@ def _prepare(
     splits = data.read(task, cache_dir=cache_dir)
     teacher, examples = finetune.prepare(
         source, requested=requested.weights.name, substituted=substituted, task=task, splits=splits,
-        cache_dir=cache_dir, run_directory=run.directory, device=_instantiate(config.trainer).device(),
-        rehearse=rehearse,
+        cache_dir=cache_dir, run_directory=run.directory, device=device, rehearse=rehearse,
     )  # fmt: skip
-    finetune.score(teacher, task, splits, examples, cache=_cache(config), directory=cache_dir / "outputs")
+    finetune.score(teacher, task, splits, examples, cache=cache, directory=cache_dir / "outputs")
     run.update(task=_task_record(task, splits, {}), teacher=teacher.record())
     return splits, teacher, examples
 
