@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.batches import SCORED_TOKENS, Examples, scoring_steps
@@ -138,20 +137,19 @@ def _ask(
 ) -> dict[str, Any]:
     """`logits [n, C]` and `hidden [tokens, H]` (float16) of the examples from first to last, in their order."""
     needs = frozenset({"hidden_states"}) if hidden else frozenset[str]()
-    logits: dict[int, Tensor] = {}
-    states: dict[int, Tensor] = {}
+    lengths = examples.lengths[first:last]
+    starts = lengths.cumsum() - lengths
+    width = teacher.config.hidden_size if hidden else 0
+    logits = torch.empty(last - first, teacher.config.num_labels)
+    states = torch.empty(int(lengths.sum()), width, dtype=torch.float16)
     on_cpu = teacher.device.type == "cpu"
-    for micro_batch in scoring_steps(examples.lengths[first:last], SCORED_TOKENS if on_cpu else ACCELERATOR_TOKENS):
+    for micro_batch in scoring_steps(lengths, SCORED_TOKENS if on_cpu else ACCELERATOR_TOKENS):
         batch = moved(examples[[first + index for index in micro_batch]], teacher.device)
         output = run_model(teacher, batch, needs)
-        logits |= zip(micro_batch, output.logits.float().cpu(), strict=True)
+        logits[micro_batch] = output.logits.float().cpu()
         if hidden:
-            last_states = output.hidden_states[-1].half().cpu()
-            mask = batch["attention_mask"].bool().cpu()
-            states |= {index: last_states[row][mask[row]] for row, index in enumerate(micro_batch)}
+            last_states, mask = output.hidden_states[-1].half().cpu(), batch["attention_mask"].bool().cpu()
+            for row, index in enumerate(micro_batch):
+                states[starts[index] : starts[index] + lengths[index]] = last_states[row, mask[row]]
         done(len(micro_batch))
-    order = range(last - first)
-    return {
-        "logits": torch.stack([logits[index] for index in order]),
-        "hidden": torch.cat([states[index] for index in order]) if hidden else None,
-    }
+    return {"logits": logits, "hidden": states if hidden else None}

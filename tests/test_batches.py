@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from distill import batches, tokens
-from distill.batches import Examples, LengthBuckets
+from distill.batches import Examples, LengthBuckets, padded_length
 from distill.data import Split, TaskData
 from distill.errors import UserError
 from distill.tasks import SequenceTask
@@ -46,7 +46,7 @@ def test_a_budget_of_tokens_is_kept(lengths: np.ndarray, budget: int, accumulate
     steps = list(buckets)
     assert sorted(chain(*chain(*steps))) == list(range(len(lengths)))
     assert len(steps) == len(buckets)  # In every epoch, or the schedule would not know its end.
-    assert all(len(part) * max(lengths[part]) <= budget for part in chain(*steps))
+    assert all(len(part) * padded_length(max(lengths[part]), max(lengths)) <= budget for part in chain(*steps))
 
 
 @quick
@@ -74,6 +74,24 @@ def test_an_example_that_is_longer_than_the_budget_is_refused():
 def test_padding_is_what_an_epoch_computes_in_vain():
     buckets = LengthBuckets(np.array([4, 8, 2, 2]), batch_size=2, shuffle=False)
     assert buckets.padding() == pytest.approx(1 - 16 / 20)
+
+
+def test_a_batch_is_padded_to_one_of_few_lengths():
+    lengths = [padded_length(longest, 512) for longest in range(1, 513)]
+    assert all(longest <= length <= 17 / 16 * longest for longest, length in enumerate(lengths, start=1))
+    assert [lengths[longest - 1] for longest in (31, 33, 64, 65, 257)] == [31, 34, 64, 68, 272]
+    assert len(set(lengths)) == 15 + 5 * 16 + 1  # Of 512; 16 between a number and its double.
+
+
+def test_no_batch_is_longer_than_the_longest_example(tokenizer: PreTrainedTokenizerBase):
+    assert padded_length(509, 510) == 510  # A model may have no more positions.
+    texts = [" ".join(["film"] * count) for count in (39, 35, 10)]
+    examples = Examples(split_of(*texts), TASK, tokenizer)
+    longest, second, _ = examples.lengths.tolist()
+    assert (longest, second) == (41, 37)
+    widths = [examples[index]["input_ids"].shape[1] for index in ([0, 2], [1, 2], [2])]
+    assert widths == [41, 38, 12]
+    assert examples[[1]]["attention_mask"].sum() == second
 
 
 def test_the_order_follows_from_seed_and_epoch():
