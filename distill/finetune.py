@@ -17,7 +17,7 @@ import transformers
 from lightning.pytorch.loggers import CSVLogger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import batches, data, fitting
+from distill import batches, checkpoints, data, fitting
 from distill.answers import ask_once
 from distill.errors import UnreachableError, UserError
 from distill.files import CHECKSUMS, is_intact, sha256, whole_directory, write_json
@@ -134,11 +134,13 @@ def prepare(
     run_directory: Path,
     device: torch.device,
     rehearse: Rehearsal,
+    resume: bool = False,
 ) -> tuple[Teacher, dict[str, batches.Examples]]:
     """Load the teacher, fine-tune it if its head does not fit the task, and tokenize with its tokenizer.
 
     A fine-tuned teacher is kept in the cache under a fingerprint of weights, data and settings. Before the training,
-    `rehearse` is called with what is to become the teacher, so that what cannot follow it fails early.
+    `rehearse` is called with what is to become the teacher, so that what cannot follow it fails early. With `resume`
+    a fine-tuning that was begun in `run_directory` goes on.
 
     Raises:
         UserError: when it would have to be fine-tuned and must not be.
@@ -173,7 +175,10 @@ def prepare(
             examples = batches.tokenize(splits, task, start.tokenizer, cache_dir=cache_dir)
             rehearse(start.model, start.tokenizer, examples)
             say(f"Teacher: {source.weights.resolved()} is fine-tuned on {task.name} first, {start.reason}")
-            seconds = _finetune(start, source.settings, task, splits, examples, directory, run_directory / "teacher")
+            seconds = _finetune(
+                start, source.settings, task, splits, examples, kept=directory, directory=run_directory / "teacher",
+                identity={"data": splits.sha256, "start": source.weights.fingerprint()}, resume=resume,
+            )  # fmt: skip
             origin = "fine-tuned"
     if origin == "as it is":
         weights = _digest([source.weights.fingerprint(), task.auto_class, splits.labels])
@@ -223,6 +228,7 @@ def _fingerprint(source: Source, task: SequenceTask, splits: data.TaskData) -> s
     settings = None
     if source.settings is not None:
         settings = asdict(replace(source.settings, precision=source.settings.resolved_precision()))
+        settings.pop("checkpoint_steps")  # Has no part in the result.
     return _digest([KEPT_FORMAT, source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings])
 
 
@@ -236,8 +242,11 @@ def _finetune(
     task: SequenceTask,
     splits: data.TaskData,
     examples: dict[str, batches.Examples],
+    *,
     kept: Path,
     directory: Path,
+    identity: dict[str, Any],
+    resume: bool,
 ) -> float:
     """Fine-tune on the hard labels, keep the result in `kept`, and return the seconds it took."""
     began = time.perf_counter()
@@ -252,19 +261,14 @@ def _finetune(
     length = f"{module.total_steps:,} steps of {settings.step_size()}"
     say(f"         {length}, {settings.resolved_precision()}, about {duration(estimate)}, once")
     fitting.fit(
-        module,
-        loaders["train"],
-        loaders["dev"],
-        settings=settings,
-        checkpoints=directory / "checkpoints",
-        logger=CSVLogger(str(directory), name="", version=""),
-        title="teacher",
-    )
+        module, loaders["train"], loaders["dev"], settings=settings, checkpoints=directory / "checkpoints",
+        logger=CSVLogger(str(directory), name="", version=""), title="teacher", identity=identity, resume=resume,
+    )  # fmt: skip
     with whole_directory(kept, keep_intact=True) as temporary:
         module.student.save_pretrained(temporary)
         start.tokenizer.save_pretrained(temporary)
         write_json(temporary / "distill.json", {"task": task.name, "data": splits.sha256, "settings": asdict(settings)})
-    fitting.remove_checkpoints(directory / "checkpoints")  # The result is kept whole in the cache.
+    checkpoints.remove(directory / "checkpoints")  # The result is kept whole in the cache.
     del module
     gc.collect()  # Module and trainer refer to each other, and hold the optimizer's state.
     return time.perf_counter() - began

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,12 @@ import torch
 import transformers
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from distill import kernels
+from distill.checkpoints import AtomicCheckpointIO, Checkpoints
 from distill.errors import UserError
-from distill.files import replaced
 from distill.module import DistillationModule, moved
 from distill.progress import ProgressBar
 
@@ -41,8 +40,8 @@ class Settings:
 
     `batch_size` counts examples in a forward pass; with `batch_tokens` that many tokens, padding included, take its
     place. An optimizer step sees `accumulate` such batches. `warmup` is a share of all steps, `clip` the largest norm
-    of the gradient (0: none), `evaluations` how often dev is scored in an epoch. `compile` hands the student to
-    `torch.compile`.
+    of the gradient (0: none), `evaluations` how often dev is scored in an epoch. A checkpoint is written wherever dev
+    is scored, and every `checkpoint_steps` optimizer steps. `compile` hands the student to `torch.compile`.
     """
 
     learning_rate: float
@@ -56,6 +55,7 @@ class Settings:
     clip: float = 1.0
     precision: str = "auto"
     evaluations: int = 1
+    checkpoint_steps: int | None = None
     accelerator: str = "auto"
     compile: bool = False
     seed: int = 0
@@ -67,7 +67,10 @@ class Settings:
             raise ValueError("got neither batch_size nor batch_tokens, expected a number for one of them")
         if not isinstance(self.compile, bool):
             raise ValueError(f"got compile={self.compile}, expected true or false")
-        for name in ("batch_size", "batch_tokens", "accumulate", "max_epochs", "max_steps", "evaluations"):
+        whole = (
+            "batch_size", "batch_tokens", "accumulate", "max_epochs", "max_steps", "evaluations", "checkpoint_steps"
+        )  # fmt: skip
+        for name in whole:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"got {name}={value!r}, expected a whole number of at least 1")
@@ -148,11 +151,17 @@ def fit(
     checkpoints: Path,
     logger: Logger | None,
     title: str,
+    identity: Mapping[str, Any] | None = None,
     resume: bool = False,
 ) -> Fit:
     """Train, and leave the module with the weights that scored best on dev.
 
-    With `resume` the training goes on from `checkpoints/last.ckpt` where there is one.
+    With `resume` the training goes on from `checkpoints/last.ckpt` where there is one. `identity` is what it depends
+    on besides its settings and the shape of the module.
+
+    Raises:
+        UserError: for a checkpoint that is damaged or of another training.
+        KeyboardInterrupt: when the training was asked to stop, by Ctrl-C or SIGTERM.
     """
     keep_freed_memory()
     metric = f"dev/{module.task.metric}"
@@ -163,9 +172,14 @@ def fit(
     last = ModelCheckpoint(dirpath=checkpoints, filename="last", enable_version_counter=False)
     last_path = checkpoints / "last.ckpt"
     resuming = resume and last_path.is_file()
+    saving = Checkpoints(
+        last_path,
+        every=settings.checkpoint_steps,
+        identity={**(identity or {}), **_identity(module, len(train), settings)},
+    )
     if resuming:
         buckets: Any = train.batch_sampler
-        buckets.skip = torch.load(last_path, map_location="cpu", weights_only=True, mmap=True)["steps_of_epoch"]
+        buckets.skip = saving.steps_to_skip()
     clock = _Clock()
     trainer = L.Trainer(
         accelerator=settings.accelerator,
@@ -178,11 +192,11 @@ def fit(
         enable_model_summary=False,
         logger=logger if logger is not None else False,
         log_every_n_steps=max(1, min(50, module.total_steps // 20)),
-        callbacks=[best, _EvaluateAtTheEnd(), last, ProgressBar(title, metric), clock],
+        callbacks=[best, _EvaluateAtTheEnd(), saving, last, ProgressBar(title, metric), clock],
         plugins=[AtomicCheckpointIO()],
         inference_mode=True,
     )
-    with _made_fast(module.student, settings):
+    with _made_fast(module.student, settings), saving.asked_to_stop():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
     state = torch.load(best.best_model_path, map_location="cpu", weights_only=True)["state_dict"]
     module.load_state_dict(state)
@@ -198,6 +212,13 @@ def fit(
         peak_rss_mb=_peak_rss_mb(),
         best=float(best.best_model_score) if best.best_model_score is not None else float("nan"),
     )
+
+
+def _identity(module: DistillationModule, steps_per_epoch: int, settings: Settings) -> dict[str, Any]:
+    """What a training that is resumed must have in common with its beginning."""
+    shapes = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
+    steps = [module.total_steps, steps_per_epoch, settings.accumulate]
+    return {"model": shapes, "steps": steps, "precision": settings.resolved_precision(), "seed": module.seed}
 
 
 def estimate_seconds(
@@ -252,23 +273,6 @@ def _made_fast(student: PreTrainedModel, settings: Settings) -> Iterator[None]:
             yield
     else:
         yield
-
-
-def remove_checkpoints(directory: Path) -> None:
-    """Remove the checkpoints of a training whose result is kept elsewhere."""
-    for name in ("best.ckpt", "last.ckpt"):
-        (directory / name).unlink(missing_ok=True)
-    directory.rmdir()
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Checkpoints are written beside their target and renamed: a killed run leaves the last whole one."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(target) as temporary, open(temporary, "wb") as file:
-            torch.save(checkpoint, file)
 
 
 class _EvaluateAtTheEnd(Callback):

@@ -3,7 +3,10 @@
 import contextlib
 import hashlib
 import json
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -31,7 +34,8 @@ def run_job(config: DictConfig) -> Path:
     else:
         run = _new(config)
     try:
-        JOBS[config.job.name](config, run)
+        with _terminated_like_interrupted():
+            JOBS[config.job.name](config, run)
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second.
         run.update(status="failed", error="interrupted")
         raise Interrupted(_what_is_kept(run)) from error
@@ -47,13 +51,27 @@ def run_job(config: DictConfig) -> Path:
     return run.directory
 
 
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM, which a cluster sends before it ends a job, does what Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # Signals are the main thread's alone.
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _what_is_kept(run: Run) -> str:
     """What a run that was interrupted has saved, and how to go on with it."""
     go_on = f"python -m distill resume={run.directory}"
-    last = run.directory / "checkpoints" / "last.ckpt"
-    if last.is_file():
-        return f"interrupted: {last} holds the training as dev was last scored; {go_on} goes on from there"
-    return f"interrupted before the student's first checkpoint; {go_on} begins again, with the teacher if it was ready"
+    for part in ("baseline", "", "teacher"):  # The latest first.
+        last = run.directory / part / "checkpoints" / "last.ckpt"
+        if last.is_file():
+            return f"interrupted: {last} holds the training so far; {go_on} goes on from there"
+    return f"interrupted before the first checkpoint; {go_on} begins again, with the teacher if it was ready"
 
 
 def digest(config: DictConfig) -> str:

@@ -74,9 +74,10 @@ def run_distill(config: DictConfig, run: Run) -> None:
     _preflight(teacher, module, splits, loaders, settings, baseline=start is not None, why_not=why_not)
     if module.teacher is None:
         teacher.release()  # What it says is known; the benchmark loads it again.
+    identity = {"data": splits.sha256, "teacher": teacher.fingerprint}
     fit = fitting.fit(
         module, loaders["train"], loaders["dev"], settings=settings, checkpoints=run.directory / "checkpoints",
-        logger=_logger(config, run.directory), title="student", resume=bool(config.resume),
+        logger=_logger(config, run.directory), title="student", identity=identity, resume=bool(config.resume),
     )  # fmt: skip
     student = module.student.eval().cpu()
     logits = predict_splits(student, loaders)
@@ -91,7 +92,11 @@ def run_distill(config: DictConfig, run: Run) -> None:
     )
     _save(student, teacher.tokenizer, run.directory / "student")
     if start is not None:
-        run.update(baseline=_train_baseline(start, task, splits, settings, loaders, run, resume=bool(config.resume)))
+        run.update(
+            baseline=_train_baseline(
+                start, task, splits, settings, loaders, run, identity=identity, resume=bool(config.resume)
+            )
+        )
     _publish(config, run, task, splits, teacher, student, logits, export_settings, timing)
 
 
@@ -146,6 +151,7 @@ def _prepare(
     teacher, examples = finetune.prepare(
         source, requested=requested.weights.name, substituted=substituted, task=task, splits=splits,
         cache_dir=cache_dir, run_directory=run.directory, device=device, rehearse=rehearse,
+        resume=bool(config.resume),
     )  # fmt: skip
     finetune.score(teacher, task, splits, examples, cache=cache, directory=cache_dir / "outputs")
     run.update(task=_task_record(task, splits, {}), teacher=teacher.record())
@@ -248,6 +254,7 @@ def _train_baseline(
     loaders: dict[str, Any],
     run: Run,
     *,
+    identity: dict[str, Any],
     resume: bool,
 ) -> dict[str, Any]:
     """The same student from the same start, with the same steps, on the hard labels alone."""
@@ -256,7 +263,8 @@ def _train_baseline(
     directory = run.directory / "baseline"
     fit = fitting.fit(
         module, loaders["train"], loaders["dev"], settings=settings, checkpoints=directory / "checkpoints",
-        logger=CSVLogger(str(directory), name="", version=""), title="baseline", resume=resume,
+        logger=CSVLogger(str(directory), name="", version=""), title="baseline", identity=identity,
+        resume=resume,
     )  # fmt: skip
     logits = predict_splits(module.student.cpu(), loaders)
     return {"metrics": task.split_metrics(logits, splits.scored_labels()), "seconds": fit.seconds}

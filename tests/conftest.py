@@ -1,4 +1,4 @@
-"""Toy teachers and data: everything is made on the spot, offline, in seconds."""
+"""Toy teachers, data and trainings: everything is made on the spot, offline, in seconds."""
 
 import os
 
@@ -7,13 +7,21 @@ os.environ["WANDB_MODE"] = "offline"
 
 import multiprocessing
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill import batches, data, fitting
+from distill.losses import Cosine, HardLabels, Objective, SoftTargets
+from distill.module import DistillationModule
+from distill.tasks import SequenceTask
+from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
 
 GOOD = ("a lovely and moving film", "wonderful acting , a joy", "funny , warm and clever", "i loved every minute")
@@ -93,3 +101,128 @@ def encoder_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedT
     encoder.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
+
+
+# 64 examples to train on: four steps an epoch.
+SETTINGS = fitting.Settings(
+    learning_rate=3e-3, batch_size=16, max_epochs=2, precision="32-true", accelerator="cpu", seed=1
+)
+
+
+@dataclass
+class Toy:
+    """A module that is ready to be fitted, and everything it was made of."""
+
+    module: DistillationModule
+    loaders: dict[str, Any]
+    settings: fitting.Settings
+    tokenizer: PreTrainedTokenizerBase
+    directory: Path
+
+    def fit(self, *, resume: bool = False, logger: Any = None) -> fitting.Fit:
+        return fitting.fit(
+            self.module, self.loaders["train"], self.loaders["dev"], settings=self.settings,
+            checkpoints=self.directory / "checkpoints", logger=logger, title="toy", resume=resume,
+        )  # fmt: skip
+
+
+Make = Callable[..., Toy]
+
+
+@pytest.fixture(scope="session")
+def task(data_dir: Path) -> SequenceTask:
+    return SequenceTask(name="toy", text=["sentence"], data_dir=str(data_dir))
+
+
+@pytest.fixture(scope="session")
+def splits(task: SequenceTask, tmp_path_factory: pytest.TempPathFactory) -> data.TaskData:
+    return data.read(task, cache_dir=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def make(
+    task: SequenceTask,
+    splits: data.TaskData,
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Make:
+    """`toy_training` in a directory of its own."""
+
+    def made(*, directory: Path | None = None, **options: Any) -> Toy:
+        return toy_training(task, splits, tokenizer, directory or tmp_path_factory.mktemp("run"), **options)
+
+    return made
+
+
+def toy_training(
+    task: SequenceTask,
+    splits: data.TaskData,
+    tokenizer: PreTrainedTokenizerBase,
+    directory: Path,
+    *,
+    teacher_width: int = 32,
+    dropout: float = 0.1,
+    cosine: float = 1,
+    **options: Any,
+) -> Toy:
+    """Two layers of width 32 out of a teacher's four, under soft, hard and cosine; `options` are the trainer's."""
+    teacher = toy_bert(len(tokenizer), width=teacher_width)
+    source = teacher if teacher_width == 32 else toy_bert(len(tokenizer))
+    source.config.hidden_dropout_prob = source.config.attention_probs_dropout_prob = dropout
+    settings = replace(SETTINGS, **options)
+    loaders = batches.loaders(batches.tokenize(splits, task, tokenizer), **settings.batches())
+    terms = {"soft": SoftTargets(weight=5), "hard": HardLabels(weight=2), "cosine": Cosine(weight=cosine)}
+    objective = Objective(name="distilbert", terms=terms)
+    torch.manual_seed(0)
+    objective.connect(32, teacher_width)
+    module = DistillationModule(
+        student=from_teacher(source).eval(), objective=objective, task=task, teacher=teacher,
+        **settings.optimization(len(loaders["train"])),
+    )  # fmt: skip
+    return Toy(module, loaders, settings, tokenizer, directory)
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(tensor, right[name]) for name, tensor in left.items())
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(make: Make) -> Toy:
+    toy = make()
+    toy.fit()
+    return toy
+
+
+def steps_of(toy: Toy) -> list[list[int]]:
+    """What will be the examples of every optimizer step."""
+    seen: list[list[int]] = []
+    original = toy.module.training_step
+
+    def training_step(micro_batches: list[dict[str, Tensor]], batch_idx: int) -> None:
+        seen.append([i for batch in micro_batches for i in batch["example_id"].tolist()])
+        original(micro_batches, batch_idx)
+
+    toy.module.training_step = training_step  # type: ignore[method-assign]
+    return seen
+
+
+def scores(toy: Toy, values: list[float], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, Tensor]]]:
+    """Dev's score becomes these values in turn; returns what will be the step and the weights of each evaluation."""
+    seen: list[tuple[int, dict[str, Tensor]]] = []
+
+    def metrics(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        assert (len(logits), len(labels)) == (24, 24)
+        seen.append((toy.module.global_step, weights(toy.module)))
+        return {"accuracy": values[len(seen) - 1]}
+
+    monkeypatch.setattr(toy.module.task, "metrics", metrics)
+    return seen
+
+
+def last_state(toy: Toy) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = torch.load(toy.directory / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    return state

@@ -351,8 +351,8 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(place: Place, trained: bool) 
     [directory] = runs.iterdir()
     last = error.strip().splitlines()[-1]
     if trained:
-        assert "last.ckpt holds the training as dev was last scored" in last
+        assert "last.ckpt holds the training so far" in last
     else:
-        assert "interrupted before the student's first checkpoint" in last
+        assert "interrupted before the first checkpoint" in last
     assert f"resume={directory.relative_to(place.root) if not directory.is_absolute() else directory}" in last
     assert "Traceback" not in error

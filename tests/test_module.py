@@ -1,11 +1,8 @@
 """Does training do what it says: a frozen teacher, true accumulation, the best weights kept, runs that repeat?"""
 
 import csv
-import signal
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,87 +16,8 @@ from distill import batches, data, fitting
 from distill.errors import NumericalError, UserError
 from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
 from distill.module import DistillationModule, freeze, parameter_groups, predict_logits, run_model
-from distill.tasks import SequenceTask
 from students.distilbert import from_teacher
-from tests.conftest import toy_bert
-
-# 64 examples to train on: four steps an epoch.
-SETTINGS = fitting.Settings(
-    learning_rate=3e-3, batch_size=16, max_epochs=2, precision="32-true", accelerator="cpu", seed=1
-)
-
-
-@dataclass
-class Toy:
-    """A module that is ready to be fitted, and everything it was made of."""
-
-    module: DistillationModule
-    loaders: dict[str, Any]
-    settings: fitting.Settings
-    tokenizer: PreTrainedTokenizerBase
-    directory: Path
-
-    def fit(self, *, resume: bool = False, logger: Any = None) -> fitting.Fit:
-        return fitting.fit(
-            self.module, self.loaders["train"], self.loaders["dev"], settings=self.settings,
-            checkpoints=self.directory / "checkpoints", logger=logger, title="toy", resume=resume,
-        )  # fmt: skip
-
-
-Make = Callable[..., Toy]
-
-
-@pytest.fixture(scope="module")
-def task(data_dir: Path) -> SequenceTask:
-    return SequenceTask(name="toy", text=["sentence"], data_dir=str(data_dir))
-
-
-@pytest.fixture(scope="module")
-def splits(task: SequenceTask, tmp_path_factory: pytest.TempPathFactory) -> data.TaskData:
-    return data.read(task, cache_dir=tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def make(
-    task: SequenceTask,
-    splits: data.TaskData,
-    tokenizer: PreTrainedTokenizerBase,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Make:
-    """Makes a `Toy`: two layers of width 32 out of a teacher's four, under soft, hard and cosine."""
-
-    def made(
-        *,
-        teacher_width: int = 32,
-        dropout: float = 0.1,
-        cosine: float = 1,
-        directory: Path | None = None,
-        **options: Any,
-    ) -> Toy:
-        teacher = toy_bert(len(tokenizer), width=teacher_width)
-        source = teacher if teacher_width == 32 else toy_bert(len(tokenizer))
-        source.config.hidden_dropout_prob = source.config.attention_probs_dropout_prob = dropout
-        settings = replace(SETTINGS, **options)
-        loaders = batches.loaders(batches.tokenize(splits, task, tokenizer), **settings.batches())
-        terms = {"soft": SoftTargets(weight=5), "hard": HardLabels(weight=2), "cosine": Cosine(weight=cosine)}
-        objective = Objective(name="distilbert", terms=terms)
-        torch.manual_seed(0)
-        objective.connect(32, teacher_width)
-        module = DistillationModule(
-            student=from_teacher(source).eval(), objective=objective, task=task, teacher=teacher,
-            **settings.optimization(len(loaders["train"])),
-        )  # fmt: skip
-        return Toy(module, loaders, settings, tokenizer, directory or tmp_path_factory.mktemp("run"))
-
-    return made
-
-
-def weights(module: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-
-
-def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(tensor, right[name]) for name, tensor in left.items())
+from tests.conftest import SETTINGS, Make, Toy, equal, last_state, scores, steps_of, toy_bert, weights
 
 
 def use_plain_sgd(module: DistillationModule, monkeypatch: pytest.MonkeyPatch, learning_rate: float) -> None:
@@ -110,19 +28,6 @@ def use_plain_sgd(module: DistillationModule, monkeypatch: pytest.MonkeyPatch, l
         return [optimizer], [torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1)]
 
     monkeypatch.setattr(module, "configure_optimizers", optimizers)
-
-
-def steps_of(toy: Toy) -> list[list[int]]:
-    """What will be the examples of every optimizer step."""
-    seen: list[list[int]] = []
-    original = toy.module.training_step
-
-    def training_step(micro_batches: list[dict[str, Tensor]], batch_idx: int) -> None:
-        seen.append([i for batch in micro_batches for i in batch["example_id"].tolist()])
-        original(micro_batches, batch_idx)
-
-    toy.module.training_step = training_step  # type: ignore[method-assign]
-    return seen
 
 
 # The teacher
@@ -415,19 +320,6 @@ def test_logits_come_in_the_order_of_the_split(make: Make, splits: data.TaskData
 # Which weights are kept
 
 
-def scores(toy: Toy, values: list[float], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, Tensor]]]:
-    """Dev's score becomes these values in turn; returns what will be the step and the weights of each evaluation."""
-    seen: list[tuple[int, dict[str, Tensor]]] = []
-
-    def metrics(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        assert (len(logits), len(labels)) == (24, 24)
-        seen.append((toy.module.global_step, weights(toy.module)))
-        return {"accuracy": values[len(seen) - 1]}
-
-    monkeypatch.setattr(toy.module.task, "metrics", metrics)
-    return seen
-
-
 @pytest.mark.parametrize(("values", "best"), [([-1.0, -0.5, -2.0], 1), ([0.0, 0.0, -0.1], 0), ([0.2, 0.1, 0.3], 2)])
 def test_the_best_weights_are_kept_at_any_score(
     make: Make, monkeypatch: pytest.MonkeyPatch, values: list[float], best: int
@@ -460,114 +352,12 @@ def test_dev_is_scored_as_often_as_asked(make: Make, monkeypatch: pytest.MonkeyP
 # Runs that repeat
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(make: Make) -> Toy:
-    toy = make()
-    toy.fit()
-    return toy
-
-
-def last_state(toy: Toy) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = torch.load(toy.directory / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    return state
-
-
 def test_the_seed_decides_the_weights(make: Make, uninterrupted: Toy):
     again, other = make(), make(seed=2)
     again.fit()
     other.fit()
     assert equal(last_state(again), last_state(uninterrupted))
     assert not equal(last_state(other), last_state(uninterrupted))
-
-
-def stop_at(toy: Toy, step: int, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] = RuntimeError) -> None:
-    """Fit until the optimizer step of this number is about to begin, and fail there; Lightning exits at a Ctrl-C."""
-    original = toy.module.training_step
-
-    def training_step(*args: Any) -> Any:
-        if toy.module.global_step == step:
-            raise error("stopped")
-        return original(*args)
-
-    monkeypatch.setattr(toy.module, "training_step", training_step)
-    at_ctrl_c = signal.getsignal(signal.SIGINT)
-    with pytest.raises((error, SystemExit)):
-        toy.fit()
-    signal.signal(signal.SIGINT, at_ctrl_c)  # Lightning takes it away for good.
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_resumed_run_ends_with_the_weights_of_a_whole_one(
-    make: Make, uninterrupted: Toy, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-):
-    stopped = make()
-    stop_at(stopped, 5, monkeypatch, error)
-    resumed = make(directory=stopped.directory)
-    steps = steps_of(resumed)
-    fit = resumed.fit(resume=True)
-    assert (len(steps), fit.steps, fit.epochs) == (4, 8, 2)
-    assert equal(last_state(resumed), last_state(uninterrupted))
-    assert equal(weights(resumed.module), weights(uninterrupted.module))
-    seen = ("examples_seen", "tokens_seen", "tokens_computed")
-    assert all(getattr(resumed.module, name) == getattr(uninterrupted.module, name) for name in seen)
-
-
-def test_a_run_resumed_within_an_epoch_sees_the_rest_of_that_epoch(make: Make, monkeypatch: pytest.MonkeyPatch):
-    whole, stopped = make(evaluations=2), make(evaluations=2)
-    whole.fit()
-    stop_at(stopped, 7, monkeypatch)  # The last checkpoint is that of step 6.
-    resumed = make(directory=stopped.directory, evaluations=2)
-    steps = steps_of(resumed)
-    assert resumed.fit(resume=True).steps == 8
-    assert len(steps) == 2
-    assert equal(last_state(resumed), last_state(whole))
-
-
-def test_a_resumed_run_keeps_the_best_of_both_parts(make: Make, monkeypatch: pytest.MonkeyPatch):
-    stopped = make()
-    first = scores(stopped, [0.9], monkeypatch)
-    stop_at(stopped, 5, monkeypatch)
-    resumed = make(directory=stopped.directory)
-    scores(resumed, [0.5], monkeypatch)
-    assert resumed.fit(resume=True).best == pytest.approx(0.9)
-    assert equal(weights(resumed.module), first[0][1])
-
-
-class StepClock:
-    """Tells the time as one second an optimizer step."""
-
-    def __init__(self, module: DistillationModule) -> None:
-        self.module = module
-
-    def perf_counter(self) -> float:
-        return float(self.module.global_step)
-
-
-def test_a_resumed_run_counts_the_time_of_both_parts(make: Make, monkeypatch: pytest.MonkeyPatch):
-    stopped = make()
-    stopped.module.teacher_seconds = 1000.0
-    monkeypatch.setattr(fitting, "time", StepClock(stopped.module))
-    stop_at(stopped, 5, monkeypatch)
-    resumed = make(directory=stopped.directory)
-    monkeypatch.setattr(fitting, "time", StepClock(resumed.module))
-    assert resumed.fit(resume=True).examples_per_second == pytest.approx(16)  # a step's batch
-    assert resumed.module.teacher_seconds > 1000
-
-
-def test_a_finished_training_is_resumed_as_it_was(make: Make):
-    done = make(max_epochs=1)
-    first = done.fit()
-    resumed = make(directory=done.directory, max_epochs=1)
-    second = resumed.fit(resume=True)
-    assert equal(weights(resumed.module), weights(done.module))
-    assert (second.steps, second.epochs, second.best) == (first.steps, first.epochs, first.best)
-    assert second.examples_per_second < 10 * first.examples_per_second
-
-
-def test_resume_without_a_checkpoint_starts_anew(make: Make, uninterrupted: Toy):
-    toy = make()
-    toy.fit(resume=True)
-    assert equal(last_state(toy), last_state(uninterrupted))
 
 
 # Settings
