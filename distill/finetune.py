@@ -154,6 +154,7 @@ def prepare(
     else:
 
         def start_again() -> Any:
+            torch.manual_seed(0 if source.settings is None else source.settings.seed)  # Of a head that it lacks.
             start = source.weights.load(task.auto_class, splits.labels, splits.splits["train"].texts)
             _adopt_special_tokens(start.model, start.tokenizer)
             return start

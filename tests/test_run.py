@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,41 @@ def test_an_unfinished_run_goes_on_where_it_stopped(chain: dict[str, Any]) -> No
     assert after["status"] == "finished"
     assert after["student"]["metrics"] == record["student"]["metrics"]
     assert after["export"]["fp32"]["metrics"] == record["export"]["fp32"]["metrics"]
+
+
+def test_a_teacher_whose_fine_tuning_was_terminated_is_resumed_to_the_bit(
+    chain: dict[str, Any], tmp_path: Path
+) -> None:
+    arguments = [argument for argument in chain["arguments"] if not argument.startswith(("cache_dir", "output_dir"))]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distill", *arguments, "teacher.finetune.checkpoint_steps=1", f"cache_dir={tmp_path}"],
+        cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    deadline = time.monotonic() + 90
+    try:
+        while not list(tmp_path.glob("runs/*/*/*/teacher/checkpoints/last.ckpt")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.terminate()
+        _, error = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 130, error
+    assert "Stopping after this step" in error
+    assert "teacher/checkpoints/last.ckpt holds the training so far; python -m distill resume=" in error
+    [(directory, record)] = records(tmp_path)
+    assert (record["status"], record["error"]) == ("failed", "interrupted")
+    assert not list(tmp_path.glob("teachers/*"))
+    resumed = command(f"resume={directory}", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    teachers = [
+        [path.read_bytes() for path in cache.glob("teachers/*/model.safetensors")]
+        for cache in (tmp_path, chain["root"] / "cache")
+    ]
+    assert len(teachers[0]) == len(teachers[1]) == 1
+    assert teachers[0] == teachers[1]
+    after = json.loads((directory / "run.json").read_text())
+    assert after["student"]["metrics"] == chain["runs"][0][1]["student"]["metrics"]
 
 
 def test_a_sweep_asks_the_teacher_once(chain: dict[str, Any]) -> None:
