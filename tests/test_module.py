@@ -2,7 +2,9 @@
 
 import csv
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
+from itertools import chain, count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -467,9 +469,14 @@ def test_an_estimate_leaves_no_trace(make: Make):
     assert toy.module.teacher_seconds == 0
 
 
-def test_an_estimate_grows_with_the_steps(make: Make):
-    toys = [make(max_epochs=epochs) for epochs in (1, 400)]
-    short, long = (
-        fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings) for toy in toys
-    )
-    assert long > 20 * short
+@pytest.mark.parametrize(
+    ("epochs", "estimate"), [(1, 4 * (1 + 1) + 24 / 16 / 3), (400, 1600 * (1 + 1) + 9600 / 16 / 3)]
+)
+def test_an_estimate_counts_steps_and_evaluations(
+    make: Make, monkeypatch: pytest.MonkeyPatch, epochs: int, estimate: float
+):
+    """Of a second for the passes, one for the optimizer, and a third of one for as many examples of dev."""
+    toy = make(max_epochs=epochs)
+    monkeypatch.setattr(fitting, "time", SimpleNamespace(perf_counter=partial(next, count())))
+    found = fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
+    assert found == pytest.approx(estimate)
