@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -72,15 +72,8 @@ class Checkpoints(Callback):
         Raises:
             KeyboardInterrupt: when it was asked to in its last step.
         """
-        if threading.current_thread() is not threading.main_thread():  # Signals are the main thread's alone.
+        with handled(self._stop, signal.SIGINT, signal.SIGTERM):
             yield
-            return
-        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         if self.stopping:  # In the last step.
             raise KeyboardInterrupt
 
@@ -112,6 +105,20 @@ class Checkpoints(Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["identity"] = self.identity
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], Any], *signals: signal.Signals) -> Iterator[None]:
+    """Meanwhile `handler` answers these signals; they are the main thread's alone, elsewhere nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def remove(directory: Path) -> None:

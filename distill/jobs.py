@@ -5,13 +5,12 @@ import hashlib
 import json
 import signal
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from distill import train
+from distill.checkpoints import handled
 from distill.errors import Interrupted, UserError
 from distill.files import write_text
 from distill.progress import say
@@ -34,7 +33,7 @@ def run_job(config: DictConfig) -> Path:
     else:
         run = _new(config)
     try:
-        with _terminated_like_interrupted():
+        with handled(signal.default_int_handler, signal.SIGTERM):  # A cluster's way to say Ctrl-C.
             JOBS[config.job.name](config, run)
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second.
         run.update(status="failed", error="interrupted")
@@ -49,19 +48,6 @@ def run_job(config: DictConfig) -> Path:
             sys.modules["wandb"].finish()
     run.update(status="finished")
     return run.directory
-
-
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM, which a cluster sends before it ends a job, does what Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():  # Signals are the main thread's alone.
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _what_is_kept(run: Run) -> str:
