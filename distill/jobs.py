@@ -29,10 +29,10 @@ def run_job(config: DictConfig) -> Path:
             say(f"{run.directory} is finished already: see {run.directory / 'report.md'}")
             return run.directory
         say(f"Resuming {run.directory}")
-        run.update(status="running", error=None)
     else:
         run = _new(config)
     try:
+        run.update(status="running", error=None)
         with handled(signal.default_int_handler, signal.SIGTERM):  # A cluster's way to say Ctrl-C.
             JOBS[config.job.name](config, run)
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second.

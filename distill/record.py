@@ -33,7 +33,10 @@ class Run:
 
 
 def create_run(parent: Path, **fields: Any) -> Run:
-    """A new directory under `parent`, named after the time; a number tells apart what begins in one second."""
+    """A new directory under `parent`, named after the time; a number tells apart what begins in one second.
+
+    The record is not written yet: who sees a run.json can count on being told how the run ends.
+    """
     make_directory(parent)
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     for number in range(1, 10_000):
@@ -42,13 +45,12 @@ def create_run(parent: Path, **fields: Any) -> Run:
             directory.mkdir()
         except FileExistsError:
             continue
-        run = Run(directory)
-        run.update(
+        record = dict(
             schema=SCHEMA, status="running", error=None, version=distill.__version__, **fields, task=None,
             objective=None, teacher=None, student=None, baseline=None, retention=None, training=None, export={},
             benchmark=[], environment=environment(),
         )  # fmt: skip
-        return run
+        return Run(directory, record)
     raise UserError(f"{parent} holds 10,000 runs of this second: give another output_dir")
 
 
