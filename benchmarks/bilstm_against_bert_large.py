@@ -16,7 +16,7 @@ from rich.table import Table
 from transformers import BertConfig, BertForSequenceClassification
 
 from distill import benchmark, export
-from distill.module import input_names
+from distill.forward import input_names
 from students import bilstm
 
 LARGE = {

@@ -97,7 +97,7 @@ def _run_one(config: "DictConfig") -> None:
         _check_nothing_else_is_asked()
     else:
         for group in ("teacher", "student"):
-            if OmegaConf.is_missing(config, group) and not (group == "student" and config.job.name == "finetune"):
+            if OmegaConf.is_missing(config, group) and not (group == "student" and config.job.name != "distill"):
                 raise UserError(f"no {group} chosen: add +{group}=NAME, one of {', '.join(_names(group))}")
     from distill.jobs import run_job
 

@@ -3,20 +3,22 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.batches import SCORED_TOKENS, Examples, scoring_steps
 from distill.errors import NumericalError, UserError
+from distill.forward import moved, run_encoder, run_head, run_model
 from distill.losses import Objective
-from distill.module import moved, run_model
 from distill.progress import Meter, notice, say
-from distill.tasks import SequenceTask
+from distill.tasks import Task
 
 ACCELERATOR_TOKENS = 16_384  # In a forward pass of the teacher on a GPU.
 
@@ -36,41 +38,64 @@ class Answers:
         return {"hit": self.seconds == 0, "bytes": self.kept.bytes()}
 
 
-def check_cache(cache: Any, objective: Objective, task: SequenceTask) -> None:
+def check_cache(cache: Any, objective: Objective, task: Task) -> None:
     """UserError where `teacher.cache.enabled=true` cannot be."""
     _why_not_kept(cache, objective, task, hidden_gb=0.0)
 
 
-def check_size(
-    objective: Objective, task: SequenceTask, teacher: PreTrainedModel, examples: Examples, cache: Any
-) -> None:
+def check_size(objective: Objective, task: Task, teacher: PreTrainedModel, examples: Any, cache: Any) -> None:
     """UserError where the outputs for the training would be kept and take more than allowed."""
     if objective.needs_teacher and _why_not_kept(cache, objective, task, hidden_gb=0.0) is None:
         cache.check_size(
-            examples.lengths, classes=teacher.config.num_labels, hidden_size=_kept_width(objective, teacher)
-        )
+            examples.lengths, logit_bytes=_logit_bytes(cache, examples, teacher, len(examples.lengths)),
+            hidden_size=_kept_width(objective, teacher),
+        )  # fmt: skip
 
 
 def ask_for_training(
-    teacher: Any, objective: Objective, task: SequenceTask, examples: Examples, *, cache: Any, directory: Path
+    teacher: Any,
+    objective: Objective,
+    task: Task,
+    examples: Any,
+    *,
+    cache: Any,
+    directory: Path,
+    epochs: int = 1,
 ) -> tuple[Answers | None, str | None]:
-    """The teacher's outputs for the training; or None, and why it is asked in every step instead."""
+    """The teacher's outputs for the training; or None, and why it is asked in every step instead.
+
+    Of `examples` that are shown in several ways only those of so many `epochs` are asked for; None is a stream.
+    """
     if not objective.needs_teacher:
         return None, None
-    hidden_gb = cache.size_gb(examples.lengths, classes=0, hidden_size=teacher.model.config.hidden_size)
+    if examples is None:
+        return None, "a stream shows a text once only"
+    hidden_gb = cache.size_gb(examples.lengths, logit_bytes=0, hidden_size=teacher.model.config.hidden_size)
     why = _why_not_kept(cache, objective, task, hidden_gb=hidden_gb)
     if why is not None:
         return None, why
     found = ask_once(
         teacher.answering, examples, cache=cache, directory=directory, fingerprint=teacher.fingerprint,
-        hidden_size=_kept_width(objective, teacher.model),
+        hidden_size=_kept_width(objective, teacher.model), epochs=epochs,
+        vocabulary=teacher.model.config.vocab_size if task.answer == "vocabulary" else None,
     )  # fmt: skip
     return found, None
 
 
-def _why_not_kept(cache: Any, objective: Objective, task: SequenceTask, *, hidden_gb: float) -> str | None:
+def _logit_bytes(cache: Any, examples: Any, teacher: PreTrainedModel, number: int) -> float:
+    """What the logits of so many examples take, of which a vocabulary's are shortened."""
+    of_one = teacher.config.num_labels * 4
+    if examples.task.answer == "vocabulary":
+        of_one = examples.lengths.mean() * examples.task.mask.probability * cache.item_bytes()
+    return number * float(of_one)
+
+
+def _why_not_kept(cache: Any, objective: Objective, task: Task, *, hidden_gb: float) -> str | None:
     needs = {output: objective.needing(output) for output in objective.needs}
-    why: str | None = cache.obstacle(needs, fixed_inputs=task.fixed_inputs, hidden_gb=hidden_gb)
+    why: str | None = cache.obstacle(
+        needs, fixed_inputs=task.fixed_inputs, hidden_gb=hidden_gb,
+        beyond=objective.beyond_items() if task.answer == "vocabulary" else (),
+    )  # fmt: skip
     return why
 
 
@@ -86,7 +111,9 @@ def ask_once(
     directory: Path,
     fingerprint: str,
     hidden_size: int | None = None,
+    vocabulary: int | None = None,
     title: str = "teacher",
+    epochs: int = 1,
 ) -> Answers:
     """The outputs for all examples of a split, from the cache or from the teacher, which is loaded only if asked.
 
@@ -95,36 +122,45 @@ def ask_once(
         directory: of all kept outputs; those of this split lie below, under a digest of all they depend on.
         fingerprint: of the teacher: its weights, the order of its labels, its precision.
         hidden_size: keep the last hidden states too, which are so wide.
+        vocabulary: the logits are of so many tokens, and are shortened.
+        epochs: of examples that are shown in several ways, one in each epoch, ask about those that come in so many.
 
     Raises:
         UserError: where there is no room for them.
     """
-    parts = json.dumps([cache.layout(), fingerprint, examples.digest, hidden_size])
+    parts = [cache.layout(), fingerprint, examples.digest, hidden_size]
+    if vocabulary is not None:
+        parts.append(cache.top_k)
+    visits = examples.visits or 1
     kept = cache.open(
-        directory / hashlib.sha256(parts.encode()).hexdigest()[:20], examples.lengths, hidden_size=hidden_size
-    )
+        directory / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20], np.tile(examples.lengths, visits),
+        hidden_size=hidden_size, vocabulary=vocabulary,
+    )  # fmt: skip
     for path in kept.damaged:
         notice(f"{path} is damaged: the teacher is asked again")
-    missing = kept.missing()
+    missing = kept.missing(min(epochs, visits) * len(examples))
     if not missing:
         return Answers(kept, 0.0)
     began = time.perf_counter()
     teacher = model()
-    size = cache.make_room(kept, teacher.config.num_labels)
+    size = cache.make_room(kept, _logit_bytes(cache, examples, teacher, len(kept.lengths)))
     total = sum(last - first for first, last in missing)
     say(f"Teacher: answers {total:,} examples once, {size} in {kept.directory}")
     with Meter(title, total, unit="examples") as meter:
         for first, last in missing:
-            said = _ask(teacher, examples, first, last, hidden=hidden_size is not None, done=meter.advance)
-            _check_finite(said)
-            kept.add(first, **said)
+            said, states = _ask(
+                teacher, examples, cache, kept.lengths[first:last], first=first, hidden=hidden_size is not None,
+                vocabulary=vocabulary is not None, done=meter.advance,
+            )  # fmt: skip
+            _check_finite(said, states)
+            kept.add(first, said, states)
     return Answers(kept, time.perf_counter() - began)
 
 
-def _check_finite(said: dict[str, Any]) -> None:
-    if not said["logits"].isfinite().all():
+def _check_finite(said: Mapping[str, Tensor], states: Tensor | None) -> None:
+    if not all(values.isfinite().all() for values in said.values()):
         raise NumericalError("the teacher's logits are not finite: check its weights, or set teacher.precision=float32")
-    if said["hidden"] is not None and not said["hidden"].isfinite().all():
+    if states is not None and not states.isfinite().all():
         raise UserError(
             f"the teacher's hidden states pass {torch.finfo(torch.float16).max:,.0f}, the most that float16 holds: "
             "set teacher.cache.hidden=false"
@@ -133,23 +169,39 @@ def _check_finite(said: dict[str, Any]) -> None:
 
 @torch.inference_mode()
 def _ask(
-    teacher: PreTrainedModel, examples: Examples, first: int, last: int, *, hidden: bool, done: Callable[[int], None]
-) -> dict[str, Any]:
-    """`logits [n, C]` and `hidden [tokens, H]` (float16) of the examples from first to last, in their order."""
+    teacher: PreTrainedModel,
+    examples: Any,
+    cache: Any,
+    lengths: np.ndarray,
+    *,
+    first: int,
+    hidden: bool,
+    vocabulary: bool,
+    done: Callable[[int], None],
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """What to keep of the logits of the examples from `first` on, of these lengths, in their order.
+
+    And `hidden [tokens, H]` (float16), all tokens of these examples one after the other.
+    """
     needs = frozenset({"hidden_states"}) if hidden else frozenset[str]()
-    lengths = examples.lengths[first:last]
-    starts = lengths.cumsum() - lengths
-    width = teacher.config.hidden_size if hidden else 0
-    logits = torch.empty(last - first, teacher.config.num_labels)
-    states = torch.empty(int(lengths.sum()), width, dtype=torch.float16)
+    said: list[dict[str, Tensor]] = [{} for _ in lengths]
+    states: list[Tensor] = [torch.empty(0)] * len(lengths)
     on_cpu = teacher.device.type == "cpu"
     for micro_batch in scoring_steps(lengths, SCORED_TOKENS if on_cpu else ACCELERATOR_TOKENS):
         batch = moved(examples[[first + index for index in micro_batch]], teacher.device)
-        output = run_model(teacher, batch, needs)
-        logits[micro_batch] = output.logits.float().cpu()
-        if hidden:
-            last_states, mask = output.hidden_states[-1].half().cpu(), batch["attention_mask"].bool().cpu()
-            for row, index in enumerate(micro_batch):
-                states[starts[index] : starts[index] + lengths[index]] = last_states[row, mask[row]]
+        if vocabulary:
+            output = run_encoder(teacher, batch, needs)
+            counts = batch["items"].sum(dim=1).cpu()
+            logits = run_head(teacher, output, output.last_hidden_state[batch["items"]]).logits[0]
+            of_each = {name: values.split(counts.tolist()) for name, values in cache.shortened(logits).items()}
+            of_each["counts"] = counts.split(1)
+        else:
+            output = run_model(teacher, batch, needs)
+            of_each = {"logits": output.logits.float().cpu().split(1)}
+        mask = batch["attention_mask"].bool()
+        for row, index in enumerate(micro_batch):
+            said[index] = {name: values[row] for name, values in of_each.items()}
+            if hidden:
+                states[index] = output.hidden_states[-1][row, mask[row]].half().cpu()
         done(len(micro_batch))
-    return {"logits": logits, "hidden": states if hidden else None}
+    return {name: torch.cat([one[name] for one in said]) for name in said[0]}, torch.cat(states) if hidden else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ class Examples(Dataset[Batch]):
     the task's `max_length`; `digest` stands for all token ids.
     """
 
+    visits: int | None = 1
+
     def __init__(
         self,
         split: Split,
@@ -51,18 +53,36 @@ class Examples(Dataset[Batch]):
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         chosen = np.asarray(indices)
         lengths = self.lengths[chosen]
-        mask = np.arange(padded_length(lengths.max(), self.longest)) < lengths[:, None]  # [B, L]
-        if self._pads_left:
-            mask = mask[:, ::-1]
-        # Where each token lies: its example's start, and its place behind that.
-        places = np.arange(lengths.sum()) + np.repeat(self._starts[chosen] - (lengths.cumsum() - lengths), lengths)
-        batch = {}
-        for name, values in self._columns.items():
-            batch[name] = np.full(mask.shape, self._padding[name], dtype=np.int64)
-            batch[name][mask] = values[places]
-        batch |= {"attention_mask": mask.astype(np.int64), "example_id": chosen}
-        batch |= self.task.collate(self.labels[chosen])
+        places = places_of(self._starts[chosen], lengths)
+        rows = {name: values[places] for name, values in self._columns.items()}
+        batch = padded(rows, lengths, longest=self.longest, padding=self._padding, left=self._pads_left)
+        batch |= {"example_id": chosen, **self.task.collate(self.labels[chosen])}
         return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+
+def places_of(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Where the tokens of examples lie that start there and are so long, one example after the other."""
+    places: np.ndarray = np.arange(lengths.sum()) + np.repeat(starts - (lengths.cumsum() - lengths), lengths)
+    return places
+
+
+def padded(
+    rows: Mapping[str, np.ndarray], lengths: np.ndarray, *, longest: int, padding: Mapping[str, int], left: bool
+) -> dict[str, np.ndarray]:
+    """Columns `[B, L]` and their `attention_mask`, out of columns of all tokens, one example after the other.
+
+    Args:
+        longest: the length of the longest example of all, beyond which nothing is padded.
+        padding: for each column what stands at the padding.
+        left: pad before the examples instead of behind them.
+    """
+    mask = np.arange(padded_length(lengths.max(), longest)) < lengths[:, None]
+    if left:
+        mask = mask[:, ::-1]
+    batch = {name: np.full(mask.shape, padding[name], dtype=np.int64) for name in rows}
+    for name, values in rows.items():
+        batch[name][mask] = values
+    return {**batch, "attention_mask": mask.astype(np.int64)}
 
 
 def padded_length(longest: int, most: int) -> int:
@@ -86,6 +106,9 @@ class LengthBuckets(Sampler[Step]):
     A micro-batch holds `batch_size` examples or, with `batch_tokens`, as many as stay within that number of tokens,
     padding included; then all examples are one pool, so that every epoch has the same number of steps.
 
+    In epoch `e` example `i` of `n` is called `i + n * (e % visits)`, without `visits` `i + n * e`: a data set that
+    shows the same example in other ways has a way for every visit.
+
     Of several processes, `rank` of `world` gets its part of every step; together they see each example once, and all
     of them have the same number of steps.
     """
@@ -100,6 +123,7 @@ class LengthBuckets(Sampler[Step]):
         shuffle: bool = True,
         seed: int = 0,
         pool: int = POOL,
+        visits: int | None = 1,
         rank: int = 0,
         world: int = 1,
     ) -> None:
@@ -114,7 +138,7 @@ class LengthBuckets(Sampler[Step]):
             )
         self.batch_size, self.batch_tokens = batch_size, batch_tokens
         self.shuffle, self.seed, self.pool, self.epoch = shuffle, seed, pool, 0
-        self.rank, self.world = rank, world
+        self.visits, self.rank, self.world = visits, rank, world
         self.skip = 0  # Steps of the next epoch that a resumed training has done already.
         self.sampler = self  # Where Lightning looks for `set_epoch`.
         by_length = np.sort(lengths)
@@ -135,7 +159,8 @@ class LengthBuckets(Sampler[Step]):
 
     def padding(self) -> float:
         """Share of an epoch's tokens that are padding."""
-        computed = sum(len(part) * padded_length(self.lengths[part].max(), self.longest) for part in self._epoch())
+        parts = (self.lengths[np.array(part) % len(self.lengths)] for part in self._epoch())
+        computed = sum(len(lengths) * padded_length(lengths.max(), self.longest) for lengths in parts)
         return 1 - int(self.lengths.sum()) / computed
 
     def _part(self, step: Step) -> Step:
@@ -155,7 +180,11 @@ class LengthBuckets(Sampler[Step]):
         for start in range(0, len(order), size):
             members = order[start : start + size]
             micro_batches += self._cut(members[np.argsort(self.lengths[members], kind="stable")])
-        return [micro_batches[i] for i in random.permutation(len(micro_batches))]
+        visit = self.epoch if self.visits is None else self.epoch % self.visits
+        return [self._visited(micro_batches[i], visit) for i in random.permutation(len(micro_batches))]
+
+    def _visited(self, micro_batch: list[int], visit: int) -> list[int]:
+        return [example + visit * len(self.lengths) for example in micro_batch] if visit else micro_batch
 
     def _cut(self, order: np.ndarray) -> Step:
         """Micro-batches out of examples that are sorted by length, shortest first."""
@@ -188,6 +217,15 @@ def loader(examples: Examples, steps: Sampler[Step] | Sequence[Step]) -> DataLoa
     return DataLoader(examples, batch_sampler=steps, collate_fn=list, pin_memory=pin)  # type: ignore[arg-type]
 
 
+def shown(train: DataLoader[Any]) -> tuple[Any, LengthBuckets]:
+    """The examples that a training sees and the steps that it makes of them; of a stream, its first ones."""
+    if train.batch_sampler is None:
+        stream: Any = train.dataset
+        return stream.sample, stream.buckets(stream.sample)
+    buckets: Any = train.batch_sampler
+    return train.dataset, buckets
+
+
 def scoring_steps(lengths: np.ndarray, batch_tokens: int = SCORED_TOKENS) -> Step:
     """Micro-batches of so many tokens out of examples of these lengths, longest first."""
     buckets = LengthBuckets(lengths, batch_tokens=max(batch_tokens, int(lengths.max())), shuffle=False)
@@ -210,8 +248,9 @@ def loaders(
     """`train` in shuffled steps of `accumulate` micro-batches, and the splits that are scored."""
     train = examples["train"]
     buckets = LengthBuckets(
-        train.lengths, batch_size=batch_size, batch_tokens=batch_tokens, accumulate=accumulate, seed=seed
-    )
+        train.lengths, batch_size=batch_size, batch_tokens=batch_tokens, accumulate=accumulate, seed=seed,
+        visits=train.visits,
+    )  # fmt: skip
     return {"train": loader(train, buckets), **evaluation_loaders(examples)}
 
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill import edge
 from distill.data import Split
 from distill.files import sha256, write_json
-from distill.module import input_names
+from distill.forward import input_names
 from distill.tasks import SequenceTask
 
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}

@@ -156,7 +156,7 @@ def prepare(
         def start_again() -> Any:
             torch.manual_seed(0 if source.settings is None else source.settings.seed)  # Of a head that it lacks.
             start = source.weights.load(task.auto_class, splits.labels, splits.splits["train"].texts)
-            _adopt_special_tokens(start.model, start.tokenizer)
+            adopt_special_tokens(start.model, start.tokenizer)
             return start
 
         start = start_again()
@@ -289,7 +289,7 @@ def _load(kept: Path, task: SequenceTask) -> PreTrainedModel:
     return model
 
 
-def _adopt_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def adopt_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """The tokenizer's separator and padding in the model's configuration, where a student finds them."""
     model.config.sep_token_id = tokenizer.sep_token_id
     if getattr(model.config, "pad_token_id", None) is None:  # What there is decides where positions begin.

@@ -24,10 +24,11 @@ from lightning.pytorch.loggers import Logger
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from distill import kernels
+from distill import batches, kernels
 from distill.checkpoints import AtomicCheckpointIO, Checkpoints
 from distill.errors import UserError
-from distill.module import DistillationModule, moved
+from distill.forward import moved
+from distill.module import DistillationModule
 from distill.progress import ProgressBar
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
@@ -129,10 +130,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a training took: `padding` is the share of computed tokens that were padding."""
+    """What a training took: `padding` is the share of computed tokens that were padding; a stream has no epochs."""
 
     seconds: float
-    epochs: float
+    epochs: float | None
     steps: int
     precision: str
     examples_per_second: float
@@ -164,9 +165,9 @@ def fit(
         KeyboardInterrupt: when the training was asked to stop, by Ctrl-C or SIGTERM.
     """
     keep_freed_memory()
-    metric = f"dev/{module.task.metric}"
+    metric, selects = f"dev/{module.task.metric}", module.task.selects
     best = ModelCheckpoint(
-        dirpath=checkpoints, filename="best", monitor=metric, mode="max", save_weights_only=True,
+        dirpath=checkpoints, filename="best", monitor=metric, mode=selects, save_weights_only=True,
         enable_version_counter=False,
     )  # fmt: skip
     last = ModelCheckpoint(dirpath=checkpoints, filename="last", enable_version_counter=False)
@@ -178,8 +179,8 @@ def fit(
         identity={**(identity or {}), **_identity(module, len(train), settings)},
     )
     if resuming:
-        buckets: Any = train.batch_sampler
-        buckets.skip = saving.steps_to_skip()
+        steps: Any = train.batch_sampler or train.dataset  # A stream makes its own steps.
+        steps.skip = saving.steps_to_skip()
     clock = _Clock()
     trainer = L.Trainer(
         accelerator=settings.accelerator,
@@ -192,7 +193,7 @@ def fit(
         enable_model_summary=False,
         logger=logger if logger is not None else False,
         log_every_n_steps=max(1, min(50, module.total_steps // 20)),
-        callbacks=[best, _EvaluateAtTheEnd(), saving, last, ProgressBar(title, metric), clock],
+        callbacks=[best, _EvaluateAtTheEnd(), saving, last, ProgressBar(title, metric, selects), clock],
         plugins=[AtomicCheckpointIO()],
         inference_mode=True,
     )
@@ -203,7 +204,7 @@ def fit(
     seconds = max(clock.seconds, 1e-9)
     return Fit(
         seconds=seconds,
-        epochs=module.examples_seen / len(train.dataset),  # type: ignore[arg-type]
+        epochs=module.examples_seen / len(train.dataset) if train.batch_sampler else None,  # type: ignore[arg-type]
         steps=trainer.global_step,
         precision=settings.resolved_precision(),
         examples_per_second=module.examples_seen / seconds,
@@ -228,10 +229,10 @@ def estimate_seconds(
 
     Scoring an example of dev is taken for a third of training on one: it is spared the backward pass.
     """
-    dataset: Any = train.dataset
+    dataset, buckets = batches.shown(train)
     dev_dataset: Any = dev.dataset
     steps = module.total_steps * settings.accumulate
-    size = max(1, round(len(dataset) / (len(train) * settings.accumulate)))
+    size = max(1, round(len(dataset) / (len(buckets) * settings.accumulate)))
     by_length = np.argsort(dataset.lengths, kind="stable")
     middle = max(0, (len(by_length) - size) // 2)
     device = settings.device()
@@ -255,7 +256,8 @@ def estimate_seconds(
             optimizer.zero_grad()
     module.teacher_seconds = 0.0  # These answers are no part of the training.
     # The quickest: the others waited for something that comes once, or for others.
-    scored = max(1, round(settings.evaluations * steps * size / len(dataset))) * len(dev_dataset)
+    evaluations = max(1, round(settings.evaluations * module.total_steps / len(train)))
+    scored = evaluations * len(dev_dataset)
     return min(took) * (steps + scored / size / 3) + min(optimizing) * module.total_steps
 
 
@@ -263,11 +265,12 @@ def estimate_seconds(
 def _made_fast(student: PreTrainedModel, settings: Settings) -> Iterator[None]:
     """The student with what makes its training quick on this device, and as it was at the end."""
     if settings.compile:
-        student.compile(dynamic=True)
+        encoder = student.base_model  # A head is small, or is asked for some tokens alone.
+        encoder.compile(dynamic=True)
         try:
             yield
         finally:
-            student._compiled_call_impl = None
+            encoder._compiled_call_impl = None
     elif settings.device().type == "cpu":
         with kernels.training_on_cpu(student):
             yield

@@ -5,18 +5,28 @@ import hashlib
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from distill import train
+from distill import language, train
 from distill.checkpoints import handled
 from distill.errors import Interrupted, UserError
 from distill.files import write_text
 from distill.progress import say
 from distill.record import Run, create_run
 
-JOBS = {"distill": train.run_distill, "finetune": train.run_finetune}
+# By the kind of the task.
+JOBS = {
+    "sequence": {"distill": train.run_distill, "finetune": train.run_finetune},
+    "language_model": {
+        "distill": language.run_distill,
+        "finetune": language.run_finetune,
+        "pretrain": language.run_pretrain,
+    },
+}
 # What does not change a run's numbers.
 _NO_PART_OF_A_RUN = ("resume", "output_dir", "cache_dir")
 
@@ -25,16 +35,18 @@ def run_job(config: DictConfig) -> Path:
     """Run the configured job, keep its record up to date to the end, and return its directory."""
     if config.resume:
         config, run = _resumed(config)
+        job = _job(config)
         if run.record["status"] == "finished":
             say(f"{run.directory} is finished already: see {run.directory / 'report.md'}")
             return run.directory
         say(f"Resuming {run.directory}")
     else:
+        job = _job(config)
         run = _new(config)
     try:
         run.update(status="running", error=None)
         with handled(signal.default_int_handler, signal.SIGTERM):  # A cluster's way to say Ctrl-C.
-            JOBS[config.job.name](config, run)
+            job(config, run)
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second.
         run.update(status="failed", error="interrupted")
         raise Interrupted(_what_is_kept(run)) from error
@@ -48,6 +60,15 @@ def run_job(config: DictConfig) -> Path:
             sys.modules["wandb"].finish()
     run.update(status="finished")
     return run.directory
+
+
+def _job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
+    """What does this job for a task of this kind."""
+    kind = hydra.utils.get_class(config.task._target_).kind  # type: ignore[attr-defined]
+    jobs = JOBS[kind]
+    if config.job.name not in jobs:
+        raise UserError(f"job={config.job.name} is not for task={config.task.name}: take a task over text, task=mlm")
+    return jobs[config.job.name]
 
 
 def _what_is_kept(run: Run) -> str:
@@ -75,7 +96,7 @@ def _plain(config: DictConfig) -> dict[str, object]:
 def _parent(config: DictConfig) -> Path:
     """Where the runs of this task, teacher and student lie."""
     names = [config.teacher.name]
-    if config.job.name != "finetune":
+    if config.job.name == "distill":
         names.append(config.student.name)
     return Path(str(config.output_dir)).expanduser() / str(config.task.name) / "-".join(names)
 

@@ -3,7 +3,8 @@
 A term sees `logits [..., C]`: `[B, C]` for classification, `[B, L, V]` for a vocabulary. Everything in front of the
 last axis is an item. `batch["items"] [...]` (bool) says which items count, `batch["labels"] [...]` holds their
 classes, -100 where there is none. Labels that are floating-point numbers are those of a regression: `logits [B, 1]`
-are the answer itself, and cross-entropies become squared errors.
+are the answer itself, and cross-entropies become squared errors. Over a vocabulary the items are the tokens that were
+chosen for prediction, and `batch["attention_mask"]`, of the same shape, says which are no padding.
 """
 
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ class Term(nn.Module):
 
     needs: frozenset[str] = frozenset()
     needs_teacher = True
+    reads_logits = True
     answers: frozenset[str] = frozenset({"classes", "number", "vocabulary"})  # What a task may ask for.
 
     def __init__(self, *, weight: float = 1.0) -> None:
@@ -37,6 +39,10 @@ class Term(nn.Module):
 
     def connect(self, student_width: int, teacher_width: int) -> None:
         """Prepare for hidden states of these widths; only a term that compares hidden states has anything to do."""
+
+    def reads(self, batch: Batch) -> Tensor:
+        """The items whose logits it reads, as a mask of the shape of `batch["items"]`."""
+        return batch["items"]
 
     def count(self, batch: Batch) -> Tensor:
         """Items of the batch that this term averages over, `[]`."""
@@ -49,16 +55,30 @@ class SoftTargets(Term):
     `-T^2 * sum_j softmax(v/T)_j * log softmax(z/T)_j` for every item: summed over classes, averaged over items.
     The factor keeps the gradient's size as T changes. A regression has no distribution to soften: there it is the
     squared error to the teacher's number.
+
+    Args:
+        positions: over a vocabulary, the tokens that count: those chosen for prediction (`masked`), or `all` that are
+            no padding. Elsewhere it changes nothing.
     """
 
-    def __init__(self, *, temperature: float = 2.0, weight: float = 1.0) -> None:
+    def __init__(self, *, temperature: float = 2.0, weight: float = 1.0, positions: str = "masked") -> None:
         super().__init__(weight=weight)
         if not temperature > 0:
             raise ValueError(f"got temperature {temperature}, expected a number above 0")
-        self.temperature = float(temperature)
+        if positions not in ("masked", "all"):
+            raise ValueError(f"got positions={positions}, expected masked or all")
+        self.temperature, self.positions = float(temperature), positions
+
+    def reads(self, batch: Batch) -> Tensor:
+        items = batch["items"]
+        over_tokens = self.positions == "all" and items.dim() > 1
+        return batch["attention_mask"].bool() if over_tokens else items
+
+    def count(self, batch: Batch) -> Tensor:
+        return self.reads(batch).sum()
 
     def forward(self, student: Any, teacher: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-        items = batch["items"]
+        items = self.reads(batch)
         if is_regression(batch):
             return _squared_error(student.logits[items], teacher.logits[items]), self.count(batch)
         student_log_probs = F.log_softmax(student.logits[items].float() / self.temperature, dim=-1)
@@ -103,6 +123,25 @@ class MaskedLanguageModelling(Term):
         return _cross_entropy_at_labels(student.logits, batch["labels"]), self.count(batch)
 
 
+class SegmentOrder(Term):
+    """Cross-entropy of a guess at two segments: did the second follow the first?
+
+    Either against a segment from elsewhere, next-sentence prediction (arXiv 1810.04805, section 3.1), or against the
+    two the other way round, sentence-order prediction (arXiv 1909.11942, section 3.1). The model's
+    `seq_relationship_logits [B, 2]` have 0 for the true order; `pair_labels [B]` are the batch's.
+    """
+
+    needs_teacher = False
+    reads_logits = False
+    answers = frozenset({"vocabulary"})
+
+    def count(self, batch: Batch) -> Tensor:
+        return (batch["pair_labels"] != IGNORED).sum()
+
+    def forward(self, student: Any, teacher: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        return _cross_entropy_at_labels(student.seq_relationship_logits, batch["pair_labels"]), self.count(batch)
+
+
 class PseudoLabels(Term):
     """Cross-entropy to the teacher's arg-max, the hard distillation of arXiv 2012.12877, equation 3."""
 
@@ -131,6 +170,7 @@ class Cosine(Term):
     """
 
     needs = frozenset({"hidden_states"})
+    reads_logits = False
 
     def __init__(self, *, weight: float = 1.0) -> None:
         super().__init__(weight=weight)
@@ -205,6 +245,11 @@ class Objective(nn.Module):
         """Names of the terms that need this output of the models."""
         return [name for name, term in zip(self.names, self._terms(), strict=True) if output in term.needs]
 
+    def beyond_items(self) -> list[str]:
+        """Names of the terms that read the logits of tokens that are not to be predicted."""
+        terms = zip(self.names, self._terms(), strict=True)
+        return [name for name, term in terms if getattr(term, "positions", "masked") == "all"]
+
     def connect(self, student_width: int, teacher_width: int) -> None:
         """Create the projections that these widths ask for; call once, before the optimizer is made."""
         for term in self._terms():
@@ -214,17 +259,32 @@ class Objective(nn.Module):
         """What each term of `names` averages over in this batch, `[terms]`."""
         return torch.stack([term.count(batch) for term in self._terms()]).float()
 
+    def reads(self, batch: Batch) -> Tensor:
+        """The items whose logits some term reads, as a mask of the shape of `batch["items"]`."""
+        masks = [term.reads(batch) for term in self._terms() if term.reads_logits]
+        return torch.stack(masks).any(dim=0) if masks else torch.zeros_like(batch["items"])
+
     def forward(self, student: Any, teacher: Any, batch: Batch, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Loss `[]` and, detached, each term's sum `[terms]`.
+        """Loss `[]` and, detached, each term's sum `[terms]`; `counts` as `weighed` takes them."""
+        totals = self.totals(student, teacher, batch)
+        return self.weighed(totals, self.counts(batch) if counts is None else counts), totals.detach()
+
+    def totals(self, student: Any, teacher: Any, batch: Batch, *, of_logits: bool | None = None) -> Tensor:
+        """Each term's sum `[terms]`; with `of_logits` only of those that do, or do not, read logits, the others 0."""
+        zero = batch["items"].new_zeros((), dtype=torch.float32)
+        chosen = [of_logits is None or term.reads_logits == of_logits for term in self._terms()]
+        terms = zip(self._terms(), chosen, strict=True)
+        return torch.stack([term(student, teacher, batch)[0] if wanted else zero for term, wanted in terms])
+
+    def weighed(self, totals: Tensor, counts: Tensor) -> Tensor:
+        """The loss `[]` of the terms' sums `[terms]`.
 
         `counts [terms]` are those of the whole optimizer step, so that the losses of its micro-batches add up to
-        the loss of one large batch; the batch's own by default.
+        the loss of one large batch.
         """
-        totals = torch.stack([term(student, teacher, batch)[0] for term in self._terms()])
-        counts = self.counts(batch) if counts is None else counts
         weights = totals.new_tensor([term.weight for term in self._terms()])
         # Where nothing counts the sum is 0 already; dividing by 1 keeps it so.
-        return (weights * totals / counts.clamp(min=1)).sum(), totals.detach()
+        return (weights * totals / counts.clamp(min=1)).sum()
 
     def _terms(self) -> list[Term]:
         return [cast(Term, term) for term in self.terms.values()]

@@ -1,10 +1,9 @@
 """The only LightningModule: one optimizer step of a student under an objective, with or without a teacher."""
 
-import inspect
 import math
 import time
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import lightning as L
@@ -12,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
-from transformers.modeling_outputs import ModelOutput
 
+from distill import vocabulary
 from distill.errors import NumericalError
+from distill.forward import moved, run_model
 from distill.losses import Objective
-from distill.tasks import SequenceTask
+from distill.tasks import Task
 
 
 class DistillationModule(L.LightningModule):
@@ -39,7 +39,7 @@ class DistillationModule(L.LightningModule):
         *,
         student: PreTrainedModel,
         objective: Objective,
-        task: SequenceTask,
+        task: Task,
         teacher: PreTrainedModel | None = None,
         kept: Any = None,
         learning_rate: float = 5e-5,
@@ -95,22 +95,29 @@ class DistillationModule(L.LightningModule):
     def losses(self, batch: Mapping[str, Tensor], counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The objective of one micro-batch: loss `[]` and each term's sum `[terms]`.
 
-        Where every token is an item, `items [B, L]`, the models' heads compute those that count and no others.
+        Over a vocabulary, `items [B, L]`, the models' heads compute the tokens that some term reads and no others.
         """
+        counts = self.objective.counts(batch) if counts is None else counts
+        if batch["items"].dim() > 1:
+            totals = vocabulary.totals(self.student, self.objective, batch, self._ask)
+            return self.objective.weighed(totals, counts), totals.detach()
         needs = self.objective.needs
-        batch, positions = at_items(batch)
-        teacher_output = None
+        teacher_output = self._ask(run_model, batch, needs)
+        loss, sums = self.objective(run_model(self.student, batch, needs), teacher_output, batch, counts)
+        return loss, sums
+
+    def _ask(self, run: Callable[..., Any], *arguments: Any) -> Any:
+        """What the teacher says when it is run so, or what is kept of it; None without either."""
         # The teacher computes in its own precision, whatever the student trains in.
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             if self.kept is not None:
-                teacher_output = self.kept.outputs(batch)
-            elif self.teacher is not None:
-                began = time.perf_counter()
-                teacher_output = run_model(self.teacher, batch, needs, positions)
-                self.teacher_seconds += time.perf_counter() - began
-        student_output = run_model(self.student, batch, needs, positions)
-        loss, sums = self.objective(student_output, teacher_output, batch, counts)
-        return loss, sums
+                return self.kept.outputs(arguments[0])
+            if self.teacher is None:
+                return None
+            began = time.perf_counter()
+            said = run(self.teacher, *arguments)
+            self.teacher_seconds += time.perf_counter() - began
+            return said
 
     def _log_losses(self, step: int, loss: float, means: Tensor) -> None:
         values = dict(zip(self.objective.names, means.tolist(), strict=True))
@@ -137,8 +144,9 @@ class DistillationModule(L.LightningModule):
 
     def validation_step(self, micro_batches: list[dict[str, Tensor]], batch_idx: int) -> None:
         for batch in micro_batches:
-            self._dev_logits.append(run_model(self.student, batch).logits.float().cpu())
-            self._dev_labels.append(batch["labels"].cpu())
+            said, labels = scored(self.student, batch)
+            self._dev_logits.append(said)
+            self._dev_labels.append(labels)
 
     def on_validation_epoch_end(self) -> None:
         logits, labels = torch.cat(self._dev_logits).numpy(), torch.cat(self._dev_labels).numpy()
@@ -166,57 +174,15 @@ def _stay_as_it_is(model: PreTrainedModel, mode: bool = True) -> PreTrainedModel
     return model
 
 
-def at_items(batch: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Tensor | None]:
-    """A batch whose items are tokens, `labels` and `items` being `[1, n]` of the n that count, and where those are.
+def scored(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """What a task's metrics are computed from, on the CPU: of every item its answer `[n, C]` and its label `[n]`.
 
-    A vocabulary is so wide that the logits of all tokens cost as much as the encoder. Other batches stay as they are.
+    Over a vocabulary the answer is what `token_scores` makes of the logits.
     """
-    items = batch["items"]
-    if items.dim() == 1:
-        return batch, None
-    labels = batch["labels"][items].unsqueeze(0)
-    return {**batch, "labels": labels, "items": torch.ones_like(labels, dtype=torch.bool)}, items
-
-
-def run_model(
-    model: PreTrainedModel,
-    batch: Mapping[str, Tensor],
-    needs: frozenset[str] = frozenset(),
-    positions: Tensor | None = None,
-) -> ModelOutput:
-    """The model's output for those tensors of the batch that it knows; a pair's token types reach who has them.
-
-    With `positions [B, L]` the head sees those n tokens alone: `logits [1, n, V]`. Hidden states are of all tokens.
-    """
-    handle = None
-    if positions is not None:
-
-        def select(encoder: nn.Module, inputs: Any, output: ModelOutput) -> ModelOutput:
-            output.last_hidden_state = output.last_hidden_state[positions].unsqueeze(0)
-            return output
-
-        handle = model.base_model.register_forward_hook(select)
-    try:
-        outputs: ModelOutput = model(
-            **{name: batch[name] for name in input_names(model) if name in batch},
-            output_hidden_states="hidden_states" in needs,
-            output_attentions="attentions" in needs,
-        )
-    finally:
-        if handle is not None:
-            handle.remove()
-    return outputs
-
-
-def moved(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The batch on another device."""
-    return {name: tensor.to(device) for name, tensor in batch.items()}
-
-
-def input_names(model: PreTrainedModel) -> list[str]:
-    """Tensors that the model reads: its `forward`'s, out of those that a tokenizer makes."""
-    accepted = inspect.signature(model.forward).parameters
-    return [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in accepted]
+    if batch["items"].dim() > 1:
+        labels = batch["labels"][batch["items"]]
+        return vocabulary.token_scores(vocabulary.logits_at_items(model, batch), labels).cpu(), labels.cpu()
+    return run_model(model, batch).logits.float().cpu(), batch["labels"].cpu()
 
 
 @torch.inference_mode()

@@ -11,14 +11,15 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.batches import Examples
+from distill.batches import Examples, shown
 from distill.data import TaskData
 from distill.errors import UserError
 from distill.fitting import Settings
+from distill.forward import run_model
 from distill.losses import Objective
-from distill.module import DistillationModule, run_model
+from distill.module import DistillationModule
 from distill.progress import console
-from distill.tasks import SequenceTask
+from distill.tasks import SequenceTask, Task
 
 
 def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
@@ -55,13 +56,17 @@ def describe_lengths(splits: Mapping[str, Examples], max_length: int) -> str:
 
 def describe_batches(train: Any, settings: Settings) -> str:
     """What an optimizer step sees, and the share of padding in it."""
-    return f"{settings.step_size()} in a step, {train.batch_sampler.padding():.1%} padding"
+    _, buckets = shown(train)
+    return f"{settings.step_size()} in a step, {buckets.padding():.1%} padding"
 
 
 def describe_answers(module: DistillationModule, why_not: str | None) -> str:
     """Where the teacher's outputs come from."""
     if module.kept is not None:
-        return f"asked once, kept in {module.kept.directory} ({module.kept.bytes() / 1e6:.1f} MB)"
+        size = f"{module.kept.bytes() / 1e6:.1f} MB"
+        if module.kept.vocabulary is not None:
+            size += f", with {module.kept.mass():.1%} of the probability"
+        return f"asked once, kept in {module.kept.directory} ({size})"
     return "none are needed" if module.teacher is None else f"the teacher is asked in every step: {why_not}"
 
 
@@ -97,14 +102,14 @@ def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     return int(min(positions, tokenizer.model_max_length))
 
 
-def check_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: SequenceTask, *, who: str) -> None:
+def check_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, *, who: str) -> None:
     """UserError for a task whose examples may be longer than the model can read."""
     limit = longest(model, tokenizer)
     if task.max_length > limit:
         raise UserError(f"task.max_length={task.max_length}, but the {who} reads {limit} tokens at most")
 
 
-def check_budget(batch_tokens: int | None, task: SequenceTask, trainer: str) -> None:
+def check_budget(batch_tokens: int | None, task: Task, trainer: str) -> None:
     """UserError for a budget that the longest example may not fit."""
     if batch_tokens is not None and batch_tokens < task.max_length:
         raise UserError(
@@ -113,7 +118,7 @@ def check_budget(batch_tokens: int | None, task: SequenceTask, trainer: str) -> 
         )
 
 
-def check_objective(objective: Objective, task: SequenceTask) -> None:
+def check_objective(objective: Objective, task: Task) -> None:
     """UserError for a term that cannot learn what the task asks for."""
     unsuited = objective.unsuited(task.answer)
     if unsuited:

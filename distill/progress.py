@@ -75,8 +75,9 @@ class Meter:
 class ProgressBar(Callback):
     """Loss, the best dev metric so far and the time left, over all steps of a training."""
 
-    def __init__(self, title: str, metric: str) -> None:
+    def __init__(self, title: str, metric: str, selects: str = "max") -> None:
         self.title, self.metric = title, metric
+        self._better = max if selects == "max" else min
         self._meter: Meter | None = None
         self._loss: float | None = None
         self._best: float | None = None
@@ -95,7 +96,7 @@ class ProgressBar(Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         score = trainer.callback_metrics.get(self.metric)
         if score is not None:
-            self._best = float(score) if self._best is None else max(self._best, float(score))
+            self._best = float(score) if self._best is None else self._better(self._best, float(score))
             self._show(trainer.global_step, now=f"{self.metric} {float(score):.4f}")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -111,6 +111,54 @@ def markdown(record: Record) -> str:
     return "\n".join(lines)
 
 
+def language_model_rows(record: Record) -> list[tuple[str, ...]]:
+    """Who, how large, and each metric on dev, the header first."""
+    students = [("student", record["student"])] if record["student"] else []
+    before = record["teacher"].get("before")
+    rows = [("before", {**record["teacher"], "metrics": before})] if before else []
+    rows += [("teacher" if students else "model", record["teacher"]), *students]
+    names = list(rows[-1][1]["metrics"])
+    return [("", "parameters", *names)] + [
+        (
+            who,
+            f"{of['parameters'] / 1e6:.1f} M",
+            *(f"{of['metrics'][n]:.4f}" if n in of["metrics"] else "-" for n in names),
+        )
+        for who, of in rows
+    ]
+
+
+def language_model(record: Record) -> str:
+    """report.md of a job over raw text."""
+    task, training, environment = record["task"], record["training"], record["environment"]
+    header, *rows = language_model_rows(record)
+    name = f"{record['student']['name']} from " if record["student"] else ""
+    lines = [
+        f"# {name}{record['teacher']['resolved']} on {task['name']}",
+        "",
+        f"Masked language modelling, sequences of at most {task['max_length']} tokens ({task['packing']}), "
+        f"{task['masking']} masks; {task['examples']['dev']:,} sequences held out by document.",
+        "",
+        *_markdown_table(header, rows),
+        "",
+        "All of dev, at the masked tokens; perplexity is the exponential of the loss. Agreement with the teacher is "
+        "how often the student's first choice is the teacher's, and is among the teacher's first five.",
+        "",
+        "## Training",
+        "",
+        f"Objective {record['objective']['name']} ({_terms(record)}); {training['steps']:,} steps in "
+        f"{training['seconds']:.0f} s, {training['precision']}, {training['tokens_per_second']:.0f} tokens/s. "
+        f"{_teacher_note(training)}",
+        "",
+        "## Machine",
+        "",
+        f"{environment['cpu']} ({', '.join(environment['isa'])}), {environment['cores']} cores, torch "
+        f"{environment['torch']}, transformers {environment['transformers']}, Python {environment['python']}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
 def _teacher_note(training: Record) -> str:
     """What the teacher's answers cost."""
     cache, seconds = training.get("teacher_cache"), training["teacher_seconds"]

@@ -6,12 +6,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distill.masking import check_span
+
 Floats = NDArray[np.floating]
 Integers = NDArray[np.integer]
 
 METRICS = ("accuracy", "f1", "matthews")
 REGRESSION_METRICS = ("pearson", "spearman", "mae")
 NEVER_FIRST = ("mae",)  # The first metric selects, so more of it must be better.
+PACKINGS = ("full_sentences", "doc_sentences", "segment_pair", "sentence")
+PAIRS = ("nsp", "sop")
+DOCUMENTS = ("file", "paragraph", "line")
 SPLITS = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
 
 
@@ -38,6 +43,7 @@ class SequenceTask:
 
     kind = "sequence"
     auto_class = "AutoModelForSequenceClassification"
+    selects = "max"  # The best checkpoint has the most of the first metric.
     fixed_inputs = True  # The same tokens in every epoch, so that a teacher need not be asked twice.
 
     def __init__(
@@ -158,3 +164,99 @@ class SequenceTask:
             "spearman": lambda: 0.0 if constant else spearmanr(predicted, labels).statistic,
             "mae": lambda: np.abs(predicted - labels).mean(),
         }
+
+
+class LanguageModelTask:
+    """Masked language modelling on raw text: `logits [B, L, V]`, the items being the tokens chosen for prediction.
+
+    Args:
+        name: names the task in records and directories.
+        data_dir: a file, or a folder of text files, JSONL (these also `.gz`) and Parquet; None asks the Hub for
+            `hub_id`.
+        text: the column of JSONL, Parquet and the Hub that holds the text.
+        documents: what of a text file is a document: the `file`, a `paragraph` between blank lines, or a `line`.
+        packing: how documents become sequences, one of `packing.PACKINGS`.
+        pair: of `segment_pair`, what else is learned: `nsp`, `sop` or nothing.
+        max_length: tokens of a sequence.
+        masking: `dynamic` draws new masks in every epoch; `static` has `masks` fixed ones of every sequence, another
+            one in each epoch until they are used up, so that a teacher need not be asked about them twice.
+        mask: what is chosen, and what stands in its place, as `masking.Masking`.
+        dev_fraction: share of the documents held out as dev.
+        dev_examples: sequences of dev, always the same ones; None scores all.
+        seed: decides which documents are held out, and draws masks and pairs.
+        streaming: read, tokenize and mask on the way instead of once; `auto` does so with a data set of the Hub and
+            with more than `keep_gb` of files.
+    """
+
+    kind = "language_model"
+    answer = "vocabulary"
+    metric_names = ("perplexity", "loss", "accuracy")
+    metric = "perplexity"
+    selects = "min"
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        mask: Any,
+        data_dir: str | None = None,
+        hub_id: str | None = None,
+        builtin: bool = False,
+        text: str = "text",
+        documents: str = "file",
+        packing: str = "full_sentences",
+        pair: str | None = None,
+        max_length: int = 128,
+        masking: str = "dynamic",
+        masks: int = 10,
+        dev_fraction: float = 0.05,
+        dev_examples: int | None = 1000,
+        seed: int = 0,
+        streaming: bool | str = "auto",
+        keep_gb: float = 4.0,
+    ) -> None:
+        for option, value, known in (
+            ("packing", packing, PACKINGS),
+            ("pair", pair, (None, *PAIRS)),
+            ("masking", masking, ("dynamic", "static")),
+            ("streaming", streaming, ("auto", True, False)),
+            ("documents", documents, DOCUMENTS),
+        ):
+            if value not in known:
+                choices = ", ".join("null" if choice is None else str(choice) for choice in known)
+                raise ValueError(f"got task.{option}={value}, expected one of {choices}")
+        if pair is not None and packing != "segment_pair":
+            raise ValueError(f"got task.pair={pair} and task.packing={packing}: pairs want task.packing=segment_pair")
+        if not 0 < dev_fraction < 1:
+            raise ValueError(f"got task.dev_fraction={dev_fraction}, expected a share between 0 and 1")
+        if max_length < 8:
+            raise ValueError(f"got task.max_length={max_length}, expected at least 8 tokens")
+        for option, number in (("masks", masks), ("dev_examples", dev_examples)):
+            if number is not None and number < 1:
+                raise ValueError(f"got task.{option}={number}, expected at least 1")
+        if streaming is True and masking == "static":
+            raise ValueError("got task.masking=static and task.streaming=true: a stream shows a text once only")
+        self.name, self.text, self.documents = name, str(text), documents
+        self.data_dir, self.hub_id, self.builtin = None if data_dir is None else str(data_dir), hub_id, builtin
+        self.packing, self.pair, self.max_length = packing, pair, max_length
+        self.masking, self.masks, self.mask = masking, masks, mask
+        self.dev_fraction, self.dev_examples, self.seed = dev_fraction, dev_examples, seed
+        self.streaming, self.keep_gb = streaming, keep_gb
+        check_span(mask, max_length)
+
+    @property
+    def auto_class(self) -> str:
+        """A second head guesses at the segments of a pair."""
+        return "AutoModelForPreTraining" if self.pair else "AutoModelForMaskedLM"
+
+    @property
+    def fixed_inputs(self) -> bool:
+        return self.masking == "static"
+
+    def metrics(self, scores: Floats, labels: Any) -> dict[str, float]:
+        """Mean cross-entropy, its exponential, and accuracy, of the masked tokens' `scores [items, 2]`."""
+        loss, accuracy = np.asarray(scores, dtype=np.float64).mean(axis=0)
+        return {"perplexity": float(np.exp(loss)), "loss": float(loss), "accuracy": float(accuracy)}
+
+
+Task = SequenceTask | LanguageModelTask

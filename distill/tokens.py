@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,13 +28,17 @@ class Tokens:
 
     `columns` are `input_ids [tokens]` and, of a tokenizer that tells the two texts of a pair apart, `token_type_ids`.
     `truncated` counts the examples that were longer than the length they were cut to, special tokens included; `digest`
-    stands for everything that the tokens depend on.
+    stands for everything that the tokens depend on. `pair_labels [examples]` are those of segment pairs.
     """
 
     columns: dict[str, np.ndarray]
     offsets: np.ndarray
     truncated: int
     digest: str
+    pair_labels: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
 
 
 def encode(
@@ -47,22 +52,68 @@ def encode(
     path = directory / "tokens.arrow"
     if not is_intact(directory):
         table = _table(split, tokenizer, max_length)
-        with (
-            whole_directory(directory, keep_intact=True) as temporary,
-            pa.OSFile(str(temporary / path.name), "wb") as sink,
-            pa.ipc.new_file(sink, table.schema) as writer,
-        ):
-            writer.write_table(table)
+        with whole_directory(directory, keep_intact=True) as temporary:
+            _write(table, temporary / path.name)
+    return read(path, name)
+
+
+def read(path: Path, name: str) -> Tokens:
+    """The tokens of a file, mapped into memory; `name` becomes their digest."""
     return _tokens(pa.ipc.open_file(pa.memory_map(str(path))).read_all(), name)
+
+
+class Writer:
+    """Writes examples to `path` as they come: what is held of one is its length and, of a pair, its label."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lengths, self._pair_labels = array("q"), array("b")
+        self._files: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def add(self, columns: Mapping[str, np.ndarray], pair_label: int | None = None) -> None:
+        """One example: each column's values `[tokens]`."""
+        for name, values in columns.items():
+            if name not in self._files:
+                self._files[name] = open(self._part(name), "wb")  # noqa: SIM115
+            values.astype(_COLUMNS[name], copy=False).tofile(self._files[name])
+        self._lengths.append(len(next(iter(columns.values()))))
+        if pair_label is not None:
+            self._pair_labels.append(pair_label)
+
+    def close(self) -> None:
+        """Put the columns into one file."""
+        for file in self._files.values():
+            file.close()
+        offsets = pa.array(np.concatenate([[0], np.array(self._lengths, dtype=np.int64).cumsum()]))
+        columns: dict[str, Any] = {
+            name: pa.LargeListArray.from_arrays(offsets, pa.array(np.memmap(self._part(name), dtype=_COLUMNS[name])))
+            for name in self._files
+        }
+        if self._pair_labels:
+            columns["pair_labels"] = pa.array(np.array(self._pair_labels, dtype=np.int8))
+        _write(pa.table(columns).replace_schema_metadata({"truncated": "0"}), self.path)
+        for name in self._files:
+            self._part(name).unlink()
+
+    def _part(self, name: str) -> Path:
+        return self.path.with_suffix(f".{name}")
+
+
+def rules(tokenizer: "PreTrainedTokenizerBase") -> list[Any]:
+    """Everything about a tokenizer that the tokens of a text depend on."""
+    found = json.loads(tokenizer.backend_tokenizer.to_str())
+    for state in ("truncation", "padding"):  # What the last call left behind.
+        found.pop(state, None)
+    return [found, tokenizer.truncation_side, list(tokenizer.model_input_names)]
 
 
 def digest(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> str:
     """SHA-256 of everything that the tokens depend on; the labels have no part in it."""
-    rules = json.loads(tokenizer.backend_tokenizer.to_str())
-    for state in ("truncation", "padding"):  # What the last call left behind.
-        rules.pop(state, None)
-    settings = [KEPT_FORMAT, max_length, tokenizer.truncation_side, list(tokenizer.model_input_names)]
-    found = hashlib.sha256(json.dumps([settings, rules], sort_keys=True).encode())
+    settings = [KEPT_FORMAT, max_length, rules(tokenizer)]
+    found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for texts in (split.texts, split.pairs):
         found.update(json.dumps(texts).encode())
     return found.hexdigest()
@@ -92,12 +143,19 @@ def _encoded(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int
         yield tokenizer(split.texts[part], pairs, truncation=True, max_length=max_length, return_attention_mask=False)
 
 
+def _write(table: pa.Table, path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
 def _tokens(table: pa.Table, name: str) -> Tokens:
     """Arrow's own memory as arrays, without a copy."""
     lists = {name: table.column(name).chunk(0) for name in table.column_names}
+    labels = lists.pop("pair_labels", None)
     return Tokens(
         columns={name: column.values.to_numpy() for name, column in lists.items()},
         offsets=lists["input_ids"].offsets.to_numpy(),
         truncated=int(table.schema.metadata[b"truncated"]),
         digest=name,
+        pair_labels=None if labels is None else labels.to_numpy(),
     )

@@ -5,20 +5,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-import hydra
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.loggers import CSVLogger, Logger
-from omegaconf import DictConfig, OmegaConf
+from lightning.pytorch.loggers import CSVLogger
+from omegaconf import DictConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import batches, benchmark, data, export, finetune, fitting, preflight, report
+from distill import batches, benchmark, data, export, finetune, fitting, parts, preflight, report
 from distill.answers import Answers, ask_for_training, check_cache, check_size
-from distill.errors import UserError
 from distill.files import is_intact, make_directory, rewrite, whole_directory, write_text
+from distill.forward import input_names
 from distill.losses import HardLabels, Objective
-from distill.module import DistillationModule, input_names, predict_splits
+from distill.module import DistillationModule, predict_splits
 from distill.progress import console, notice, say
 from distill.record import Run
 from distill.tasks import SequenceTask
@@ -26,26 +25,26 @@ from distill.tasks import SequenceTask
 
 def run_finetune(config: DictConfig, run: Run) -> None:
     """The job `finetune`: a teacher that fits the task, kept in the cache."""
-    task: SequenceTask = _instantiate(config.task)
-    settings: fitting.Settings = _instantiate(config.trainer)
+    task: SequenceTask = parts.instantiate(config.task)
+    settings: fitting.Settings = parts.instantiate(config.trainer)
     _, teacher, _ = _prepare(
-        config, run, task, device=settings.device(), cache=_cache(config), rehearse=lambda *of_the_teacher: None
+        config, run, task, device=settings.device(), cache=parts.cache(config), rehearse=lambda *of_the_teacher: None
     )
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in teacher.metrics.items())
     say(f"Teacher {teacher.resolved} on {task.name} ({teacher.origin}): dev {metrics}")
-    _save(teacher.model, teacher.tokenizer, run.directory / "teacher" / "model")
+    parts.save(teacher.model, teacher.tokenizer, run.directory / "teacher" / "model")
     say(f"Saved in {run.directory / 'teacher' / 'model'}")
 
 
 def run_distill(config: DictConfig, run: Run) -> None:
     """The job `distill`: the whole chain from a teacher to a measured bundle."""
     # What can be wrong with the options is found before a teacher is trained for them.
-    settings: fitting.Settings = _instantiate(config.trainer)
-    objective: Objective = _instantiate(config.objective)
-    export_settings: export.Settings = _instantiate(config.export)
-    timing: benchmark.Settings = _instantiate(config.benchmark)
-    task: SequenceTask = _instantiate(config.task)
-    cache = _cache(config)
+    settings: fitting.Settings = parts.instantiate(config.trainer)
+    objective: Objective = parts.instantiate(config.objective)
+    export_settings: export.Settings = parts.instantiate(config.export)
+    timing: benchmark.Settings = parts.instantiate(config.benchmark)
+    task: SequenceTask = parts.instantiate(config.task)
+    cache = parts.cache(config)
     preflight.check_objective(objective, task)
     preflight.check_budget(settings.batch_tokens, task, "trainer")
     check_cache(cache, objective, task)
@@ -53,7 +52,7 @@ def run_distill(config: DictConfig, run: Run) -> None:
     def rehearse(
         model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: dict[str, batches.Examples]
     ) -> None:
-        student = _student(config, model)
+        student = parts.student(config, model)
         preflight.check_vocabulary(model, student, tokenizer)
         preflight.check_length(student, tokenizer, task, who="student")
         preflight.check_outputs(objective, teacher=model, student=student)
@@ -62,13 +61,13 @@ def run_distill(config: DictConfig, run: Run) -> None:
     splits, teacher, examples = _prepare(config, run, task, device=settings.device(), cache=cache, rehearse=rehearse)
     rehearse(teacher.model, teacher.tokenizer, examples)
     L.seed_everything(config.seed, verbose=False)
-    student = _student(config, teacher.model)
+    student = parts.student(config, teacher.model)
     start = copy.deepcopy(student) if config.baseline else None
     truncated = {name: split.truncated for name, split in examples.items()}
-    run.update(task=_task_record(task, splits, truncated), objective=_objective_record(config, objective))
+    run.update(task=_task_record(task, splits, truncated), objective=parts.objective_record(config, objective))
     loaders = batches.loaders(examples, **settings.batches())
     answers, why_not = ask_for_training(
-        teacher, objective, task, examples["train"], cache=cache, directory=_cache_dir(config) / "outputs"
+        teacher, objective, task, examples["train"], cache=cache, directory=parts.cache_dir(config) / "outputs"
     )
     module = _module(student, objective, task, settings, loaders, teacher, answers)
     _preflight(teacher, module, splits, loaders, settings, baseline=start is not None, why_not=why_not)
@@ -77,7 +76,7 @@ def run_distill(config: DictConfig, run: Run) -> None:
     identity = {"data": splits.sha256, "teacher": teacher.fingerprint}
     fit = fitting.fit(
         module, loaders["train"], loaders["dev"], settings=settings, checkpoints=run.directory / "checkpoints",
-        logger=_logger(config, run.directory), title="student", identity=identity, resume=bool(config.resume),
+        logger=parts.logger(config, run.directory), title="student", identity=identity, resume=bool(config.resume),
     )  # fmt: skip
     student = module.student.eval().cpu()
     logits = predict_splits(student, loaders)
@@ -90,7 +89,7 @@ def run_distill(config: DictConfig, run: Run) -> None:
         },
         student=_student_record(config, student, student_metrics),
     )
-    _save(student, teacher.tokenizer, run.directory / "student")
+    parts.save(student, teacher.tokenizer, run.directory / "student")
     if start is not None:
         run.update(
             baseline=_train_baseline(
@@ -143,10 +142,10 @@ def _prepare(
     is trained.
     """
     fitting.quiet()
-    cache_dir = _cache_dir(config)
+    cache_dir = parts.cache_dir(config)
     make_directory(cache_dir)
-    requested = _source(config.teacher)
-    source, substituted = finetune.locate(requested, lambda: _source(config.substitute), task)
+    requested = parts.source(config.teacher)
+    source, substituted = finetune.locate(requested, lambda: parts.source(config.substitute), task)
     splits = data.read(task, cache_dir=cache_dir)
     teacher, examples = finetune.prepare(
         source, requested=requested.weights.name, substituted=substituted, task=task, splits=splits,
@@ -156,44 +155,6 @@ def _prepare(
     finetune.score(teacher, task, splits, examples, cache=cache, directory=cache_dir / "outputs")
     run.update(task=_task_record(task, splits, {}), teacher=teacher.record())
     return splits, teacher, examples
-
-
-def _cache(config: DictConfig) -> Any:
-    """What is kept of the teacher's outputs, whoever teaches in the end."""
-    if not config.teacher.get("cache"):
-        raise UserError("the teacher's YAML has no cache: add /cache@cache: default to its defaults list")
-    return _instantiate(config.teacher.cache)
-
-
-def _cache_dir(config: DictConfig) -> Path:
-    return Path(str(config.cache_dir)).expanduser()
-
-
-def _source(config: DictConfig) -> finetune.Source:
-    """The teacher's class with its plain values, and how to fine-tune it."""
-    values = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(values, dict)
-    settings = values.pop("finetune", False)
-    values.pop("cache", None)
-    return finetune.Source(
-        weights=hydra.utils.instantiate(values), settings=hydra.utils.instantiate(settings) if settings else None
-    )
-
-
-def _student(config: DictConfig, teacher: PreTrainedModel) -> PreTrainedModel:
-    values = OmegaConf.to_container(config.student, resolve=True)
-    assert isinstance(values, dict)
-    values.pop("name")
-    build = hydra.utils.instantiate(values, _partial_=True)
-    try:
-        student: PreTrainedModel = build(teacher)
-    except (TypeError, ValueError) as error:  # Of a value that its function did not expect.
-        raise UserError(f"student {config.student.name} cannot be built: {str(error).splitlines()[0]}") from error
-    return student
-
-
-def _instantiate(config: DictConfig) -> Any:
-    return hydra.utils.instantiate(config, _convert_="all")
 
 
 def _module(
@@ -224,7 +185,7 @@ def _preflight(
     baseline: bool,
     why_not: str | None,
 ) -> None:
-    task = module.task
+    task = cast(SequenceTask, module.task)
     score = teacher.metrics[task.metric]
     seconds = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings) * (2 if baseline else 1)
     examples = {name: loader.dataset for name, loader in loaders.items()}
@@ -312,7 +273,7 @@ def _benchmark(
 def _teacher_files(config: DictConfig, teacher: finetune.Teacher, settings: export.Settings) -> dict[str, Path]:
     """The teacher's own ONNX files, kept in the cache under its fingerprint and the recipe."""
     recipe = f"{'channel' if settings.per_channel else 'tensor'}-{7 if settings.reduce_range else 8}"
-    directory = _cache_dir(config) / "onnx" / f"{teacher.fingerprint[:16]}-{recipe}"
+    directory = parts.cache_dir(config) / "onnx" / f"{teacher.fingerprint[:16]}-{recipe}"
     if not is_intact(directory):
         with whole_directory(directory, keep_intact=True) as temporary:
             export.export_onnx(teacher.model, temporary / export.FILES["fp32"])
@@ -331,22 +292,6 @@ def _torch_candidate(name: str, model: PreTrainedModel) -> benchmark.Candidate:
     return benchmark.Candidate(name, "torch", input_names(model), size, answer)
 
 
-def _logger(config: DictConfig, directory: Path) -> Logger:
-    before = directory / "metrics.csv"
-    if before.exists():  # Of the run that is resumed; the logger would start an empty one in its place.
-        number = len(list(directory.glob("metrics*.csv")))
-        before.rename(directory / f"metrics.before-{number}.csv")
-    logger: Logger = hydra.utils.instantiate(config.logger, save_dir=str(directory))
-    logger.log_hyperparams(cast(dict[str, Any], OmegaConf.to_container(config, resolve=True)))
-    return logger
-
-
-def _save(model: PreTrainedModel, tokenizer: Any, directory: Path) -> None:
-    with whole_directory(directory) as temporary:
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-
-
 def _task_record(task: SequenceTask, splits: data.TaskData, truncated: dict[str, int]) -> dict[str, Any]:
     examples = {"train": 0, "dev": 0, "test": 0} | {name: len(split) for name, split in splits.splits.items()}
     return {
@@ -354,12 +299,6 @@ def _task_record(task: SequenceTask, splits: data.TaskData, truncated: dict[str,
         "pair": len(task.text) == 2,
         "labels": list(splits.labels), "examples": examples, "truncated": truncated, "sha256": splits.sha256,
     }  # fmt: skip
-
-
-def _objective_record(config: DictConfig, objective: Objective) -> dict[str, Any]:
-    terms = OmegaConf.to_container(config.objective.terms, resolve=True)
-    assert isinstance(terms, dict)
-    return {"name": objective.name, "terms": {name: terms[name] for name in objective.names}}
 
 
 def _student_record(config: DictConfig, student: PreTrainedModel, metrics: dict[str, float]) -> dict[str, Any]:

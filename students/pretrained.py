@@ -24,11 +24,12 @@ def from_teacher(teacher: PreTrainedModel, *, path: str | None, trust_remote_cod
         raise UserError("student pretrained does not say which weights: give student.path=DIR")
     directory = Path(str(path)).expanduser()
     check_directory(directory, f"student.path={path}")
+    over_vocabulary = type(teacher).__name__.endswith(("ForMaskedLM", "ForPreTraining"))
     labels = [str(teacher.config.id2label[index]) for index in sorted(teacher.config.id2label)]
     start = load_directory(
         directory,
         f"AutoModelFor{type(teacher).__name__.partition('For')[2]}",
-        labels,
+        None if over_vocabulary else labels,
         trust_remote_code=trust_remote_code,
     )
     student = start.model

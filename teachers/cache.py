@@ -8,7 +8,7 @@ write a file twice, with the same content, and never half of one.
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,22 +33,30 @@ class OutputCache:
             reads them, are kept too; True insists on that; False asks the teacher again for every batch.
         hidden: keep the last hidden states of every token too, as float16.
         max_gb: the most that the outputs of one split may take, in GB.
+        top_k: over a vocabulary, the largest logits that are kept of every item, with what all others share.
     """
 
-    def __init__(self, *, enabled: bool | str = "auto", hidden: bool = False, max_gb: float = 8.0) -> None:
+    def __init__(
+        self, *, enabled: bool | str = "auto", hidden: bool = False, max_gb: float = 8.0, top_k: int = 64
+    ) -> None:
         if enabled != "auto" and not isinstance(enabled, bool):
             raise UserError(f"teacher.cache.enabled={enabled} is unknown, expected auto, true or false")
         if not max_gb > 0:
             raise UserError(f"teacher.cache.max_gb={max_gb} leaves no room, expected a number above 0")
-        self.enabled, self.hidden, self.max_gb = enabled, hidden, max_gb
+        if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
+            raise UserError(f"teacher.cache.top_k={top_k}, expected a whole number of at least 1")
+        self.enabled, self.hidden, self.max_gb, self.top_k = enabled, hidden, max_gb, top_k
 
-    def obstacle(self, needs: Mapping[str, list[str]], *, fixed_inputs: bool, hidden_gb: float) -> str | None:
+    def obstacle(
+        self, needs: Mapping[str, list[str]], *, fixed_inputs: bool, hidden_gb: float, beyond: Sequence[str] = ()
+    ) -> str | None:
         """Why the teacher is asked again for every batch; None where its outputs are kept.
 
         Args:
             needs: an output beside the logits -> the terms of the objective that read it.
             fixed_inputs: whether every epoch shows the same inputs.
             hidden_gb: what the last hidden states would take; 0 where that is not known yet.
+            beyond: terms of the objective that read the logits of other tokens than those that are predicted.
 
         Raises:
             UserError: when `enabled=true` cannot be.
@@ -58,6 +66,8 @@ class OutputCache:
         reason = None
         if not fixed_inputs:
             reason = "the inputs change every epoch"
+        elif beyond:
+            reason = f"{', '.join(beyond)} reads the logits of all tokens, of which only the masked ones are kept"
         elif others := sorted(set(needs) - {"hidden_states"}):
             reason = f"{', '.join(needs[others[0]])} reads {others[0]}, which are never kept"
         elif "hidden_states" in needs and not self.hidden:
@@ -73,24 +83,40 @@ class OutputCache:
         """What decides how outputs are spread over files."""
         return [FORMAT, SHARD_TOKENS]
 
-    def open(self, directory: Path, lengths: np.ndarray, *, hidden_size: int | None) -> "KeptOutputs":
+    def open(
+        self, directory: Path, lengths: np.ndarray, *, hidden_size: int | None, vocabulary: int | None = None
+    ) -> "KeptOutputs":
         """The outputs for examples of these lengths in tokens `[N]`, as far as `directory` holds them.
 
-        With `hidden_size` the hidden states are among them.
+        With `hidden_size` the hidden states are among them; with `vocabulary` the logits are of so many tokens.
         """
-        return KeptOutputs(directory, lengths, hidden_size=hidden_size)
+        return KeptOutputs(directory, lengths, hidden_size=hidden_size, vocabulary=vocabulary)
 
-    def size_gb(self, lengths: np.ndarray, *, classes: int, hidden_size: int | None) -> float:
-        """What float32 logits and float16 hidden states of examples of these lengths in tokens `[N]` take."""
-        return (len(lengths) * classes * 4 + int(lengths.sum()) * (hidden_size or 0) * 2) / 1e9
+    def shortened(self, logits: Tensor) -> dict[str, Tensor]:
+        """What is kept of `logits [n, V]`: the `top_k` largest log-probabilities, their tokens, and the others' mass.
 
-    def check_size(self, lengths: np.ndarray, *, classes: int, hidden_size: int | None) -> float:
+        `rest [n]` is the logarithm of the probability that all other tokens have together.
+        """
+        top, ids = logits.float().log_softmax(dim=-1).topk(min(self.top_k, logits.shape[-1]), dim=-1)
+        # Float32 cannot tell a smaller share from none.
+        rest = (1 - top.exp().sum(dim=-1)).clamp(min=torch.finfo(top.dtype).eps).log()
+        return {"top": top.half().cpu(), "ids": ids.int().cpu(), "rest": rest.cpu()}
+
+    def item_bytes(self) -> int:
+        """What `shortened` takes of one item."""
+        return self.top_k * (2 + 4) + 4
+
+    def size_gb(self, lengths: np.ndarray, *, logit_bytes: float, hidden_size: int | None) -> float:
+        """What so many bytes of logits and float16 hidden states of examples of these lengths in tokens `[N]` take."""
+        return (logit_bytes + int(lengths.sum()) * (hidden_size or 0) * 2) / 1e9
+
+    def check_size(self, lengths: np.ndarray, *, logit_bytes: float, hidden_size: int | None) -> float:
         """What the outputs of examples of these lengths in tokens `[N]` take, in GB.
 
         Raises:
             UserError: for more than `max_gb`.
         """
-        needed = self.size_gb(lengths, classes=classes, hidden_size=hidden_size)
+        needed = self.size_gb(lengths, logit_bytes=logit_bytes, hidden_size=hidden_size)
         if needed > self.max_gb:
             raise UserError(
                 f"the teacher's outputs would take {_size(needed)}, more than teacher.cache.max_gb={self.max_gb:g}: "
@@ -98,13 +124,13 @@ class OutputCache:
             )
         return needed
 
-    def make_room(self, kept: "KeptOutputs", classes: int) -> str:
+    def make_room(self, kept: "KeptOutputs", logit_bytes: float) -> str:
         """The directory for the outputs, and what they take, in words.
 
         Raises:
             UserError: for more than `max_gb`, or than the disk has left.
         """
-        needed = self.check_size(kept.lengths, classes=classes, hidden_size=kept.hidden_size)
+        needed = self.check_size(kept.lengths, logit_bytes=logit_bytes, hidden_size=kept.hidden_size)
         make_directory(kept.directory)
         free = shutil.disk_usage(kept.directory).free / 1e9
         if needed > free:
@@ -122,8 +148,11 @@ class KeptOutputs:
     what they should; they are made again.
     """
 
-    def __init__(self, directory: Path, lengths: np.ndarray, *, hidden_size: int | None) -> None:
+    def __init__(
+        self, directory: Path, lengths: np.ndarray, *, hidden_size: int | None, vocabulary: int | None = None
+    ) -> None:
         self.directory, self.lengths, self.hidden_size = directory, lengths, hidden_size
+        self.vocabulary = vocabulary
         self._ends = lengths.cumsum()
         shard_of = (self._ends - lengths) // SHARD_TOKENS
         self._firsts = np.concatenate([[0], np.flatnonzero(np.diff(shard_of)) + 1])
@@ -132,19 +161,27 @@ class KeptOutputs:
         for number in range(len(self._firsts)):
             self._shards.append(self._read(number))
 
-    def missing(self) -> list[tuple[int, int]]:
-        """First and last (excluded) example of every part that is still to be asked of the teacher."""
-        return [self._range(number) for number, shard in enumerate(self._shards) if shard is None]
+    def missing(self, wanted: int | None = None) -> list[tuple[int, int]]:
+        """First and last (excluded) example of every part that is still to be asked of the teacher.
+
+        Of the `wanted` first examples, or of all.
+        """
+        found = [self._range(number) for number, shard in enumerate(self._shards) if shard is None]
+        return [part for part in found if wanted is None or part[0] < wanted]
 
     def bytes(self) -> int:
         """Size of all files."""
         return sum(path.stat().st_size for path in self.directory.glob("*.safetensors"))
 
-    def add(self, first: int, logits: Tensor, hidden: Tensor | None) -> None:
-        """Keep a part: `logits [n, C]` and `hidden [tokens, H]`, all tokens of these examples one after the other."""
+    def add(self, first: int, said: Mapping[str, Tensor], hidden: Tensor | None) -> None:
+        """Keep a part: `hidden [tokens, H]`, all tokens of these examples one after the other, and what was `said`.
+
+        That is `logits [n, C]`, or of a vocabulary what `OutputCache.shortened` makes of all items, with `counts [n]`,
+        how many of them each example has.
+        """
         number = int(np.searchsorted(self._firsts, first))
         last = self._range(number)[1]
-        tensors = {"logits": logits.float().cpu().contiguous()}
+        tensors = {name: values.cpu().contiguous() for name, values in said.items()}
         if hidden is not None:
             tensors["hidden"] = hidden.to(device="cpu", dtype=torch.float16).contiguous()
         path = self._path(number)
@@ -153,13 +190,17 @@ class KeptOutputs:
         self._shards[number] = self._read(number)
 
     def outputs(self, batch: Mapping[str, Tensor]) -> SequenceClassifierOutput:
-        """Logits `[B, C]` and, where they are kept, the last hidden states `[B, L, H]`, 0 at the padding, float32."""
+        """Logits `[B, C]` and, where they are kept, the last hidden states `[B, L, H]`, 0 at the padding, float32.
+
+        Of a vocabulary the logits `[1, items, V]`, with what is left of the probability spread evenly over the tokens
+        that are not among the largest.
+        """
         ids = batch["example_id"].cpu().numpy()
         numbers = np.searchsorted(self._firsts, ids, side="right") - 1
         logits, hidden = [], []
         for example, number in zip(ids, numbers, strict=True):
             first, shard = self._firsts[number], self._part(number)
-            logits.append(shard["logits"][example - first])
+            logits.append(self._logits(shard, int(example - first)))
             if "hidden" in shard:
                 begin = self._ends[example] - self.lengths[example] - (self._ends[first] - self.lengths[first])
                 hidden.append(shard["hidden"][begin : begin + self.lengths[example]])
@@ -169,9 +210,23 @@ class KeptOutputs:
             mask = batch["attention_mask"].bool()
             states = torch.zeros(*mask.shape, hidden[0].shape[-1], device=device)
             states[mask] = torch.cat(hidden).to(device).float()
-        return SequenceClassifierOutput(
-            logits=torch.stack(logits).to(device), hidden_states=None if states is None else (states,)
-        )
+        said = torch.stack(logits) if self.vocabulary is None else torch.cat(logits).unsqueeze(0)
+        return SequenceClassifierOutput(logits=said.to(device), hidden_states=None if states is None else (states,))
+
+    def _logits(self, shard: Mapping[str, Tensor], index: int) -> Tensor:
+        """Of one example of a part: `[C]`, or `[items, V]`."""
+        if self.vocabulary is None:
+            return shard["logits"][index]
+        ends = shard["counts"].cumsum(dim=0)
+        items = slice(int(ends[index] - shard["counts"][index]), int(ends[index]))
+        top, others = shard["top"][items].float(), max(1, self.vocabulary - shard["top"].shape[-1])
+        rest = shard["rest"][items] - float(np.log(others))
+        return rest.unsqueeze(-1).repeat(1, self.vocabulary).scatter_(-1, shard["ids"][items].long(), top)
+
+    def mass(self) -> float:
+        """The share of the probability that the largest logits hold, over all items of a vocabulary."""
+        rest = torch.cat([shard["rest"] for shard in self._shards if shard is not None])
+        return float(1 - rest.exp().mean())
 
     def logits(self) -> np.ndarray:
         """Those of all examples `[N, C]`."""

@@ -3,15 +3,17 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import BertConfig, BertTokenizer
+from transformers import BertConfig, BertTokenizer, PreTrainedTokenizerBase
 
-from teachers.pretrained import Start, check_precision
+from distill.errors import UserError
+from distill.files import sha256
+from teachers.pretrained import Start, check_precision, has_tokenizer
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_LENGTH = 512
@@ -23,6 +25,7 @@ class Embedded:
 
     Args:
         vocabulary: WordPiece tokens, trained on the task's training texts.
+        tokenizer: a directory that holds a tokenizer, taken as it is in the place of a new one.
         precision: in which it answers: `float32` or `bfloat16`.
         seed: draws the weights.
     """
@@ -35,6 +38,7 @@ class Embedded:
         hidden_size: int = 256,
         heads: int = 4,
         vocabulary: int = 8000,
+        tokenizer: str | None = None,
         dropout: float = 0.1,
         precision: str = "float32",
         seed: int = 0,
@@ -42,11 +46,17 @@ class Embedded:
         check_precision(precision)
         self.name, self.precision = name, precision
         self.layers, self.hidden_size, self.heads = layers, hidden_size, heads
+        self.tokenizer = tokenizer
         self.vocabulary, self.dropout, self.seed = vocabulary, dropout, seed
 
     def locate(self) -> Path | None:
-        """There is nothing to find."""
-        return None
+        """There is nothing to find, but for a tokenizer that was given."""
+        if self.tokenizer is None:
+            return None
+        directory = Path(self.tokenizer).expanduser()
+        if not has_tokenizer(directory):
+            raise UserError(f"teacher.tokenizer={self.tokenizer} holds no tokenizer, expected tokenizer.json there")
+        return directory
 
     def resolved(self) -> str:
         """The teacher as records name it."""
@@ -54,12 +64,15 @@ class Embedded:
 
     def fingerprint(self) -> str:
         """A digest of everything that the untrained model depends on, its texts aside."""
-        settings = {name: value for name, value in vars(self).items() if name != "precision"}
+        settings = {name: value for name, value in vars(self).items() if name not in ("precision", "tokenizer")}
+        directory = self.locate()
+        if directory is not None:
+            settings["tokenizer"] = [sha256(path) for path in sorted(directory.glob("*.json"))]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
-    def load(self, auto_class: str, labels: Sequence[str], texts: Sequence[str]) -> Start:
-        """The untrained model with a head for `labels`, and a tokenizer trained on `texts`."""
-        tokenizer = train_tokenizer(texts, self.vocabulary)
+    def load(self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str]) -> Start:
+        """The untrained model with a head for `labels`, or without any over the vocabulary, and its tokenizer."""
+        tokenizer = self._tokenizer(texts)
         config = BertConfig(
             vocab_size=len(tokenizer),
             hidden_size=self.hidden_size,
@@ -70,17 +83,26 @@ class Embedded:
             attention_probs_dropout_prob=0.0,  # It would keep attention off its fast path.
             max_position_embeddings=MAX_LENGTH,
             pad_token_id=tokenizer.pad_token_id,
-            id2label=dict(enumerate(labels)),
-            label2id={label: index for index, label in enumerate(labels)},
-            problem_type="regression" if len(labels) == 1 else "single_label_classification",
         )
+        if labels is not None:
+            config.id2label = dict(enumerate(labels))
+            config.label2id = {label: index for index, label in enumerate(labels)}
+            config.problem_type = "regression" if len(labels) == 1 else "single_label_classification"
         torch.manual_seed(self.seed)
         model = getattr(transformers, auto_class).from_config(config)
         return Start(model, tokenizer, fits=False, reason="it is new")
 
+    def _tokenizer(self, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+        directory = self.locate()
+        if directory is None:
+            return train_tokenizer(texts, self.vocabulary)
+        tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(directory)
+        return tokenizer
 
-def train_tokenizer(texts: Sequence[str], vocabulary: int) -> BertTokenizer:
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> BertTokenizer:
     """An uncased WordPiece tokenizer with BERT's special tokens, from these texts alone; the same every time."""
+    texts = list(texts)
     normalizer, words = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
     counts = Counter(character for text in texts for character in normalizer.normalize_str(text) if character.strip())
     characters = sorted(sorted(counts), key=lambda character: -counts[character])[:LARGEST_ALPHABET]

@@ -1,7 +1,7 @@
 """A teacher that exists already: a local directory, the Hugging Face cache or the Hub."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,10 +127,10 @@ class Pretrained:
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
-    def load(self, auto_class: str, labels: Sequence[str], texts: Sequence[str]) -> Start:
+    def load(self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str]) -> Start:
         """The model with a head for `labels`, its tokenizer, and whether that head is trained; in float32.
 
-        `texts` are not read: this teacher has its vocabulary already.
+        Without `labels` the head is over the vocabulary. `texts` are not read: this teacher has its vocabulary already.
         """
         return load_directory(self.locate(), auto_class, labels, trust_remote_code=self.trust_remote_code)
 
@@ -155,10 +155,10 @@ def check_directory(directory: Path, given: str) -> None:
         raise UserError(f"{given} holds no tokenizer: call tokenizer.save_pretrained for the same directory")
 
 
-def load_directory(directory: Path, auto_class: str, labels: Sequence[str], *, trust_remote_code: bool) -> Start:
+def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | None, *, trust_remote_code: bool) -> Start:
     """The model with a head for `labels` in float32, its tokenizer, and whether that head is trained.
 
-    A head of the same labels in another order is put into the task's order.
+    A head of the same labels in another order is put into the task's order; without labels it is over the vocabulary.
 
     Raises:
         UserError: for files that are damaged, or a model that has no such head.
@@ -170,11 +170,7 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str], *, t
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
         config = transformers.AutoConfig.from_pretrained(directory, **options)
-        own = [str(config.id2label[index]) for index in sorted(config.id2label)]
-        order, reason, notices = match_labels(own, labels)
-        config.id2label = dict(enumerate(labels))
-        config.label2id = {label: index for index, label in enumerate(labels)}
-        config.problem_type = "regression" if len(labels) == 1 else "single_label_classification"
+        order, reason, notices = _fit_labels(config, labels)
         model, info = getattr(transformers, auto_class).from_pretrained(
             directory,
             config=config,
@@ -199,8 +195,20 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str], *, t
     if reason:
         return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh)
     assert order is not None
-    reorder_head(model, order)
+    if labels is not None:
+        reorder_head(model, order)
     return Start(model, tokenizer, fits=True, notices=notices)
+
+
+def _fit_labels(config: Any, labels: Sequence[str] | None) -> tuple[list[int] | None, str, list[str]]:
+    """Give the configuration the task's labels; which of the model's own they are, as `match_labels` says."""
+    if labels is None:
+        return [], "", []
+    own = [str(config.id2label[index]) for index in sorted(config.id2label)]
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: index for index, label in enumerate(labels)}
+    config.problem_type = "regression" if len(labels) == 1 else "single_label_classification"
+    return match_labels(own, labels)
 
 
 def has_tokenizer(directory: Path) -> bool:

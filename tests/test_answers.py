@@ -3,21 +3,27 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import answers, batches, data, fitting
 from distill.answers import Answers, ask_once
 from distill.batches import Examples
 from distill.errors import NumericalError, UserError
 from distill.finetune import Teacher
+from distill.forward import run_model
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
-from distill.module import DistillationModule, run_model
-from distill.tasks import SequenceTask
+from distill.masking import Masking
+from distill.module import DistillationModule
+from distill.sequences import Sequences
+from distill.sequences import read as read_sequences
+from distill.tasks import LanguageModelTask, SequenceTask
+from distill.vocabulary import logits_at_items
 from students.distilbert import from_teacher
 from teachers import cache
 from teachers.cache import OutputCache
@@ -104,13 +110,13 @@ def test_an_interrupted_pass_goes_on_where_it_stopped(ask: Asking, small_parts: 
     def counted(*arguments: Any, **options: Any) -> Any:
         if len(asked) == 2:
             raise KeyboardInterrupt
-        asked.append(arguments[2])
+        asked.append(options["first"])
         return original(*arguments, **options)
 
     monkeypatch.setattr(answers, "_ask", counted)
     with pytest.raises(KeyboardInterrupt):
         ask()
-    monkeypatch.setattr(answers, "_ask", lambda *a, **o: asked.append(a[2]) or original(*a, **o))
+    monkeypatch.setattr(answers, "_ask", lambda *a, **o: asked.append(o["first"]) or original(*a, **o))
     resumed = ask().kept
     assert len(asked) == small_parts
     assert asked == sorted(set(asked))  # No part twice.
@@ -298,3 +304,114 @@ def test_the_student_is_the_same_with_kept_outputs(
         assert (module.teacher_seconds == 0) is kept
     for name, tensor in found[0].items():
         torch.testing.assert_close(found[1][name], tensor, atol=5e-3 if cosine else 1e-5, rtol=0)
+
+
+# A vocabulary
+
+
+@pytest.fixture(scope="module")
+def masked(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Sequences:
+    """Packed sequences with two fixed masks each."""
+    root = tmp_path_factory.mktemp("text")
+    for number in range(20):
+        text = "\n".join(f"{sentence} ." for sentence, _ in sentences(12 + number))
+        (root / f"{number}.txt").write_text(text, encoding="utf-8")
+    task = LanguageModelTask(
+        name="text", mask=Masking(), data_dir=str(root), max_length=32, masking="static", masks=2, dev_fraction=0.2
+    )
+    return read_sequences(task, tokenizer, cache_dir=root / "cache")[0]["train"]
+
+
+@pytest.fixture(scope="module")
+def language_model(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    return BertForMaskedLM(toy_bert(len(tokenizer)).config).eval()
+
+
+def kept_of(
+    masked: Sequences, model: PreTrainedModel, directory: Path, *, top_k: int, hidden: bool = False, epochs: int = 2
+) -> Any:
+    return ask_once(
+        lambda: model, masked, cache=OutputCache(top_k=top_k), directory=directory, fingerprint="one", epochs=epochs,
+        vocabulary=model.config.vocab_size, hidden_size=32 if hidden else None,
+    ).kept  # fmt: skip
+
+
+def soft_loss(student: PreTrainedModel, outputs: Any, batch: dict[str, torch.Tensor], temperature: float) -> float:
+    rows = {"items": torch.ones(1, outputs.logits.shape[1], dtype=torch.bool), "labels": batch["labels"]}
+    said = SimpleNamespace(logits=logits_at_items(student, batch).unsqueeze(0))
+    total, _ = SoftTargets(temperature=temperature)(said, outputs, rows)
+    return float(total) / outputs.logits.shape[1]
+
+
+def test_all_logits_of_a_vocabulary_are_kept_up_to_a_constant(
+    masked: Sequences, language_model: PreTrainedModel, tmp_path: Path
+) -> None:
+    kept = kept_of(masked, language_model, tmp_path, top_k=10_000, hidden=True)
+    for batch in (masked[[3, 0]], masked[[len(masked) + 3]]):  # The second one is of the second mask.
+        with torch.no_grad():
+            expected = logits_at_items(language_model, batch).log_softmax(dim=-1)
+            states = run_model(language_model, batch, frozenset({"hidden_states"})).hidden_states[-1]
+        outputs = kept.outputs(batch)
+        torch.testing.assert_close(outputs.logits[0], expected, atol=1e-2, rtol=1e-3)  # Of float16.
+        torch.testing.assert_close(outputs.hidden_states[-1], states, atol=5e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 4.0])
+def test_the_error_of_the_largest_logits_shrinks_with_their_number(
+    masked: Sequences, language_model: PreTrainedModel, tmp_path: Path, temperature: float
+) -> None:
+    student, batch = from_teacher(language_model).eval(), masked[[1, 2]]
+    with torch.no_grad():
+        whole = SimpleNamespace(logits=logits_at_items(language_model, batch).unsqueeze(0))
+        exact = soft_loss(student, whole, batch, temperature)
+        losses = {
+            k: soft_loss(student, kept_of(masked, language_model, tmp_path / str(k), top_k=k).outputs(batch), batch,
+                         temperature)
+            for k in (1, 8, 64, 10_000)
+        }  # fmt: skip
+    errors = [abs(loss - exact) / exact for loss in losses.values()]
+    assert errors[3] < 2e-3
+    assert errors[0] > errors[2] > errors[3] / 2
+    assert errors[2] < 0.02
+
+
+def test_what_is_left_of_the_probability_is_spread_over_the_others(
+    masked: Sequences, language_model: PreTrainedModel, tmp_path: Path
+) -> None:
+    kept = kept_of(masked, language_model, tmp_path, top_k=3)
+    batch = masked[[0]]
+    logits = kept.outputs(batch).logits[0]
+    torch.testing.assert_close(logits.exp().sum(dim=-1), torch.ones(len(logits)), atol=2e-3, rtol=0)
+    with torch.no_grad():
+        exact = logits_at_items(language_model, batch).log_softmax(dim=-1)
+    assert torch.equal(logits.argmax(dim=-1), exact.argmax(dim=-1))
+    assert [len(row.unique()) for row in logits] == [4] * len(logits)
+    with torch.no_grad():
+        mass = torch.cat([
+            logits_at_items(language_model, masked[[i]]).softmax(dim=-1).topk(3).values.sum(dim=-1)
+            for i in range(2 * len(masked))
+        ])  # fmt: skip
+    assert kept.mass() == pytest.approx(float(mass.mean()), abs=1e-3)
+
+
+def test_only_the_masks_of_the_epochs_to_come_are_asked_about(
+    masked: Sequences, language_model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "SHARD_TOKENS", 200)
+    asked: list[int] = []
+    original = answers._ask
+    monkeypatch.setattr(answers, "_ask", lambda *a, **o: asked.append(o["first"]) or original(*a, **o))
+    kept_of(masked, language_model, tmp_path, top_k=4, epochs=1)
+    assert asked
+    assert max(asked) < len(masked)
+    first = len(asked)
+    kept_of(masked, language_model, tmp_path, top_k=4, epochs=5)
+    assert min(asked[first:]) >= asked[first - 1]  # The first mask's are there.
+    assert kept_of(masked, language_model, tmp_path, top_k=4).missing() == []
+
+
+def test_terms_over_all_tokens_have_the_teacher_asked_in_every_step() -> None:
+    objective = Objective(name="all", terms={"soft": SoftTargets(positions="all")})
+    task = LanguageModelTask(name="text", mask=Masking(), masking="static")
+    why = answers._why_not_kept(OutputCache(), objective, task, hidden_gb=0.0)
+    assert why == "soft reads the logits of all tokens, of which only the masked ones are kept"

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 from distill import batches, data, edge, export, finetune, kernels, preflight
 from distill.__main__ import config_directory
 from distill.errors import UserError
-from distill.module import input_names
+from distill.forward import input_names
 from distill.tasks import SequenceTask
 from students import bilstm, distilbert
 from teachers.pretrained import Pretrained
@@ -87,7 +87,7 @@ def family(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     start = Pretrained(name=name, id=values.id).load(AUTO_CLASS, LABELS, [])
     assert not start.fits
-    finetune._adopt_special_tokens(start.model, start.tokenizer)
+    finetune.adopt_special_tokens(start.model, start.tokenizer)
     return name, start.model.eval(), start.tokenizer
 
 

@@ -1,0 +1,275 @@
+"""The jobs over raw text: train a language model, from random weights or on a domain's text, and distil one."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from omegaconf import DictConfig
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill import batches, fitting, parts, preflight, report, sequences
+from distill.answers import ask_for_training, check_cache
+from distill.errors import UserError
+from distill.files import make_directory, write_text
+from distill.finetune import Teacher, adopt_special_tokens
+from distill.forward import moved
+from distill.losses import MaskedLanguageModelling, Objective, SegmentOrder, Term
+from distill.module import DistillationModule
+from distill.progress import notice, say
+from distill.record import Run
+from distill.tasks import LanguageModelTask
+from distill.vocabulary import logits_at_items, token_scores
+
+VOCABULARY_TEXT = 50_000_000  # Characters that a new vocabulary is learned from.
+
+
+def run_pretrain(config: DictConfig, run: Run) -> None:
+    """The job `pretrain`: a language model from random weights, with a vocabulary of its own."""
+    _train(config, run, from_scratch=True)
+
+
+def run_finetune(config: DictConfig, run: Run) -> None:
+    """The job `finetune` on text: a pre-trained encoder goes on with the domain's, and gets a head if it had none."""
+    _train(config, run, from_scratch=False)
+
+
+def run_distill(config: DictConfig, run: Run) -> None:
+    """The job `distill` on text: from a language model to a smaller one."""
+    settings: fitting.Settings = parts.instantiate(config.trainer)
+    objective: Objective = parts.instantiate(config.objective)
+    task: LanguageModelTask = parts.instantiate(config.task)
+    cache = parts.cache(config)
+    if task.pair:
+        raise UserError(f"task.pair={task.pair} is for job=pretrain: a student learns from its teacher's tokens alone")
+    preflight.check_objective(objective, task)
+    check_cache(cache, objective, task)
+    source, start = _start(config, task)
+    if not start.fits:
+        raise UserError(
+            f"teacher {source.weights.resolved()} is no language model: {start.reason}; give it a head with "
+            f"python -m distill job=finetune task={task.name} +teacher={config.teacher.name} ..., and take what that "
+            "leaves as teacher.path"
+        )
+    teacher = Teacher(
+        requested=source.weights.name, resolved=source.weights.resolved(), substituted=False, origin="as it is",
+        tokenizer=start.tokenizer, load=lambda: _start(config, task)[1].model, precision=source.weights.precision,
+        weights=source.weights.fingerprint(), device=settings.device(), seconds=0.0, model=start.model,
+    )  # fmt: skip
+    L.seed_everything(config.seed, verbose=False)
+    student = parts.student(config, teacher.model)
+    preflight.check_vocabulary(teacher.model, student, teacher.tokenizer)
+    preflight.check_length(student, teacher.tokenizer, task, who="student")
+    preflight.check_outputs(objective, teacher=teacher.model, student=student)
+    examples, loaders = _data(config, task, teacher.tokenizer, settings)
+    teacher.metrics = score(teacher.answering(), task, loaders["dev"])
+    run.update(
+        task=_task_record(task, examples), teacher=teacher.record(),
+        objective=parts.objective_record(config, objective),
+    )  # fmt: skip
+    answers, why_not = ask_for_training(
+        teacher, objective, task, examples.get("train"), cache=cache, directory=parts.cache_dir(config) / "outputs",
+        epochs=math.ceil(settings.total_steps(len(loaders["train"])) / len(loaders["train"])),
+    )  # fmt: skip
+    objective.connect(student.config.hidden_size, teacher.model.config.hidden_size)
+    asked = teacher.answering() if objective.needs_teacher and answers is None else None
+    module = DistillationModule(
+        student=student, objective=objective, task=task, teacher=asked, kept=answers.kept if answers else None,
+        **settings.optimization(len(loaders["train"])),
+    )  # fmt: skip
+    _preflight(
+        module, loaders, settings,
+        ("teacher", f"{teacher.resolved}, {task.metric} {teacher.metrics[task.metric]:.2f} on dev"),
+        ("student", preflight.describe_student(teacher.model, student)),
+        ("vocabulary", preflight.check_vocabulary(teacher.model, student, teacher.tokenizer)),
+        ("answers", preflight.describe_answers(module, why_not)),
+    )  # fmt: skip
+    fit = _fit(config, run, module, loaders, settings, "student", teacher=teacher.fingerprint)
+    student = module.student.eval()
+    metrics = score(student, task, loaders["dev"], teacher=teacher.answering())
+    run.update(
+        training={
+            **asdict(fit),
+            "teacher_seconds": module.teacher_seconds + (answers.seconds if answers else 0.0),
+            "teacher_cache": answers.record() if answers else None,
+        },
+        student={
+            "name": config.student.name, "parameters": preflight.count_parameters(student), "metrics": metrics,
+            "layers": getattr(student.config, "teacher_layers", None),
+        },
+    )  # fmt: skip
+    parts.save(student.cpu(), teacher.tokenizer, run.directory / "student")
+    _close(run, run.directory / "student")
+
+
+def _train(config: DictConfig, run: Run, *, from_scratch: bool) -> None:
+    """Masked language modelling with the `trainer`, and nobody to learn from."""
+    settings: fitting.Settings = parts.instantiate(config.trainer)
+    task: LanguageModelTask = parts.instantiate(config.task)
+    source, start = _start(config, task)
+    if from_scratch != (start.reason == "it is new"):
+        raise UserError(
+            f"job=pretrain begins with random weights, and teacher {config.teacher.name} is trained already: "
+            "job=finetune goes on with it"
+            if from_scratch
+            else f"job=finetune goes on with a trained model, and teacher {config.teacher.name} begins with random "
+            "weights: job=pretrain trains it"
+        )
+    if not from_scratch and not start.fits:
+        notice(f"teacher {source.weights.resolved()} gets a language-model head: {start.reason}")
+    terms: dict[str, Term] = {"mlm": MaskedLanguageModelling()}
+    if task.pair:
+        terms[task.pair] = SegmentOrder()
+    objective = Objective(name="masked_language_modelling", terms=terms)
+    examples, loaders = _data(config, task, start.tokenizer, settings)
+    run.update(
+        task=_task_record(task, examples),
+        objective={"name": objective.name, "terms": {name: {"weight": 1.0} for name in terms}},
+    )
+    model = start.model
+    module = DistillationModule(
+        student=model, objective=objective, task=task, **settings.optimization(len(loaders["train"]))
+    )
+    before = score(model, task, loaders["dev"]) if start.fits else None
+    _preflight(
+        module, loaders, settings,
+        ("model", f"{source.weights.resolved()}, {preflight.count_parameters(model) / 1e6:.1f} M parameters"),
+        ("vocabulary", f"{len(start.tokenizer):,} tokens"),
+        *([("before", f"{task.metric} {before[task.metric]:.2f} on dev")] if before else []),
+    )  # fmt: skip
+    fit = _fit(config, run, module, loaders, settings, "teacher", start=source.weights.fingerprint())
+    model = module.student.eval()
+    metrics = score(model, task, loaders["dev"])
+    run.update(
+        training={**asdict(fit), "teacher_seconds": 0.0, "teacher_cache": None},
+        teacher={
+            "requested": source.weights.name, "resolved": source.weights.resolved(), "substituted": False,
+            "origin": "from random weights" if from_scratch else "adapted", "precision": source.weights.precision,
+            "metrics": metrics, "before": before, "parameters": preflight.count_parameters(model),
+        },
+    )  # fmt: skip
+    directory = run.directory / "teacher" / "model"
+    parts.save(model.cpu(), start.tokenizer, directory)
+    _close(run, directory)
+
+
+def _start(config: DictConfig, task: LanguageModelTask) -> tuple[Any, Any]:
+    """Where the teacher comes from, and the teacher with a head over its vocabulary."""
+    fitting.quiet()
+    cache_dir = parts.cache_dir(config)
+    make_directory(cache_dir)
+    source = parts.source(config.teacher)
+    source.weights.locate()
+    torch.manual_seed(config.seed)  # Of a head that it lacks.
+    start = source.weights.load(task.auto_class, None, _texts(task, cache_dir))
+    adopt_special_tokens(start.model, start.tokenizer)
+    preflight.check_length(start.model, start.tokenizer, task, who="teacher")
+    return source, start
+
+
+def _texts(task: LanguageModelTask, cache_dir: Path) -> Iterator[str]:
+    """The beginning of the corpus, for a vocabulary."""
+    size = 0
+    for document in sequences.open_corpus(task, cache_dir).documents():
+        yield from document.text.splitlines()
+        size += len(document.text)
+        if size > VOCABULARY_TEXT:
+            return
+
+
+def _data(
+    config: DictConfig, task: LanguageModelTask, tokenizer: PreTrainedTokenizerBase, settings: fitting.Settings
+) -> tuple[dict[str, sequences.Sequences], dict[str, DataLoader[Any]]]:
+    """The sequences, of which a stream keeps dev alone, and their loaders."""
+    preflight.check_budget(settings.batch_tokens, task, "trainer")
+    examples, corpus = sequences.read(task, tokenizer, cache_dir=parts.cache_dir(config))
+    if corpus is None:
+        return examples, batches.loaders(examples, **settings.batches())  # type: ignore[arg-type]
+    if settings.max_steps is None:
+        raise UserError(f"{corpus.describe()} is streamed, and nobody knows how long it is: give trainer.max_steps")
+    train = sequences.stream_loader(corpus, task, tokenizer, steps=settings.max_steps, **settings.batches())
+    return examples, {"train": train, **batches.evaluation_loaders(examples)}  # type: ignore[arg-type]
+
+
+def _preflight(
+    module: DistillationModule, loaders: dict[str, Any], settings: fitting.Settings, *rows: tuple[str, str]
+) -> None:
+    train, dev = loaders["train"], loaders["dev"].dataset
+    size = "streamed" if train.batch_sampler is None else f"{len(train.dataset):,} train"
+    seconds = fitting.estimate_seconds(module, train, loaders["dev"], settings)
+    preflight.show(
+        [
+            *rows,
+            ("sequences", f"{size}, {len(dev):,} dev, of at most {module.task.max_length} tokens"),
+            ("batches", preflight.describe_batches(train, settings)),
+            ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
+            ("training", f"{module.total_steps:,} steps in {settings.resolved_precision()}, "
+             f"about {preflight.duration(seconds)}"),
+        ]
+    )  # fmt: skip
+
+
+def _fit(
+    config: DictConfig,
+    run: Run,
+    module: DistillationModule,
+    loaders: dict[str, Any],
+    settings: fitting.Settings,
+    title: str,
+    **identity: str,
+) -> fitting.Fit:
+    return fitting.fit(
+        module, loaders["train"], loaders["dev"], settings=settings, checkpoints=run.directory / "checkpoints",
+        logger=parts.logger(config, run.directory), title=title,
+        identity={"data": run.record["task"]["sha256"], **identity}, resume=bool(config.resume),
+    )  # fmt: skip
+
+
+@torch.inference_mode()
+def score(
+    model: PreTrainedModel, task: LanguageModelTask, dev: DataLoader[Any], teacher: PreTrainedModel | None = None
+) -> dict[str, float]:
+    """The task's metrics on dev, and with a teacher how often the two agree at the masked tokens.
+
+    `agreement_top1` is the share of them at which the student's first choice is the teacher's too, `agreement_top5` at
+    which it is among the teacher's first five. The model's mode is kept.
+    """
+    was_training = model.training
+    model.eval()
+    scores, agreed = [], []
+    for batch in itertools.chain.from_iterable(dev):
+        batch = moved(batch, model.device)
+        logits = logits_at_items(model, batch)
+        scores.append(token_scores(logits, batch["labels"][batch["items"]]).cpu())
+        if teacher is not None:
+            first = logits.argmax(dim=-1, keepdim=True)
+            best = logits_at_items(teacher, moved(batch, teacher.device)).topk(5, dim=-1).indices.to(first.device)
+            agreed.append(torch.stack([best[:, 0] == first[:, 0], (best == first).any(dim=-1)], dim=-1).cpu())
+    model.train(was_training)
+    metrics = task.metrics(torch.cat(scores).numpy(), None)
+    if agreed:
+        top1, top5 = torch.cat(agreed).double().mean(dim=0).tolist()
+        metrics |= {"agreement_top1": top1, "agreement_top5": top5}
+    return metrics
+
+
+def _task_record(task: LanguageModelTask, examples: dict[str, sequences.Sequences]) -> dict[str, Any]:
+    return {
+        "name": task.name, "kind": task.kind, "answer": task.answer, "metric": task.metric,
+        "packing": task.packing, "masking": task.masking, "max_length": task.max_length,
+        "examples": {name: len(split) for name, split in examples.items()},
+        "sha256": "-".join(split.digest for split in examples.values()),
+    }  # fmt: skip
+
+
+def _close(run: Run, model: Path) -> None:
+    write_text(run.directory / "report.md", report.language_model(run.record))
+    for line in report.language_model_rows(run.record):
+        say("  ".join(line))
+    say(f"Report  {run.directory / 'report.md'}")
+    say(f"Model   {model}")

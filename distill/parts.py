@@ -1,0 +1,84 @@
+"""What a job is made of, as its configuration names it: the objects, the directories, the logger."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig, OmegaConf
+from transformers import PreTrainedModel
+
+from distill import finetune
+from distill.errors import UserError
+from distill.files import whole_directory
+from distill.losses import Objective
+
+
+def instantiate(config: DictConfig) -> Any:
+    """The object that a part of the configuration describes."""
+    return hydra.utils.instantiate(config, _convert_="all")
+
+
+def cache(config: DictConfig) -> Any:
+    """What is kept of the teacher's outputs, whoever teaches in the end."""
+    if not config.teacher.get("cache"):
+        raise UserError("the teacher's YAML has no cache: add /cache@cache: default to its defaults list")
+    return instantiate(config.teacher.cache)
+
+
+def cache_dir(config: DictConfig) -> Path:
+    """Where what runs share is kept."""
+    return Path(str(config.cache_dir)).expanduser()
+
+
+def source(config: DictConfig) -> finetune.Source:
+    """The teacher's class with its plain values, and how to fine-tune it."""
+    values = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(values, dict)
+    settings = values.pop("finetune", False)
+    values.pop("cache", None)
+    return finetune.Source(
+        weights=hydra.utils.instantiate(values), settings=hydra.utils.instantiate(settings) if settings else None
+    )
+
+
+def student(config: DictConfig, teacher: PreTrainedModel) -> PreTrainedModel:
+    """The student of this teacher, before its training.
+
+    Raises:
+        UserError: for options that its function does not take.
+    """
+    values = OmegaConf.to_container(config.student, resolve=True)
+    assert isinstance(values, dict)
+    values.pop("name")
+    build = hydra.utils.instantiate(values, _partial_=True)
+    try:
+        built: PreTrainedModel = build(teacher)
+    except (TypeError, ValueError) as error:  # Of a value that its function did not expect.
+        raise UserError(f"student {config.student.name} cannot be built: {str(error).splitlines()[0]}") from error
+    return built
+
+
+def logger(config: DictConfig, directory: Path) -> Logger:
+    """The logger of a run; what an earlier attempt has logged stays."""
+    before = directory / "metrics.csv"
+    if before.exists():  # Of the run that is resumed; the logger would start an empty one in its place.
+        number = len(list(directory.glob("metrics*.csv")))
+        before.rename(directory / f"metrics.before-{number}.csv")
+    made: Logger = hydra.utils.instantiate(config.logger, save_dir=str(directory))
+    made.log_hyperparams(cast(dict[str, Any], OmegaConf.to_container(config, resolve=True)))
+    return made
+
+
+def save(model: PreTrainedModel, tokenizer: Any, directory: Path) -> None:
+    """An ordinary checkpoint directory, whole or not at all."""
+    with whole_directory(directory) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+
+
+def objective_record(config: DictConfig, objective: Objective) -> dict[str, Any]:
+    """The `objective` of run.json."""
+    terms = OmegaConf.to_container(config.objective.terms, resolve=True)
+    assert isinstance(terms, dict)
+    return {"name": objective.name, "terms": {name: terms[name] for name in objective.names}}

@@ -1,0 +1,322 @@
+"""The data sets of language modelling: packed sequences, masked when they are asked for; kept, or made on the way."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from distill import tokens
+from distill.batches import Batch, LengthBuckets, padded, places_of
+from distill.corpora import Corpus, choose_held_out, is_held_out
+from distill.errors import UserError
+from distill.files import is_intact, whole_directory
+from distill.masking import Masker
+from distill.packing import Frame, Packer
+from distill.progress import say
+from distill.tasks import LanguageModelTask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+KEPT_FORMAT = 1
+BUFFER = 8192  # Sequences of a stream that are shuffled together.
+
+
+class Sequences(Dataset[Batch]):
+    """Packed sequences; an index is a list of them, and of visits, as `LengthBuckets` numbers them.
+
+    What is masked depends on the task's seed, the sequence and the visit alone. `lengths [N]` are in tokens.
+    """
+
+    truncated = 0
+
+    def __init__(
+        self,
+        kept: tokens.Tokens,
+        task: LanguageModelTask,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        rows: np.ndarray | None = None,
+        first: int = 0,
+        visits: int | None = 1,
+    ) -> None:
+        rows = np.arange(len(kept)) if rows is None else rows
+        self.task, self.visits, self.first = task, visits, first
+        self.lengths = np.diff(kept.offsets)[rows]
+        self.longest = int(self.lengths.max())
+        part = rows.tolist() if len(rows) < len(kept) else None
+        self.digest = _digest([kept.digest, part, _masks(task, tokenizer), visits])
+        self._columns, self._starts = kept.columns, kept.offsets[:-1][rows]
+        self._pair_labels = None if kept.pair_labels is None else kept.pair_labels[rows]
+        self._padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+        self._padding["labels"] = -100
+        self._pads_left = tokenizer.padding_side == "left"
+        self._masker, self._continues = _masker(task, tokenizer), _continues(task, tokenizer)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        called = np.asarray(indices)
+        visits, chosen = np.divmod(called, len(self))
+        lengths = self.lengths[chosen]
+        places = places_of(self._starts[chosen], lengths)
+        rows = {name: values[places] for name, values in self._columns.items()}
+        masked = []
+        for ids, row, visit in zip(np.split(rows["input_ids"], lengths.cumsum()[:-1]), chosen, visits, strict=True):
+            masked.append(self._masker(ids, self._continues[ids], example=self.first + int(row), visit=int(visit)))
+        rows["input_ids"], rows["labels"] = (np.concatenate(parts) for parts in zip(*masked, strict=True))
+        batch = padded(rows, lengths, longest=self.longest, padding=self._padding, left=self._pads_left)
+        batch |= {"items": batch["labels"] != -100, "example_id": called}
+        if self._pair_labels is not None:
+            batch["pair_labels"] = self._pair_labels[chosen].astype(np.int64)
+        return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+
+class Stream(IterableDataset[list[Batch]]):
+    """Optimizer steps out of a corpus that is read as they are asked for, again from its beginning at its end.
+
+    Some thousand sequences at a time are shuffled and masked like those that are kept. Each process reads its own
+    documents. `skip` steps at the beginning are left out: their text is read and packed again, but nothing is masked.
+    Its length is that of the whole training.
+
+    Raises:
+        UserError: for a process whose documents make no sequence.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        task: LanguageModelTask,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        steps: int,
+        batches: Mapping[str, Any],
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.corpus, self.task, self.tokenizer = corpus, task, tokenizer
+        self.steps, self.batches, self.rank, self.world = steps, dict(batches), rank, world
+        self.skip = 0
+        self._held_out = _held_out(corpus, task)
+        self.sample = next(self._buffers())
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        skip, self.skip = self.skip, 0
+        for examples, step in itertools.islice(self._steps(), skip, self.steps):
+            yield [examples[micro_batch] for micro_batch in step]
+
+    def buckets(self, examples: Sequences, epoch: int = 0) -> LengthBuckets:
+        """The steps of so many sequences."""
+        buckets = LengthBuckets(examples.lengths, **self.batches)
+        buckets.set_epoch(epoch)
+        return buckets
+
+    def _steps(self) -> Iterator[tuple[Sequences, list[list[int]]]]:
+        for number, examples in enumerate(self._buffers()):
+            for step in self.buckets(examples, number):
+                yield examples, step
+
+    def _buffers(self) -> Iterator[Sequences]:
+        # No two processes, and no two passes, have sequences of one number.
+        numbers = itertools.count(self.rank * BUFFER, self.world * BUFFER)
+        for visit in itertools.count():
+            packer = _packer(self.task, self.tokenizer, self.task.seed, visit, self.rank)
+            documents = self.corpus.documents(rank=self.rank, world=self.world)
+            found = packer.sequences(document for document in documents if not self._held_out(document.key))
+            some = list(itertools.islice(found, BUFFER))
+            if not some:
+                raise UserError(_too_short(self.corpus, self.task, rank=self.rank, world=self.world))
+            while some:
+                yield Sequences(_in_memory(some, self.task), self.task, self.tokenizer, first=next(numbers))
+                some = list(itertools.islice(found, BUFFER))
+
+
+def read(
+    task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase", *, cache_dir: Path
+) -> tuple[dict[str, Sequences], Corpus | None]:
+    """`train` and `dev` in packed sequences; of a corpus to be streamed only `dev`, and the corpus.
+
+    Raises:
+        UserError: for a corpus that is empty, a single document, or shorter than one sequence, and for what a stream
+            cannot give.
+    """
+    corpus = open_corpus(task, cache_dir)
+    if is_streamed(task, corpus):
+        kept = _in_memory(_dev_of_stream(corpus, task, tokenizer), task, _kept_digest(corpus, task, tokenizer))
+        return {"dev": Sequences(kept, task, tokenizer)}, corpus
+    splits = _keep(corpus, task, tokenizer, cache_dir)
+    dev_rows = None
+    if task.dev_examples is not None and task.dev_examples < len(splits["dev"]):
+        order = np.random.default_rng(task.seed).permutation(len(splits["dev"]))
+        dev_rows = np.sort(order[: task.dev_examples])
+    visits = task.masks if task.masking == "static" else None
+    return {
+        "train": Sequences(splits["train"], task, tokenizer, visits=visits),
+        "dev": Sequences(splits["dev"], task, tokenizer, rows=dev_rows),
+    }, None
+
+
+def open_corpus(task: LanguageModelTask, cache_dir: Path) -> Corpus:
+    """The task's documents."""
+    return Corpus(
+        data_dir=task.data_dir, hub_id=task.hub_id, builtin=task.builtin, text=task.text, documents=task.documents,
+        cache_dir=cache_dir,
+    )  # fmt: skip
+
+
+def is_streamed(task: LanguageModelTask, corpus: Corpus) -> bool:
+    """Whether it is read on the way, and not once and for all."""
+    if task.streaming != "auto":
+        return bool(task.streaming)
+    size = corpus.size_bytes()
+    return size is None or size > task.keep_gb * 1e9
+
+
+def stream_loader(
+    corpus: Corpus, task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase", *, steps: int, **batches: Any
+) -> DataLoader[Any]:
+    """Yields one optimizer step at a time, as `batches.loader` does."""
+    stream = Stream(corpus, task, tokenizer, steps=steps, batches=batches)
+    return DataLoader(stream, batch_size=None, pin_memory=torch.cuda.is_available())
+
+
+def _keep(
+    corpus: Corpus, task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path
+) -> dict[str, tokens.Tokens]:
+    """Both splits, tokenized and packed once and found again in the cache."""
+    digest = _kept_digest(corpus, task, tokenizer)
+    directory = cache_dir / "tokens" / digest[:20]
+    if not is_intact(directory):
+        say(f"Tokens: {corpus.describe()} is tokenized once, in {directory}")
+        held_out = _held_out(corpus, task)
+        with whole_directory(directory, keep_intact=True) as temporary:
+            packers = {split: _packer(task, tokenizer, task.seed) for split in ("train", "dev")}
+            writers = {split: tokens.Writer(temporary / f"{split}.arrow") for split in packers}
+            for document in corpus.documents():
+                split = "dev" if held_out(document.key) else "train"
+                for sequence in packers[split].add(document):
+                    writers[split].add(_columns(sequence), sequence.pair_label if task.pair else None)
+            for split, packer in packers.items():
+                for sequence in packer.finish():
+                    writers[split].add(_columns(sequence), sequence.pair_label if task.pair else None)
+                if not len(writers[split]):
+                    raise UserError(_too_short(corpus, task, split))
+                writers[split].close()
+        lost = sum(packer.left_out for packer in packers.values()) / sum(packer.tokens for packer in packers.values())
+        if lost >= 0.01:
+            say(f"Tokens: {lost:.1%} are in no sequence, cut off or too few for one (task.packing={task.packing})")
+    return {split: tokens.read(directory / f"{split}.arrow", f"{digest}-{split}") for split in ("train", "dev")}
+
+
+def _kept_digest(corpus: Corpus, task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Stands for everything that the sequences depend on, masks aside."""
+    how = [task.packing, task.pair, task.max_length, task.dev_fraction, task.seed, tokenizer.sep_token_id]
+    return _digest([KEPT_FORMAT, tokens.KEPT_FORMAT, corpus.fingerprint(), how, tokens.rules(tokenizer)])
+
+
+def _held_out(corpus: Corpus, task: LanguageModelTask) -> Callable[[str], bool]:
+    """Whether a document is held out, by its key; where the draw takes none or all of them, at least one is.
+
+    Reads the corpus up to the first document that is held out and the first that is not.
+    """
+    drawn = partial(is_held_out, fraction=task.dev_fraction, seed=task.seed)
+    keys: list[str] = []
+    for document in corpus.documents():
+        if document.part == 0:
+            keys.append(document.key)
+            if drawn(keys[0]) != drawn(keys[-1]):
+                return drawn
+    return choose_held_out(keys, fraction=task.dev_fraction, seed=task.seed).__contains__
+
+
+def _dev_of_stream(corpus: Corpus, task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase") -> list[Any]:
+    """The first sequences of held-out documents, as many as dev is to have."""
+    if task.masking == "static":
+        raise UserError(
+            f"{corpus.describe()} is streamed, which shows a text once only: set task.masking=dynamic, or "
+            "task.streaming=false to keep all of it on disk"
+        )
+    if task.dev_examples is None:
+        raise UserError(f"{corpus.describe()} is streamed: give task.dev_examples, or dev would be read to its end")
+    held_out = _held_out(corpus, task)
+    found = _packer(task, tokenizer, task.seed).sequences(
+        document for document in corpus.documents() if held_out(document.key)
+    )
+    dev = list(itertools.islice(found, task.dev_examples))
+    if not dev:
+        raise UserError(_too_short(corpus, task, "dev"))
+    return dev
+
+
+def _in_memory(sequences: list[Any], task: LanguageModelTask, digest: str = "") -> tokens.Tokens:
+    columns = [_columns(sequence) for sequence in sequences]
+    lengths = [len(sequence.ids) for sequence in sequences]
+    return tokens.Tokens(
+        columns={name: np.concatenate([column[name] for column in columns]) for name in columns[0]},
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        truncated=0,
+        digest=digest,
+        pair_labels=np.array([sequence.pair_label for sequence in sequences]) if task.pair else None,
+    )
+
+
+def _columns(sequence: Any) -> dict[str, np.ndarray]:
+    columns = {"input_ids": sequence.ids}
+    return columns if sequence.types is None else {**columns, "token_type_ids": sequence.types}
+
+
+def _packer(task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase", *seed: int) -> Packer:
+    return Packer(tokenizer, packing=task.packing, max_length=task.max_length, pair=task.pair, seed=seed)
+
+
+def _masker(task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase") -> Masker:
+    if tokenizer.mask_token_id is None:
+        raise UserError(f"the tokenizer ({type(tokenizer).__name__}) has no mask token, which task={task.name} needs")
+    return Masker(
+        task.mask, mask_id=tokenizer.mask_token_id, special_ids=tokenizer.all_special_ids,
+        vocabulary_size=len(tokenizer), seed=task.seed,
+    )  # fmt: skip
+
+
+def _continues(task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
+    """Of every token whether it goes on with a word; nobody asks where single tokens are masked."""
+    return np.zeros(len(tokenizer), dtype=bool) if task.mask.unit == "token" else Frame(tokenizer).continues
+
+
+def _masks(task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase") -> list[Any]:
+    return [asdict(task.mask), task.seed, tokenizer.mask_token_id, sorted(tokenizer.all_special_ids)]
+
+
+def _too_short(corpus: Corpus, task: LanguageModelTask, split: str = "train", *, rank: int = 0, world: int = 1) -> str:
+    if world > 1:
+        return (
+            f"{corpus.describe()}: process {rank} of {world} has no sequence to train on, as there are too few "
+            f"documents for {world} processes or its own are too short: start fewer processes, set "
+            "task.documents=paragraph or line, or give more text"
+        )
+    part = "its held-out part" if split == "dev" else "what is left to train on"
+    if task.packing == "segment_pair":
+        return (
+            f"{corpus.describe()}: {part} has no document of two sentences, which make a pair: set task.documents=file "
+            "or paragraph, give more text, or take another task.packing"
+        )
+    return (
+        f"{corpus.describe()}: {part} is shorter than one sequence of task.max_length={task.max_length} tokens: give "
+        "more text, a smaller task.max_length or another task.dev_fraction, or take task.packing=sentence"
+    )
+
+
+def _digest(parts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
