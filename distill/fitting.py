@@ -341,6 +341,7 @@ def quiet() -> None:
         "is smaller than the logging interval",
         "isinstance(treespec, LeafSpec)",
         "your dataloader is not resumable",  # Ours begins where the checkpoint ended.
+        "`IterableDataset` has `__len__` defined",  # A stream's is that of the training.
     ):
         warnings.filterwarnings("ignore", message=f".*{re.escape(message)}")
 
