@@ -294,7 +294,8 @@ def split_sentences(paragraph: str) -> list[str]:
     found: list[str] = []
     start = 0
     for end in _SENTENCE_END.finditer(paragraph):
-        if not _ABBREVIATION.search(paragraph, start, end.start() + 1):
+        # No abbreviation is longer; looking from `start` on would take time that grows with the square of them.
+        if not _ABBREVIATION.search(paragraph, max(start, end.start() - 8), end.start() + 1):
             found.append(paragraph[start : end.end()].strip())
             start = end.end()
     return [*found, paragraph[start:].strip()]
