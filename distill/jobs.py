@@ -9,7 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from distill import train
+from distill import processes, train
 from distill.checkpoints import handled
 from distill.errors import Interrupted, UserError
 from distill.files import write_text
@@ -43,6 +43,7 @@ def run_job(config: DictConfig) -> Path:
             run.update(status="failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
         raise
     finally:
+        processes.end()
         if "wandb" in sys.modules:
             # Left open, the next run of a sweep would write into this one.
             sys.modules["wandb"].finish()

@@ -21,6 +21,17 @@ _COLUMNS = {"input_ids": np.int32, "token_type_ids": np.int8}
 _AT_ONCE = 10_000  # Texts in one call of the tokenizer, which holds them as Python lists.
 
 
+class Mapped(dict[str, np.ndarray]):
+    """Columns of a file, mapped into memory; to another process goes its path and no copy."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.table = path, pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        super().__init__(_columns(self.table))
+
+    def __reduce__(self) -> tuple[type["Mapped"], tuple[Path]]:
+        return Mapped, (self.path,)
+
+
 @dataclass(frozen=True)
 class Tokens:
     """Token ids of a whole split: those of example `i` are `column[offsets[i] : offsets[i + 1]]`.
@@ -53,7 +64,8 @@ def encode(
             pa.ipc.new_file(sink, table.schema) as writer,
         ):
             writer.write_table(table)
-    return _tokens(pa.ipc.open_file(pa.memory_map(str(path))).read_all(), name)
+    columns = Mapped(path)
+    return _tokens(columns.table, name, columns)
 
 
 def digest(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> str:
@@ -92,12 +104,15 @@ def _encoded(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int
         yield tokenizer(split.texts[part], pairs, truncation=True, max_length=max_length, return_attention_mask=False)
 
 
-def _tokens(table: pa.Table, name: str) -> Tokens:
+def _tokens(table: pa.Table, name: str, columns: dict[str, np.ndarray] | None = None) -> Tokens:
     """Arrow's own memory as arrays, without a copy."""
-    lists = {name: table.column(name).chunk(0) for name in table.column_names}
     return Tokens(
-        columns={name: column.values.to_numpy() for name, column in lists.items()},
-        offsets=lists["input_ids"].offsets.to_numpy(),
+        columns=_columns(table) if columns is None else columns,
+        offsets=table.column("input_ids").chunk(0).offsets.to_numpy(),
         truncated=int(table.schema.metadata[b"truncated"]),
         digest=name,
     )
+
+
+def _columns(table: pa.Table) -> dict[str, np.ndarray]:
+    return {name: table.column(name).chunk(0).values.to_numpy() for name in table.column_names}
