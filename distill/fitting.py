@@ -1,5 +1,6 @@
 """Fitting one module with Lightning: precision, checkpoints, progress, and what the training took."""
 
+import copy
 import ctypes
 import logging
 import os
@@ -32,7 +33,7 @@ from distill.progress import ProgressBar
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
-STRATEGIES = ("auto", "ddp")
+STRATEGIES = ("auto", "ddp", "fsdp")
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,8 @@ def _fit(
     """`fit` in one of the processes that train."""
     keep_freed_memory()
     buckets: Any = train.batch_sampler
-    buckets.rank = processes.rank()
+    if processes.rank() > 0:
+        buckets.rank = processes.rank()
     metric = f"dev/{module.task.metric}"
     best = ModelCheckpoint(
         dirpath=checkpoints, filename="best", monitor=metric, mode="max", save_weights_only=True,
@@ -224,7 +226,7 @@ def _fit(
     trainer = L.Trainer(
         accelerator=settings.accelerator,
         devices=processes.device_number(settings.device()),
-        strategy=processes.strategy(settings.device()),
+        strategy=processes.strategy(settings.strategy, settings.device()),
         precision=settings.resolved_precision(),  # type: ignore[arg-type]
         max_steps=module.total_steps,
         val_check_interval=max(1, len(train) // settings.evaluations),
@@ -236,9 +238,9 @@ def _fit(
         callbacks=[best, _EvaluateAtTheEnd(), saving, last, clock, *shown],
         use_distributed_sampler=False,
         plugins=[AtomicCheckpointIO()],
-        inference_mode=True,
+        inference_mode=settings.strategy != "fsdp",  # Gathered weights are no tensors for it.
     )
-    with _made_fast(module.student, settings), saving.asked_to_stop():
+    with _kept_whole(module, settings), _made_fast(module.student, settings), saving.asked_to_stop():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
     if processes.rank() == 0:  # The others have done their part.
         state = torch.load(best.best_model_path, map_location="cpu", weights_only=True)["state_dict"]
@@ -303,6 +305,20 @@ def estimate_seconds(
     # The quickest: the others waited for something that comes once, or for others.
     scored = max(1, round(settings.evaluations * steps * size / len(dataset))) * len(dev_dataset)
     return min(took) * (steps + scored / size / 3) + min(optimizing) * module.total_steps
+
+
+@contextmanager
+def _kept_whole(module: DistillationModule, settings: Settings) -> Iterator[None]:
+    """Train copies of student and objective where these are cut into shares; the module has its own at the end."""
+    if settings.strategy != "fsdp" or processes.world() == 1:
+        yield
+        return
+    whole = module.student, module.objective
+    module.student, module.objective = copy.deepcopy(whole)
+    try:
+        yield
+    finally:
+        module.student, module.objective = whole
 
 
 @contextmanager
@@ -385,6 +401,7 @@ def quiet() -> None:
         "isinstance(treespec, LeafSpec)",
         "your dataloader is not resumable",  # Ours begins where the checkpoint ended.
         "It is recommended to use `self.log(",  # With several processes, each of which scores all of dev.
+        "returned a view tensor",  # Nothing is changed in place.
     ):
         warnings.filterwarnings("ignore", message=f".*{re.escape(message)}")
 

@@ -70,6 +70,12 @@ class DistillationModule(L.LightningModule):
         self._dev_logits: list[Tensor] = []
         self._dev_labels: list[Tensor] = []
 
+    def configure_model(self) -> None:
+        if self.device_mesh is not None:  # Weights are spread over processes.
+            for part in (self.student, self.objective):
+                if any(True for _ in part.parameters()):
+                    processes.shard(part, self.device_mesh["data_parallel"])
+
     def on_fit_start(self) -> None:
         if self.teacher is not None:
             self.teacher.to(self.device)

@@ -27,9 +27,11 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
 from distill.errors import DistillError, UserError
@@ -96,13 +98,31 @@ def device_number(device: torch.device) -> list[int] | int:
     return [_seat.local % torch.cuda.device_count()]
 
 
-def strategy(device: torch.device) -> Strategy:
+def strategy(name: str, device: torch.device) -> Strategy:
     """How Lightning trains in this process."""
     if world() == 1:
         return SingleDeviceStrategy(device=device)
+    if name == "fsdp":
+        mesh = {"data_parallel_size": world(), "tensor_parallel_size": 1}
+        sharded = ModelParallelStrategy(**mesh, save_distributed_checkpoint=False)  # type: ignore[arg-type]
+        sharded.cluster_environment = _Environment()
+        return sharded
     # With `find_unused_parameters` a pooler that no loss reads may stay without a gradient. It also keeps the order in
     # which gradients are added: DDP would change that after the first step, and a resumed training begins with another.
     return _DDP(cluster_environment=_Environment(), find_unused_parameters=True)
+
+
+def shard(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Spread the weights over all processes: of each layer in a list of layers, then what is left.
+
+    A layer's are gathered when it computes, and its gradients where they are kept; so each process has its share of the
+    optimizer's state too (FSDP, arXiv 2304.11277).
+    """
+    for layers in [part for part in module.modules() if isinstance(part, nn.ModuleList)]:
+        for layer in layers:
+            if any(True for _ in layer.parameters()):
+                fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
 
 
 class _DDP(DDPStrategy):

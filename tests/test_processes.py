@@ -65,12 +65,13 @@ def rows(toy: Toy) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("accumulate", "strategy"), [(1, "ddp"), (2, "ddp"), (2, "fsdp")])
 def test_two_processes_train_as_one_with_twice_the_batch(
     task: SequenceTask,
     tokenizer: PreTrainedTokenizerBase,
     tmp_path: Path,
     accumulate: int,
+    strategy: str,
 ):
     for name, number in (("train", 53), ("dev", 24)):  # The last batch of an epoch is a ragged one.
         lines = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in sentences(number))]
@@ -80,10 +81,12 @@ def test_two_processes_train_as_one_with_twice_the_batch(
     toys = {
         devices: toy_training(
             ragged, splits, tokenizer, tmp_path / str(devices), dropout=0.0, accumulate=accumulate, devices=devices,
-            batch_size=16 // devices // accumulate, teacher_width=48, learning_rate=3e-4,
+            batch_size=16 // devices // accumulate, teacher_width=48, learning_rate=3e-4, strategy=strategy,
         )
         for devices in (1, 2)
     }  # fmt: skip
+    for toy in toys.values():  # As a run does, which leaves hooks in the student.
+        fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
     fits = {
         devices: toy.fit(logger=CSVLogger(str(toy.directory), name="", version="")) for devices, toy in toys.items()
     }
@@ -160,6 +163,18 @@ def test_two_processes_that_were_stopped_or_killed_end_as_if_nothing_had_been(
     assert equal(last_state(resumed), last_state(pair))
     assert equal(weights(resumed.module), weights(pair.module))
     assert resumed.module.tokens_seen == pair.module.tokens_seen
+
+
+def test_a_sharded_training_is_resumed_too(make: Make):
+    options = {**TWO, "strategy": "fsdp"}
+    whole, stopped = make(**options), trouble(make(**options), rank=1, step=5, kind="SIGTERM")
+    whole.fit()
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        stopped.fit()
+    resumed = make(directory=stopped.directory, **options)
+    resumed.fit(resume=True)
+    assert equal(last_state(resumed), last_state(whole))
+    assert equal(weights(resumed.module), weights(whole.module))
 
 
 @pytest.mark.parametrize(
