@@ -40,8 +40,14 @@ def main() -> int:
     """Run the command line; returns the exit code: 0, 2 (the user's), 3 (the numbers'), 130 (Ctrl-C)."""
     asked = os.environ.get("HYDRA_FULL_ERROR")
     wants_traceback = asked == "1"
+    launched = "RANK" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ
     try:
         _check_installation()
+        if launched:
+            from distill import processes
+
+            if processes.join():
+                return 0
         # A traceback is for those who ask for it; Hydra would otherwise end the process in its own words.
         os.environ["HYDRA_FULL_ERROR"] = "1"
         return _run(wants_traceback)
@@ -52,6 +58,8 @@ def main() -> int:
     except KeyboardInterrupt:
         return _tell(Interrupted("interrupted before anything began"))
     finally:
+        if launched and "distill.processes" in sys.modules:
+            processes.end(launched_too=True)
         if asked is None:
             os.environ.pop("HYDRA_FULL_ERROR", None)
         else:

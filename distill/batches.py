@@ -109,8 +109,8 @@ class LengthBuckets(Sampler[Step]):
     In epoch `e` example `i` of `n` is called `i + n * (e % visits)`, without `visits` `i + n * e`: a data set that
     shows the same example in other ways has a way for every visit.
 
-    Of several processes, `rank` of `world` gets its part of every step; together they see each example once, and all
-    of them have the same number of steps.
+    Of several processes, `rank` of `world` gets its part of every micro-batch, which are `world` times as large. So
+    together they see what one process with so large a `batch_size` sees, and all work on texts of the same lengths.
     """
 
     def __init__(
@@ -142,20 +142,20 @@ class LengthBuckets(Sampler[Step]):
         self.skip = 0  # Steps of the next epoch that a resumed training has done already.
         self.sampler = self  # Where Lightning looks for `set_epoch`.
         by_length = np.sort(lengths)
-        self._micro_batches = -(-len(lengths) // batch_size) if batch_size else len(self._bounds(by_length))
+        bounds = self._bounds(by_length)
+        self._micro_batches = -(-len(lengths) // (batch_size * world)) if batch_size else len(bounds)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return -(-self._micro_batches // (self.accumulate * self.world))
+        return -(-self._micro_batches // self.accumulate)
 
     def __iter__(self) -> Iterator[Step]:
-        micro_batches = self._epoch()
-        a_step = self.accumulate * self.world
+        micro_batches = [micro_batch[self.rank :: self.world] for micro_batch in self._epoch()]
         first, self.skip = self.skip, 0
-        for start in range(first * a_step, len(micro_batches), a_step):
-            yield self._part(micro_batches[start : start + a_step])
+        for start in range(first * self.accumulate, len(micro_batches), self.accumulate):
+            yield micro_batches[start : start + self.accumulate]
 
     def padding(self) -> float:
         """Share of an epoch's tokens that are padding."""
@@ -163,22 +163,19 @@ class LengthBuckets(Sampler[Step]):
         computed = sum(len(lengths) * padded_length(lengths.max(), self.longest) for lengths in parts)
         return 1 - int(self.lengths.sum()) / computed
 
-    def _part(self, step: Step) -> Step:
-        """What this process does of a step; an epoch's last may have to be cut smaller for all to have any."""
-        if len(step) < self.world:
-            step = [part.tolist() for part in np.array_split(np.concatenate(step), self.world) if len(part)]
-        return step[self.rank :: self.world]
-
     def _epoch(self) -> Step:
         """All micro-batches of the epoch, in their order."""
         if not self.shuffle:
             return self._cut(np.argsort(self.lengths, kind="stable"))[::-1]
         random = np.random.default_rng([self.seed, self.epoch])
         order = random.permutation(len(self.lengths))
-        size = self.pool * self.batch_size if self.batch_size else len(order)
+        size = self.pool * self.batch_size * self.world if self.batch_size else len(order)
+        starts = list(range(0, len(order), size))
+        if len(starts) > 1 and len(order) - starts[-1] < self.world:  # Too few to be a pool of their own.
+            starts.pop()
         micro_batches = []
-        for start in range(0, len(order), size):
-            members = order[start : start + size]
+        for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+            members = order[start:end]
             micro_batches += self._cut(members[np.argsort(self.lengths[members], kind="stable")])
         visit = self.epoch if self.visits is None else self.epoch % self.visits
         return [self._visited(micro_batches[i], visit) for i in random.permutation(len(micro_batches))]
@@ -191,15 +188,27 @@ class LengthBuckets(Sampler[Step]):
         return [order[first:last].tolist() for first, last in self._bounds(self.lengths[order])]
 
     def _bounds(self, lengths: np.ndarray) -> list[tuple[int, int]]:
-        """First and last of every micro-batch, from the longest down, so that an odd one is of the shortest."""
+        """First and last of every micro-batch, from the longest down, so that an odd one is of the shortest.
+
+        Raises:
+            UserError: where a process would have no example in one of them.
+        """
         bounds = []
         last = len(lengths)
         while last:
             length = padded_length(lengths[last - 1], self.longest)
-            size = self.batch_size or self.batch_tokens // length  # type: ignore[operator]
+            size = self.world * (self.batch_size or self.batch_tokens // length)  # type: ignore[operator]
             bounds.append((max(0, last - size), last))
             last = bounds[-1][0]
-        return bounds[::-1]
+        bounds.reverse()
+        if bounds[0][1] < self.world:  # The next one lends what it lacks.
+            if len(bounds) == 1 or bounds[1][1] < 2 * self.world:
+                raise UserError(
+                    f"got {len(lengths):,} examples to train on and {self.world} processes, too few for each to have "
+                    "one in every batch: take fewer processes (trainer.devices), or larger batches"
+                )
+            bounds[:2] = [(0, self.world), (self.world, bounds[1][1])]
+        return bounds
 
 
 def tokenize(
@@ -244,12 +253,13 @@ def loaders(
     batch_tokens: int | None = None,
     accumulate: int,
     seed: int,
+    world: int = 1,
 ) -> dict[str, DataLoader[list[Batch]]]:
-    """`train` in shuffled steps of `accumulate` micro-batches, and the splits that are scored."""
+    """`train` in shuffled steps of `accumulate` micro-batches for each of `world` processes, and the scored splits."""
     train = examples["train"]
     buckets = LengthBuckets(
         train.lengths, batch_size=batch_size, batch_tokens=batch_tokens, accumulate=accumulate, seed=seed,
-        visits=train.visits,
+        visits=train.visits, world=world,
     )  # fmt: skip
     return {"train": loader(train, buckets), **evaluation_loaders(examples)}
 

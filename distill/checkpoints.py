@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from distill import processes
 from distill.errors import UserError
 from distill.files import replaced
 
@@ -35,6 +36,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class Checkpoints(Callback):
     """Writes `path` every so many optimizer steps, and when the training is asked to stop, which it then does.
 
+    Of several processes one may be asked: they agree after every step, so that all of them stop after the same one.
+
     A step after which dev is scored or the epoch ends is no place for it: a training that went on from there would do
     neither. Where dev is scored a ModelCheckpoint writes `path` afterwards; otherwise the next step has its turn.
 
@@ -44,7 +47,7 @@ class Checkpoints(Callback):
 
     def __init__(self, path: Path, *, every: int | None, identity: Mapping[str, Any]) -> None:
         self.path, self.every, self.identity = path, every, dict(identity)
-        self.stopping = False
+        self.stopping = self._agreed = False
         self._due = False
 
     def steps_to_skip(self) -> int:
@@ -78,22 +81,31 @@ class Checkpoints(Callback):
             raise KeyboardInterrupt
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
+        if processes.rank() > 0:  # The first one says it, and is asked twice.
+            self.stopping = True
+            return
         if self.stopping:
             raise KeyboardInterrupt
-        self.stopping = self._due = True
+        self.stopping = True
         os.write(2, _STOPPING)  # Printing is not safe everywhere that a signal can come.
+
+    def _agree(self) -> None:
+        """Stop where one of the processes was asked to, and keep this step."""
+        if not self._agreed and processes.anyone(self.stopping):
+            self.stopping = self._agreed = self._due = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._stop)  # Lightning has put its own in the place.
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        if self.stopping and not self._due:
+        if self._agreed and not self._due:
             raise KeyboardInterrupt
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._agree()
         self._due |= self.every is not None and trainer.global_step % self.every == 0
         scored = trainer.should_stop or (batch_idx + 1) % cast(int, trainer.val_check_batch) == 0
         if self._due and not scored and not trainer.is_last_batch:
@@ -101,6 +113,7 @@ class Checkpoints(Callback):
             self._due = False
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._agree()
         self._due = False  # A ModelCheckpoint writes it here.
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

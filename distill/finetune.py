@@ -23,7 +23,7 @@ from distill.errors import UnreachableError, UserError
 from distill.files import CHECKSUMS, is_intact, sha256, whole_directory, write_json
 from distill.losses import HardLabels, Objective
 from distill.module import DistillationModule, freeze, predict_splits
-from distill.preflight import check_budget, check_length, duration
+from distill.preflight import check_budget, check_length, check_processes, duration
 from distill.progress import console, notice, say
 from distill.tasks import SequenceTask
 
@@ -163,6 +163,7 @@ def prepare(
         check_length(start.model, start.tokenizer, task, who="teacher")
         if source.settings is not None:
             check_budget(source.settings.batch_tokens, task, "teacher.finetune")
+            check_processes(source.settings, "teacher.finetune")
         for text in start.notices:
             notice(text)
         if start.fits:
@@ -229,7 +230,10 @@ def _fingerprint(source: Source, task: SequenceTask, splits: data.TaskData) -> s
     settings = None
     if source.settings is not None:
         settings = asdict(replace(source.settings, precision=source.settings.resolved_precision()))
-        settings.pop("checkpoint_steps")  # Has no part in the result.
+        for name in ("checkpoint_steps", "devices", "strategy"):
+            settings.pop(name)  # Has no part in the result.
+        if source.settings.processes() > 1:  # A step sees the batches of all of them.
+            settings["processes"] = source.settings.processes()
     return _digest([KEPT_FORMAT, source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings])
 
 

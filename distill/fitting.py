@@ -1,5 +1,6 @@
 """Fitting one module with Lightning: precision, checkpoints, progress, and what the training took."""
 
+import copy
 import ctypes
 import logging
 import os
@@ -24,7 +25,7 @@ from lightning.pytorch.loggers import Logger
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from distill import batches, kernels
+from distill import batches, kernels, processes
 from distill.checkpoints import AtomicCheckpointIO, Checkpoints
 from distill.errors import UserError
 from distill.forward import moved
@@ -33,6 +34,7 @@ from distill.progress import ProgressBar
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
+STRATEGIES = ("auto", "ddp", "fsdp")
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,9 @@ class Settings:
     place. An optimizer step sees `accumulate` such batches. `warmup` is a share of all steps, `clip` the largest norm
     of the gradient (0: none), `evaluations` how often dev is scored in an epoch. A checkpoint is written wherever dev
     is scored, and every `checkpoint_steps` optimizer steps. `compile` hands the student to `torch.compile`.
+
+    `devices` processes train as one, on this machine; those that torchrun or SLURM have started take their place. A
+    batch is then that of each process, and a step sees the batches of all.
     """
 
     learning_rate: float
@@ -58,6 +63,8 @@ class Settings:
     evaluations: int = 1
     checkpoint_steps: int | None = None
     accelerator: str = "auto"
+    devices: int = 1
+    strategy: str = "auto"
     compile: bool = False
     seed: int = 0
 
@@ -69,7 +76,8 @@ class Settings:
         if not isinstance(self.compile, bool):
             raise ValueError(f"got compile={self.compile}, expected true or false")
         whole = (
-            "batch_size", "batch_tokens", "accumulate", "max_epochs", "max_steps", "evaluations", "checkpoint_steps"
+            "batch_size", "batch_tokens", "accumulate", "max_epochs", "max_steps", "evaluations", "checkpoint_steps",
+            "devices",
         )  # fmt: skip
         for name in whole:
             value = getattr(self, name)
@@ -87,6 +95,8 @@ class Settings:
         check_devices(self.accelerator)
         if self.compile and self.device().type == "cpu" and not _has_compiler():
             raise ValueError("got compile=true, which needs a C++ compiler, and there is no g++ or clang++ here")
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"got strategy={self.strategy}, expected one of {', '.join(STRATEGIES)}")
         if self.precision not in PRECISIONS:
             raise ValueError(f"got precision={self.precision}, expected one of {', '.join(PRECISIONS)}")
 
@@ -99,19 +109,26 @@ class Settings:
         """What `batches.loaders` asks for."""
         size = self.batch_size if self.batch_tokens is None else None
         return {
-            "batch_size": size, "batch_tokens": self.batch_tokens, "accumulate": self.accumulate, "seed": self.seed
+            "batch_size": size, "batch_tokens": self.batch_tokens, "accumulate": self.accumulate, "seed": self.seed,
+            "world": self.processes(),
         }  # fmt: skip
 
     def step_size(self) -> str:
         """What an optimizer step sees, in words."""
+        micro_batches = self.accumulate * self.processes()
         if self.batch_tokens is not None:
-            return f"up to {self.batch_tokens * self.accumulate:,} tokens"
-        return f"{(self.batch_size or 0) * self.accumulate:,} examples"
+            return f"up to {self.batch_tokens * micro_batches:,} tokens"
+        return f"{(self.batch_size or 0) * micro_batches:,} examples"
 
     def optimization(self, steps_per_epoch: int) -> dict[str, Any]:
         """What `DistillationModule` asks for."""
         names = ("learning_rate", "weight_decay", "warmup", "clip", "seed")
         return {name: getattr(self, name) for name in names} | {"total_steps": self.total_steps(steps_per_epoch)}
+
+    def processes(self) -> int:
+        """How many processes train."""
+        launched = processes.launched().world
+        return launched if launched > 1 else self.devices
 
     def device(self) -> torch.device:
         """Where the training takes place."""
@@ -164,7 +181,32 @@ def fit(
         UserError: for a checkpoint that is damaged or of another training.
         KeyboardInterrupt: when the training was asked to stop, by Ctrl-C or SIGTERM.
     """
+    work = (module, train, dev, settings, checkpoints, title, dict(identity or {}), resume)
+    if settings.processes() == 1:
+        return _fit(*work, logger=logger)
+    for model in (module, module.teacher):
+        if model is not None:
+            model.cpu()  # On its way to other processes, which have other GPUs.
+    found: Fit = processes.together(settings.processes(), _fit, *work, device=settings.device(), logger=logger)
+    return found
+
+
+def _fit(
+    module: DistillationModule,
+    train: DataLoader[Any],
+    dev: DataLoader[Any],
+    settings: Settings,
+    checkpoints: Path,
+    title: str,
+    identity: Mapping[str, Any],
+    resume: bool,
+    logger: Logger | None = None,
+) -> Fit:
+    """`fit` in one of the processes that train."""
     keep_freed_memory()
+    steps: Any = train.batch_sampler or train.dataset  # A stream makes its own steps.
+    if processes.rank() > 0:
+        steps.rank = processes.rank()
     metric, selects = f"dev/{module.task.metric}", module.task.selects
     best = ModelCheckpoint(
         dirpath=checkpoints, filename="best", monitor=metric, mode=selects, save_weights_only=True,
@@ -176,15 +218,16 @@ def fit(
     saving = Checkpoints(
         last_path,
         every=settings.checkpoint_steps,
-        identity={**(identity or {}), **_identity(module, len(train), settings)},
+        identity={**identity, **_identity(module, len(train), settings)},
     )
     if resuming:
-        steps: Any = train.batch_sampler or train.dataset  # A stream makes its own steps.
         steps.skip = saving.steps_to_skip()
     clock = _Clock()
+    shown = [ProgressBar(title, metric, selects)] if processes.rank() == 0 else []
     trainer = L.Trainer(
         accelerator=settings.accelerator,
-        devices=1,
+        devices=processes.device_number(settings.device()),
+        strategy=processes.strategy(settings.strategy, settings.device()),
         precision=settings.resolved_precision(),  # type: ignore[arg-type]
         max_steps=module.total_steps,
         val_check_interval=max(1, len(train) // settings.evaluations),
@@ -193,14 +236,16 @@ def fit(
         enable_model_summary=False,
         logger=logger if logger is not None else False,
         log_every_n_steps=max(1, min(50, module.total_steps // 20)),
-        callbacks=[best, _EvaluateAtTheEnd(), saving, last, ProgressBar(title, metric, selects), clock],
+        callbacks=[best, _EvaluateAtTheEnd(), saving, last, clock, *shown],
+        use_distributed_sampler=False,
         plugins=[AtomicCheckpointIO()],
-        inference_mode=True,
+        inference_mode=settings.strategy != "fsdp",  # Gathered weights are no tensors for it.
     )
-    with _made_fast(module.student, settings), saving.asked_to_stop():
+    with _kept_whole(module, settings), _made_fast(module.student, settings), saving.asked_to_stop():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
-    state = torch.load(best.best_model_path, map_location="cpu", weights_only=True)["state_dict"]
-    module.load_state_dict(state)
+    if processes.rank() == 0:  # The others have done their part.
+        state = torch.load(best.best_model_path, map_location="cpu", weights_only=True)["state_dict"]
+        module.load_state_dict(state)
     seconds = max(clock.seconds, 1e-9)
     return Fit(
         seconds=seconds,
@@ -219,7 +264,10 @@ def _identity(module: DistillationModule, steps_per_epoch: int, settings: Settin
     """What a training that is resumed must have in common with its beginning."""
     shapes = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
     steps = [module.total_steps, steps_per_epoch, settings.accumulate]
-    return {"model": shapes, "steps": steps, "precision": settings.resolved_precision(), "seed": module.seed}
+    return {
+        "model": shapes, "steps": steps, "precision": settings.resolved_precision(), "seed": module.seed,
+        "processes": processes.world(),
+    }  # fmt: skip
 
 
 def estimate_seconds(
@@ -232,7 +280,7 @@ def estimate_seconds(
     dataset, buckets = batches.shown(train)
     dev_dataset: Any = dev.dataset
     steps = module.total_steps * settings.accumulate
-    size = max(1, round(len(dataset) / (len(buckets) * settings.accumulate)))
+    size = max(1, round(len(dataset) / (len(buckets) * settings.accumulate * settings.processes())))
     by_length = np.argsort(dataset.lengths, kind="stable")
     middle = max(0, (len(by_length) - size) // 2)
     device = settings.device()
@@ -244,7 +292,7 @@ def estimate_seconds(
     for group in optimizer.param_groups:
         group["lr"] = group["weight_decay"] = 0.0  # All the work of a step, and nothing moves.
     took, optimizing = [], []
-    with _made_fast(module.student, settings):
+    with _made_fast(module.student, settings), processes.threads(settings.devices):
         for _ in range(4):
             start = time.perf_counter()
             with torch.autocast(device.type, torch.bfloat16, enabled=settings.resolved_precision() == "bf16-mixed"):
@@ -259,6 +307,20 @@ def estimate_seconds(
     evaluations = max(1, round(settings.evaluations * module.total_steps / len(train)))
     scored = evaluations * len(dev_dataset)
     return min(took) * (steps + scored / size / 3) + min(optimizing) * module.total_steps
+
+
+@contextmanager
+def _kept_whole(module: DistillationModule, settings: Settings) -> Iterator[None]:
+    """Train copies of student and objective where these are cut into shares; the module has its own at the end."""
+    if settings.strategy != "fsdp" or processes.world() == 1:
+        yield
+        return
+    whole = module.student, module.objective
+    module.student, module.objective = copy.deepcopy(whole)
+    try:
+        yield
+    finally:
+        module.student, module.objective = whole
 
 
 @contextmanager
@@ -342,6 +404,8 @@ def quiet() -> None:
         "isinstance(treespec, LeafSpec)",
         "your dataloader is not resumable",  # Ours begins where the checkpoint ended.
         "`IterableDataset` has `__len__` defined",  # A stream's is that of the training.
+        "It is recommended to use `self.log(",  # With several processes, each of which scores all of dev.
+        "returned a view tensor",  # Nothing is changed in place.
     ):
         warnings.filterwarnings("ignore", message=f".*{re.escape(message)}")
 

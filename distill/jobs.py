@@ -11,7 +11,7 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from distill import language, train
+from distill import language, processes, train
 from distill.checkpoints import handled
 from distill.errors import Interrupted, UserError
 from distill.files import write_text
@@ -55,6 +55,7 @@ def run_job(config: DictConfig) -> Path:
             run.update(status="failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
         raise
     finally:
+        processes.end()
         if "wandb" in sys.modules:
             # Left open, the next run of a sweep would write into this one.
             sys.modules["wandb"].finish()

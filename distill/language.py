@@ -186,6 +186,7 @@ def _data(
     config: DictConfig, task: LanguageModelTask, tokenizer: PreTrainedTokenizerBase, settings: fitting.Settings
 ) -> tuple[dict[str, sequences.Sequences], dict[str, DataLoader[Any]]]:
     """The sequences, of which a stream keeps dev alone, and their loaders."""
+    preflight.check_processes(settings, "trainer")
     preflight.check_budget(settings.batch_tokens, task, "trainer")
     examples, corpus = sequences.read(task, tokenizer, cache_dir=parts.cache_dir(config))
     if corpus is None:

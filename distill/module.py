@@ -2,8 +2,8 @@
 
 import math
 import time
-import types
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import lightning as L
@@ -12,18 +12,20 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
-from distill import vocabulary
+from distill import processes, vocabulary
 from distill.errors import NumericalError
 from distill.forward import moved, run_model
 from distill.losses import Objective
 from distill.tasks import Task
 
+_APART = 2_654_435_761  # Between the seeds of two processes; its multiples modulo 2**32 lie far from each other.
+
 
 class DistillationModule(L.LightningModule):
     """Trains `student` under `objective`; with no teacher it is plain fine-tuning.
 
-    A batch is one optimizer step: the list of its micro-batches. Each term is divided by its own count over the
-    whole step, so accumulating unequal micro-batches equals one large batch.
+    A batch is one optimizer step: the list of its micro-batches, or, of several processes, this one's part of them.
+    Each term is divided by its own count over the whole step, so unequal micro-batches equal one large batch.
 
     Args:
         teacher: asked in evaluation mode and without gradients; in no checkpoint, no optimizer.
@@ -31,7 +33,7 @@ class DistillationModule(L.LightningModule):
         total_steps: optimizer steps of the whole training, for the linear decay to zero.
         warmup: share of the steps over which the learning rate rises from zero.
         clip: largest norm of the gradient; 0 does not clip.
-        seed: dropout depends on it and on the step alone, so a resumed run draws the same.
+        seed: dropout depends on it, on the step and on the process alone, so a resumed run draws the same.
     """
 
     def __init__(
@@ -67,24 +69,35 @@ class DistillationModule(L.LightningModule):
         self._dev_logits: list[Tensor] = []
         self._dev_labels: list[Tensor] = []
 
+    def configure_model(self) -> None:
+        if self.device_mesh is not None:  # Weights are spread over processes.
+            for part in (self.student, self.objective):
+                if any(True for _ in part.parameters()):
+                    processes.shard(part, self.device_mesh["data_parallel"])
+
     def on_fit_start(self) -> None:
         if self.teacher is not None:
             self.teacher.to(self.device)
 
     def training_step(self, micro_batches: list[dict[str, Tensor]], batch_idx: int) -> None:
         step = self.global_step
-        torch.manual_seed(self.seed * 1_000_003 + step)
+        torch.manual_seed(self.seed * 1_000_003 + step + processes.rank() * _APART)
         optimizer = self.optimizers()
-        counts = torch.stack([self.objective.counts(batch) for batch in micro_batches]).sum(dim=0)
+        counts = processes.total(torch.stack([self.objective.counts(batch) for batch in micro_batches]).sum(dim=0))
         sums = torch.zeros_like(counts)
         loss_value = 0.0
-        for batch in micro_batches:
+        for number, batch in enumerate(micro_batches, start=1):
             loss, batch_sums = self.losses(batch, counts)
-            self.manual_backward(loss)
+            with self._synchronized(number == len(micro_batches)):
+                self.manual_backward(loss * processes.world())  # DDP takes the mean, where a step is a sum.
             sums += batch_sums
             loss_value += float(loss.detach())
-            self._count_tokens(batch)
-        self._log_losses(step, loss_value, sums / counts.clamp(min=1))
+        figures = [loss_value, *self._count_tokens(micro_batches)]
+        loss_value, *seen = processes.total(torch.tensor(figures, dtype=torch.float64)).tolist()
+        self.tokens_seen += int(seen[0])
+        self.tokens_computed += int(seen[1])
+        self.examples_seen += int(seen[2])
+        self._log_losses(step, loss_value, processes.total(sums) / counts.clamp(min=1))
         if self.clip > 0:
             # Projections learn too, so their gradients are part of the norm.
             nn.utils.clip_grad_norm_(list(self.parameters()), self.clip)
@@ -129,10 +142,19 @@ class DistillationModule(L.LightningModule):
                 )
         self.log_dict({f"train/{name}": value for name, value in values.items()} | {"train/loss": loss})
 
-    def _count_tokens(self, batch: Mapping[str, Tensor]) -> None:
-        self.tokens_seen += int(batch["attention_mask"].sum())
-        self.tokens_computed += batch["attention_mask"].numel()
-        self.examples_seen += len(batch["example_id"])
+    def _synchronized(self, last: bool) -> AbstractContextManager[Any]:
+        """Processes add up their gradients once a step, in its last backward pass."""
+        if last or processes.world() == 1:
+            return nullcontext()
+        blocked: AbstractContextManager[Any] = self.trainer.strategy.block_backward_sync()  # type: ignore[attr-defined]
+        return blocked
+
+    @staticmethod
+    def _count_tokens(micro_batches: list[dict[str, Tensor]]) -> list[int]:
+        """Tokens, tokens with their padding, and examples."""
+        masks = [batch["attention_mask"] for batch in micro_batches]
+        seen = sum(int(mask.sum()) for mask in masks)
+        return [seen, sum(mask.numel() for mask in masks), sum(len(batch["example_id"]) for batch in micro_batches)]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["seen"] = [self.examples_seen, self.tokens_seen, self.tokens_computed, self.teacher_seconds]
@@ -165,13 +187,18 @@ class DistillationModule(L.LightningModule):
 def freeze(model: PreTrainedModel) -> PreTrainedModel:
     """The model for good in evaluation mode and without gradients: a later `train()` does nothing."""
     model.requires_grad_(False).eval()
-    # A bound method: a copy of the model has one of its own.
-    model.train = types.MethodType(_stay_as_it_is, model)  # type: ignore[method-assign]
+    model.train = _StayAsItIs(model)  # type: ignore[method-assign]
     return model
 
 
-def _stay_as_it_is(model: PreTrainedModel, mode: bool = True) -> PreTrainedModel:
-    return model
+class _StayAsItIs:
+    """A frozen model's `train()`; a copy of the model has one of its own, and it can be pickled."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def __call__(self, mode: bool = True) -> PreTrainedModel:
+        return self.model
 
 
 def scored(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from distill import processes
 from distill.batches import Examples, shown
 from distill.data import TaskData
 from distill.errors import UserError
@@ -115,6 +116,18 @@ def check_budget(batch_tokens: int | None, task: Task, trainer: str) -> None:
         raise UserError(
             f"{trainer}.batch_tokens={batch_tokens}, but an example may have task.max_length={task.max_length} tokens: "
             "raise the one or lower the other"
+        )
+
+
+def check_processes(settings: Settings, trainer: str) -> None:
+    """UserError where there are fewer GPUs than processes that want one."""
+    device = settings.device()
+    if device.type == "mps" and settings.processes() > 1:
+        raise UserError(f"{trainer}.devices={settings.devices}, but an Apple GPU serves one process: set it to 1")
+    if device.type == "cuda" and processes.launched().world == 1 and settings.devices > torch.cuda.device_count():
+        raise UserError(
+            f"{trainer}.devices={settings.devices}, but torch sees {torch.cuda.device_count()} GPU(s): take as many, "
+            f"or set {trainer}.accelerator=cpu"
         )
 
 

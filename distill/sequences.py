@@ -5,7 +5,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +106,19 @@ class Stream(IterableDataset[list[Batch]]):
         self.corpus, self.task, self.tokenizer = corpus, task, tokenizer
         self.steps, self.batches, self.rank, self.world = steps, dict(batches), rank, world
         self.skip = 0
-        self._held_out = _held_out(corpus, task)
-        self.sample = next(self._buffers())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To another process goes what is read, and nothing of what it says."""
+        return {name: value for name, value in vars(self).items() if name not in ("sample", "_is_held_out")}
+
+    @cached_property
+    def sample(self) -> Sequences:
+        """The first sequences."""
+        return next(self._buffers())
+
+    @cached_property
+    def _is_held_out(self) -> Callable[[str], bool]:
+        return _held_out(self.corpus, self.task)
 
     def __len__(self) -> int:
         return self.steps
@@ -126,7 +137,9 @@ class Stream(IterableDataset[list[Batch]]):
     def _steps(self) -> Iterator[tuple[Sequences, list[list[int]]]]:
         for number, examples in enumerate(self._buffers()):
             for step in self.buckets(examples, number):
-                yield examples, step
+                # Several processes must have the same number of micro-batches, and not all have equal buffers.
+                if self.world == 1 or len(step) == self.batches["accumulate"]:
+                    yield examples, step
 
     def _buffers(self) -> Iterator[Sequences]:
         # No two processes, and no two passes, have sequences of one number.
@@ -134,7 +147,7 @@ class Stream(IterableDataset[list[Batch]]):
         for visit in itertools.count():
             packer = _packer(self.task, self.tokenizer, self.task.seed, visit, self.rank)
             documents = self.corpus.documents(rank=self.rank, world=self.world)
-            found = packer.sequences(document for document in documents if not self._held_out(document.key))
+            found = packer.sequences(document for document in documents if not self._is_held_out(document.key))
             some = list(itertools.islice(found, BUFFER))
             if not some:
                 raise UserError(_too_short(self.corpus, self.task, rank=self.rank, world=self.world))
@@ -185,10 +198,16 @@ def is_streamed(task: LanguageModelTask, corpus: Corpus) -> bool:
 
 
 def stream_loader(
-    corpus: Corpus, task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase", *, steps: int, **batches: Any
+    corpus: Corpus,
+    task: LanguageModelTask,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    steps: int,
+    world: int = 1,
+    **batches: Any,
 ) -> DataLoader[Any]:
     """Yields one optimizer step at a time, as `batches.loader` does."""
-    stream = Stream(corpus, task, tokenizer, steps=steps, batches=batches)
+    stream = Stream(corpus, task, tokenizer, steps=steps, batches=batches, world=world)
     return DataLoader(stream, batch_size=None, pin_memory=torch.cuda.is_available())
 
 

@@ -22,6 +22,17 @@ _COLUMNS = {"input_ids": np.int32, "token_type_ids": np.int8}
 _AT_ONCE = 10_000  # Texts in one call of the tokenizer, which holds them as Python lists.
 
 
+class Mapped(dict[str, np.ndarray]):
+    """Columns of a file, mapped into memory; to another process goes its path and no copy."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.table = path, pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        super().__init__(_columns(self.table))
+
+    def __reduce__(self) -> tuple[type["Mapped"], tuple[Path]]:
+        return Mapped, (self.path,)
+
+
 @dataclass(frozen=True)
 class Tokens:
     """Token ids of a whole split: those of example `i` are `column[offsets[i] : offsets[i + 1]]`.
@@ -59,7 +70,8 @@ def encode(
 
 def read(path: Path, name: str) -> Tokens:
     """The tokens of a file, mapped into memory; `name` becomes their digest."""
-    return _tokens(pa.ipc.open_file(pa.memory_map(str(path))).read_all(), name)
+    columns = Mapped(path)
+    return _tokens(columns.table, name, columns)
 
 
 class Writer:
@@ -148,14 +160,18 @@ def _write(table: pa.Table, path: Path) -> None:
         writer.write_table(table)
 
 
-def _tokens(table: pa.Table, name: str) -> Tokens:
+def _tokens(table: pa.Table, name: str, columns: dict[str, np.ndarray] | None = None) -> Tokens:
     """Arrow's own memory as arrays, without a copy."""
-    lists = {name: table.column(name).chunk(0) for name in table.column_names}
-    labels = lists.pop("pair_labels", None)
+    labels = table.column("pair_labels").chunk(0).to_numpy() if "pair_labels" in table.column_names else None
     return Tokens(
-        columns={name: column.values.to_numpy() for name, column in lists.items()},
-        offsets=lists["input_ids"].offsets.to_numpy(),
+        columns=_columns(table) if columns is None else columns,
+        offsets=table.column("input_ids").chunk(0).offsets.to_numpy(),
         truncated=int(table.schema.metadata[b"truncated"]),
         digest=name,
-        pair_labels=None if labels is None else labels.to_numpy(),
+        pair_labels=labels,
     )
+
+
+def _columns(table: pa.Table) -> dict[str, np.ndarray]:
+    names = [name for name in table.column_names if name in _COLUMNS]
+    return {name: table.column(name).chunk(0).values.to_numpy() for name in names}

@@ -47,6 +47,7 @@ def run_distill(config: DictConfig, run: Run) -> None:
     cache = parts.cache(config)
     preflight.check_objective(objective, task)
     preflight.check_budget(settings.batch_tokens, task, "trainer")
+    preflight.check_processes(settings, "trainer")
     check_cache(cache, objective, task)
 
     def rehearse(

@@ -9,7 +9,9 @@ write a file twice, with the same content, and never half of one.
 import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -160,6 +162,13 @@ class KeptOutputs:
         self.damaged: list[Path] = []
         for number in range(len(self._firsts)):
             self._shards.append(self._read(number))
+
+    def __reduce__(self) -> Any:
+        """To another process goes the place, and no copy."""
+        return partial(KeptOutputs, hidden_size=self.hidden_size, vocabulary=self.vocabulary), (
+            self.directory,
+            self.lengths,
+        )
 
     def missing(self, wanted: int | None = None) -> list[tuple[int, int]]:
         """First and last (excluded) example of every part that is still to be asked of the teacher.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
@@ -52,18 +52,51 @@ def test_a_budget_of_tokens_is_kept(lengths: np.ndarray, budget: int, accumulate
 @quick
 @given(
     some_lengths,
-    st.sampled_from([{"batch_size": 1}, {"batch_size": 7}, {"batch_tokens": 200}]),
+    st.sampled_from([{"batch_size": 2}, {"batch_size": 7, "pool": 1}, {"batch_tokens": 300}]),
     st.integers(1, 3),
     st.integers(1, 5),
+    st.integers(0, 3),
 )
-def test_several_processes_share_an_epoch(lengths: np.ndarray, size: dict[str, int], accumulate: int, world: int):
+def test_several_processes_share_an_epoch(
+    lengths: np.ndarray, size: dict[str, int], accumulate: int, world: int, epoch: int
+):
+    assume(len(lengths) >= world)
     ranks = [LengthBuckets(lengths, **size, accumulate=accumulate, rank=rank, world=world) for rank in range(world)]
+    for buckets in ranks:
+        buckets.set_epoch(epoch)
     parts = [list(buckets) for buckets in ranks]
     assert sorted(chain(*chain(*chain(*parts)))) == list(range(len(lengths)))
-    assert {len(steps) for steps in parts} == {len(ranks[0])}  # None waits for another at the end.
-    whole = list(LengthBuckets(lengths, **size, accumulate=accumulate * world))
-    for number, step in enumerate(whole):  # The same examples in a step as on one process that accumulates more.
-        assert sorted(chain(*(chain(*steps[number]) for steps in parts))) == sorted(chain(*step))
+    assert {len(steps) for steps in parts} == {len(ranks[0])}  # None waits for another at the end,
+    for steps in zip(*parts, strict=True):
+        assert len({len(step) for step in steps}) == 1  # nor within a step.
+    for micro_batch in chain(*chain(*parts)):
+        assert 1 <= len(micro_batch) <= size.get("batch_size", 200)
+        assert len(micro_batch) * padded_length(max(lengths[micro_batch]), max(lengths)) <= size.get(
+            "batch_tokens", 1e9
+        )
+
+
+@quick
+@given(some_lengths, st.integers(2, 8), st.integers(1, 3), st.integers(2, 3))
+def test_several_processes_see_what_one_with_larger_batches_sees(
+    lengths: np.ndarray, size: int, accumulate: int, world: int
+):
+    assume(len(lengths) % (size * world) not in range(1, world))  # The odd batch is large enough for all.
+    whole = list(LengthBuckets(lengths, batch_size=size * world, accumulate=accumulate))
+    parts = [
+        list(LengthBuckets(lengths, batch_size=size, accumulate=accumulate, rank=rank, world=world))
+        for rank in range(world)
+    ]
+    for step, *shares in zip(whole, *parts, strict=True):
+        assert [sorted(micro_batch) for micro_batch in step] == [
+            sorted(chain(*together)) for together in zip(*shares, strict=True)
+        ]
+
+
+@pytest.mark.parametrize(("number", "size", "world"), [(3, {"batch_size": 2}, 4), (7, {"batch_size": 1}, 2)])
+def test_fewer_examples_than_processes_need_are_refused(number: int, size: dict[str, int], world: int):
+    with pytest.raises(UserError, match=f"got {number} examples to train on and {world} processes, too few for each"):
+        LengthBuckets(np.arange(3, 3 + number), **size, world=world)
 
 
 def test_an_example_that_is_longer_than_the_budget_is_refused():
