@@ -224,7 +224,7 @@ def test_what_lies_in_files_travels_as_their_path(
     assert examples[[3, 60]]["input_ids"].equal(pickle.loads(sent)[[3, 60]]["input_ids"])
     kept = KeptOutputs(tmp_path / "outputs", examples.lengths, hidden_size=2)
     (tmp_path / "outputs").mkdir()
-    kept.add(0, torch.rand(64, 2), torch.rand(int(examples.lengths.sum()), 2))
+    kept.add(0, {"logits": torch.rand(64, 2)}, torch.rand(int(examples.lengths.sum()), 2))
     sent = pickle.dumps(kept)
     assert len(sent) < 2000
     again = pickle.loads(sent).outputs(examples[[3, 60]])
