@@ -5,18 +5,23 @@
 
 Soft targets at T=2 and MLM at the 15% of the tokens that are predicted, cosine between the last hidden states at all of
 them; weights 5, 2 and 1. Both begin from the same random weights and see the same tokens. The plain loop runs both
-models whole under bf16 autocast; this project's step gives their heads the predicted positions alone, its teacher
-answers in bf16, and its optimizer is fused. The losses of the first step are compared before anything is timed.
+models whole, in float32 or under bf16 autocast; this project's step gives their heads the predicted positions alone,
+its teacher answers in bf16, and its optimizer is fused. The losses of the first step are compared before anything is
+timed; each way runs in processes of its own, in turns.
 """
 
 import argparse
+import copy
 import json
 import statistics
+import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from machine import describe, forward_flops, has_bf16, median_seconds, peak_flops, training_step
 from rich.console import Console
@@ -49,35 +54,40 @@ def batch_of(options: argparse.Namespace, device: str) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def plain_loss(student: Any, teacher: Any, batch: dict[str, Tensor]) -> Tensor:
+def plain_loss(student: Any, teacher: Any, batch: dict[str, Tensor], positions: str = "masked") -> Tensor:
     """Everything computed, then chosen from."""
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
         told = teacher(**inputs, output_hidden_states=True)
     said = student(**inputs, output_hidden_states=True)
-    chosen = batch["items"]
+    chosen = batch["items"] if positions == "masked" else batch["attention_mask"].bool()
     student_logits, teacher_logits = said.logits[chosen].float(), told.logits[chosen].float()
     soft = (teacher_logits / TEMPERATURE).softmax(-1) * (student_logits / TEMPERATURE).log_softmax(-1)
-    mlm = nn.functional.cross_entropy(student_logits, batch["labels"][chosen])
+    mlm = nn.functional.cross_entropy(said.logits.flatten(0, 1).float(), batch["labels"].flatten())
     cosine = 1 - nn.functional.cosine_similarity(said.hidden_states[-1].float(), told.hidden_states[-1].float(), dim=-1)
     return -SOFT * TEMPERATURE**2 * soft.sum(-1).mean() + MLM * mlm + COSINE * cosine.mean()
 
 
 def models_of(options: argparse.Namespace, device: str) -> tuple[BertForMaskedLM, BertForMaskedLM]:
-    """A teacher with random weights in float32, and the same in what it answers distill in."""
-    config = BertConfig(
-        num_hidden_layers=options.layers, hidden_size=options.width, intermediate_size=4 * options.width,
-        num_attention_heads=max(1, options.width // 64),
-    )  # fmt: skip
-    teacher = freeze(BertForMaskedLM(config).to(device))
-    answering = freeze(BertForMaskedLM(config).to(device))
-    answering.load_state_dict(teacher.state_dict())
+    """A teacher in float32, with random weights where none is given, and the same in what it answers distill in."""
+    torch.manual_seed(0)
+    if options.teacher:
+        teacher = BertForMaskedLM.from_pretrained(options.teacher, dtype=torch.float32)
+    else:
+        teacher = BertForMaskedLM(
+            BertConfig(
+                num_hidden_layers=options.layers, hidden_size=options.width, intermediate_size=4 * options.width,
+                num_attention_heads=max(1, options.width // 64),
+            )
+        )  # fmt: skip
+    teacher = freeze(teacher.to(device))
+    answering = freeze(copy.deepcopy(teacher))
     return teacher, answering.to(torch.bfloat16) if has_bf16() else answering
 
 
-def module_of(student: PreTrainedModel, answering: BertForMaskedLM) -> DistillationModule:
+def module_of(student: PreTrainedModel, answering: BertForMaskedLM, positions: str) -> DistillationModule:
     terms = {
-        "soft": SoftTargets(temperature=TEMPERATURE, weight=SOFT),
+        "soft": SoftTargets(temperature=TEMPERATURE, weight=SOFT, positions=positions),
         "mlm": MaskedLanguageModelling(weight=MLM),
         "cosine": Cosine(weight=COSINE),
     }
@@ -87,31 +97,66 @@ def module_of(student: PreTrainedModel, answering: BertForMaskedLM) -> Distillat
     )  # fmt: skip
 
 
-def measure(
-    way: str, teacher: BertForMaskedLM, answering: BertForMaskedLM, batch: dict[str, Tensor], device: str
-) -> tuple[float, float | None]:
-    """Median seconds of a step, and on a GPU the most bytes that it took."""
-    student = from_teacher(teacher).to(device).train()
+def measure(options: argparse.Namespace, way: str, device: str) -> dict[str, float]:
+    """In this process: median seconds of a step, and the most bytes that steps took beyond both models."""
+    teacher, answering = models_of(options, device)
+    batch, student = batch_of(options, device), from_teacher(teacher).to(device).train()
+    if way.startswith("plain"):
+        del answering
+    else:
+        del teacher
     with ExitStack() as stack:
-        if way == "plain":
+        if way.startswith("plain"):
             step = training_step(
-                lambda: plain_loss(student, teacher, batch), student.parameters(),
-                torch.optim.AdamW(student.parameters(), lr=1e-5), device,
+                lambda: plain_loss(student, teacher, batch, options.positions), student.parameters(),
+                torch.optim.AdamW(student.parameters(), lr=1e-5), device, autocast=way == "plain, bf16",
             )  # fmt: skip
         else:
-            module = module_of(student, answering)
+            module = module_of(student, answering, options.positions)
             optimizer = module.configure_optimizers()[0][0]
             step = training_step(lambda: module.losses(batch)[0], student.parameters(), optimizer, device)
         if way == "distill, compiled":
-            student.compile()
-            answering.compile()
-            stack.callback(setattr, answering, "_compiled_call_impl", None)
+            student.base_model.compile()
+            answering.base_model.compile()
         elif way == "distill" and device == "cpu":
             stack.enter_context(kernels.training_on_cpu(student))
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-            return median_seconds(step, times=20, before=5), torch.cuda.max_memory_allocated()
-        return median_seconds(step, times=3, before=2), None
+            seconds = median_seconds(step, times=20, before=5)
+            return {"seconds": seconds, "bytes": torch.cuda.max_memory_allocated()}
+        with resident_peak() as peak:
+            seconds = median_seconds(step, times=options.steps, before=2)
+    return {"seconds": seconds, "bytes": peak.bytes}
+
+
+class resident_peak:
+    """Meanwhile, the most resident memory beyond what there was at its beginning; looked at every 2 ms."""
+
+    bytes = 0
+
+    def __enter__(self) -> "resident_peak":
+        self._process, self._over = psutil.Process(), threading.Event()
+        self._before = self._process.memory_info().rss
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.002):
+            self.bytes = max(self.bytes, self._process.memory_info().rss - self._before)
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._watcher.join()
+
+
+def elsewhere(way: str) -> dict[str, float]:
+    """`measure` in a process of its own, whose memory nothing else has been in."""
+    done = subprocess.run([sys.executable, *sys.argv, "--only", way], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{way}: {done.stderr}")
+    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
 
 
 def needed_flops(teacher: BertForMaskedLM, student: PreTrainedModel, options: argparse.Namespace, items: int) -> float:
@@ -128,54 +173,64 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--teacher", help="a directory with a BERT language model, in place of layers and width")
+    parser.add_argument("--positions", choices=("masked", "all"), default="masked", help="of the soft targets")
+    parser.add_argument("--steps", type=int, default=8, help="that are timed in each round, on a CPU")
     parser.add_argument("--rounds", type=int, default=3, help="the medians of so many are shown")
     parser.add_argument("--compile", action="store_true", help="also with torch.compile")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     fitting.keep_freed_memory()
-    torch.manual_seed(0)
-    teacher, answering = models_of(options, device)
+    if options.only:
+        print(json.dumps(measure(options, options.only, device)))
+        return
+    teacher, _ = models_of(options, device)
     batch = batch_of(options, device)
     student = from_teacher(teacher).to(device).eval()
     with torch.no_grad():
-        ours = float(module_of(student, teacher).eval().losses(batch)[0])
-        plain = float(plain_loss(student, teacher, batch))
+        ours = float(module_of(student, teacher, options.positions).eval().losses(batch)[0])
+        plain = float(plain_loss(student, teacher, batch, options.positions))
     print(f"Loss of the same student in float32: {ours:.5f}, plain loop {plain:.5f}")
-    ways = ["plain", "distill", *(["distill, compiled"] if options.compile else [])]
-    took: dict[str, list[float]] = {way: [] for way in ways}
-    memory: dict[str, float | None] = {}
+    ways = ["plain", *(["plain, bf16"] if has_bf16() else []), "distill"]
+    ways += ["distill, compiled"] if options.compile else []
+    took: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     peaks = []
     for _ in range(options.rounds):
         peaks.append(peak_flops(torch.bfloat16 if has_bf16() else torch.float32, device))
         for way in ways:
-            seconds, memory[way] = measure(way, teacher, answering, batch, device)
-            took[way].append(seconds)
-    medians = {way: statistics.median(seconds) for way, seconds in took.items()}
+            took[way].append(elsewhere(way))
     peak, work = statistics.median(peaks), needed_flops(teacher, student, options, int(batch["items"].sum()))
+    medians = {
+        way: {name: statistics.median(one[name] for one in found) for name in ("seconds", "bytes")}
+        for way, found in took.items()
+    }
+    base = medians["plain"]
     rows = {
         way: {
-            "ms": 1e3 * seconds,
-            "tokens_per_second": options.batch * options.length / seconds,
-            "share_of_peak": work / seconds / peak,
-            "ratio": medians["plain"] / seconds,
-            "gpu_bytes": memory[way],
+            "ms": 1e3 * found["seconds"],
+            "tokens_per_second": options.batch * options.length / found["seconds"],
+            "share_of_peak": work / found["seconds"] / peak,
+            "ratio": base["seconds"] / found["seconds"],
+            "megabytes": found["bytes"] / 1e6,
+            "memory": found["bytes"] / base["bytes"],
         }
-        for way, seconds in medians.items()
+        for way, found in medians.items()
     }
     show(rows, title=f"Batch {options.batch}, length {options.length}; {describe()}; {peak / 1e12:.2f} TFLOP/s at most")
     if options.json:
         print(json.dumps({"machine": describe(), "loss": [ours, plain], "ways": rows}))
 
 
-def show(rows: dict[str, dict[str, Any]], title: str) -> None:
+def show(rows: dict[str, dict[str, float]], title: str) -> None:
     table = Table(title=title)
-    for column in ("", "ms", "tokens/s", "of the peak", "ratio", "GPU MB"):
+    for column in ("", "ms", "tokens/s", "of the peak", "ratio", "MB", "of plain"):
         table.add_column(column, justify="right")
     for way, row in rows.items():
         table.add_row(
             way, f"{row['ms']:.1f}", f"{row['tokens_per_second']:,.0f}", f"{row['share_of_peak']:.2f}",
-            f"{row['ratio']:.2f}x", "-" if row["gpu_bytes"] is None else f"{row['gpu_bytes'] / 1e6:,.0f}",
+            f"{row['ratio']:.2f}x", f"{row['megabytes']:,.0f}", f"{row['memory']:.2f}",
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 

@@ -73,13 +73,18 @@ def soft_and_hard(student: Tensor, teacher: Tensor, labels: Tensor, temperature:
 
 
 def training_step(
-    loss_of: Callable[[], Tensor], weights: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer, device: str
+    loss_of: Callable[[], Tensor],
+    weights: Iterable[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    device: str,
+    *,
+    autocast: bool = True,
 ) -> Callable[[], None]:
-    """One optimizer step, under bf16 autocast where there is hardware for it, as a function."""
+    """One optimizer step as a function, with `autocast` in bf16 where there is hardware for it."""
     weights = list(weights)
 
     def step() -> None:
-        with torch.autocast(device, torch.bfloat16, enabled=has_bf16()):
+        with torch.autocast(device, torch.bfloat16, enabled=autocast and has_bf16()):
             loss = loss_of()
         loss.backward()
         nn.utils.clip_grad_norm_(weights, 1.0)
