@@ -42,13 +42,6 @@ def one_crew() -> Iterator[None]:
 # As one
 
 
-def losses(toy: Toy) -> list[dict[str, float]]:
-    """What is logged of every step."""
-    seen: list[dict[str, float]] = []
-    toy.module.log_dict = lambda values: seen.append(dict(values))  # type: ignore[method-assign]
-    return seen
-
-
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     for name, tensor in left.items():
         if not name.endswith("k_lin.bias"):  # Softmax takes it away: its gradient is rounding, which AdamW enlarges.
