@@ -44,6 +44,8 @@ def main() -> int:
     try:
         _check_installation()
         if launched:
+            if os.environ.get("RANK", os.environ.get("SLURM_PROCID")) != "0":
+                os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Others than the first are silent.
             from distill import processes
 
             if processes.join():

@@ -5,10 +5,12 @@ ends when the first one does. Every call has a process group of its own, so that
 """
 
 import contextlib
+import gc
 import io
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,6 +39,7 @@ from transformers import PreTrainedModel
 from distill.errors import DistillError, UserError
 
 _CAPTURING = "transformers.utils.output_capturing"
+_PATIENCE = 10.0  # Seconds.
 _FOREVER = timedelta(days=3650)
 _WORKER = "from distill.processes import work; work()"
 
@@ -118,7 +121,8 @@ def shard(module: nn.Module, mesh: DeviceMesh) -> None:
     A layer's are gathered when it computes, and its gradients where they are kept; so each process has its share of the
     optimizer's state too (FSDP, arXiv 2304.11277).
     """
-    for layers in [part for part in module.modules() if isinstance(part, nn.ModuleList)]:
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    for layers in reversed(lists):  # One within another first.
         for layer in layers:
             if any(True for _ in layer.parameters()):
                 fully_shard(layer, mesh=mesh)
@@ -262,9 +266,11 @@ class _Crew:
 
     def __init__(self, store: Store, world: int, workers: list[_Worker]) -> None:
         self.store, self.world, self.workers = store, world, workers
-        self._calls = 0
+        self._calls, self._lost = 0, False
 
     def call(self, function: Callable[..., Any], arguments: Any, own: dict[str, Any], device: torch.device) -> Any:
+        if self._lost:
+            raise ProcessError("a training before this one failed, and not all of its processes came back: start anew")
         work = packed((function, arguments))
         call = self._next(device.type)
         with threads(len(self.workers) + 1):
@@ -279,6 +285,7 @@ class _Crew:
             except BaseException as error:
                 cause = self._cause(call, error)
                 end()
+                self._lost = not self.workers and not self._all_back(call)
                 if cause is error:
                     raise
                 raise cause from error
@@ -288,6 +295,10 @@ class _Crew:
         self._next("")
         for worker in self.workers:
             worker.end()
+        if not self.workers:  # The store may go with this process: first they must have read it.
+            keys, end = [f"left{rank}" for rank in range(1, self.world)], time.monotonic() + _PATIENCE
+            while not self._lost and not self.store.check(keys) and time.monotonic() < end:
+                time.sleep(0.02)
 
     def _next(self, what: str) -> Store:
         self._calls += 1
@@ -303,6 +314,13 @@ class _Crew:
             for worker in self.workers:
                 worker.check()
             time.sleep(0.02)
+
+    def _all_back(self, call: Store) -> bool:
+        """Whether all others have left a call that failed; one that waits for this process never does."""
+        end = time.monotonic() + _PATIENCE
+        while call.add("failures", 0) < self.world - 1 and time.monotonic() < end:
+            time.sleep(0.02)
+        return call.add("failures", 0) >= self.world - 1
 
     def _cause(self, call: Store, error: BaseException) -> BaseException:
         """Why a call failed: an error of torch's here may only say that another process is gone."""
@@ -320,9 +338,12 @@ class _Crew:
 
 def _started(count: int) -> _Crew:
     """As many processes on this machine, this one among them."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # Not TCPStore's own socket, which would listen to other machines too.
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
     threads = max(1, torch.get_num_threads() // count)
-    return _Crew(store, count, [_Worker(rank, count, store.port, threads) for rank in range(1, count)])
+    return _Crew(store, count, [_Worker(rank, count, port, threads) for rank in range(1, count)])
 
 
 def _failure(call: Store) -> BaseException:
@@ -372,6 +393,7 @@ def _serve(store: Store) -> None:
         except RuntimeError:  # The store is the first process's, and gone.
             return
         if not device:
+            store.set(f"left{_seat.rank}", "")
             return
         _answer(PrefixStore(f"call{number}", store), device)
 
@@ -391,6 +413,7 @@ def _answer(call: Store, device: str) -> None:
     except RuntimeError as error:  # Of the group, or of the store, which is gone when the first process is.
         with contextlib.suppress(RuntimeError):
             _tell(call, error)
+    gc.collect()  # Module and trainer refer to each other, and keep the group's connections open.
 
 
 def _tell(call: Store, error: BaseException) -> None:

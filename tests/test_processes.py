@@ -1,6 +1,5 @@
 """Do several processes train as one would, and end as one?"""
 
-import contextlib
 import json
 import os
 import pickle
@@ -43,13 +42,6 @@ def one_crew() -> Iterator[None]:
 # As one
 
 
-def losses(toy: Toy) -> list[dict[str, float]]:
-    """What is logged of every step."""
-    seen: list[dict[str, float]] = []
-    toy.module.log_dict = lambda values: seen.append(dict(values))  # type: ignore[method-assign]
-    return seen
-
-
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     for name, tensor in left.items():
         if not name.endswith("k_lin.bias"):  # Softmax takes it away: its gradient is rounding, which AdamW enlarges.
@@ -65,12 +57,11 @@ def rows(toy: Toy) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.parametrize(("accumulate", "strategy"), [(1, "ddp"), (2, "ddp"), (2, "fsdp")])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_train_as_one_with_twice_the_batch(
     task: SequenceTask,
     tokenizer: PreTrainedTokenizerBase,
     tmp_path: Path,
-    accumulate: int,
     strategy: str,
 ):
     for name, number in (("train", 53), ("dev", 24)):  # The last batch of an epoch is a ragged one.
@@ -80,8 +71,8 @@ def test_two_processes_train_as_one_with_twice_the_batch(
     splits = data.read(ragged, cache_dir=tmp_path / "cache")
     toys = {
         devices: toy_training(
-            ragged, splits, tokenizer, tmp_path / str(devices), dropout=0.0, accumulate=accumulate, devices=devices,
-            batch_size=16 // devices // accumulate, teacher_width=48, learning_rate=3e-4, strategy=strategy,
+            ragged, splits, tokenizer, tmp_path / str(devices), dropout=0.0, accumulate=2, devices=devices,
+            batch_size=8 // devices, teacher_width=48, learning_rate=3e-4, strategy=strategy,
         )
         for devices in (1, 2)
     }  # fmt: skip
@@ -299,38 +290,20 @@ def test_under_torchrun_there_is_one_run(sweep: tuple[Path, tuple[str, ...]]):
     assert done.stdout.count("Bundle") == 1
 
 
-def test_a_killed_run_leaves_no_process_and_is_resumed(sweep: tuple[Path, tuple[str, ...]]):
+def test_a_killed_run_leaves_no_process(sweep: tuple[Path, tuple[str, ...]]):
     root, arguments = sweep
     call = [sys.executable, "-m", "distill", *arguments, "trainer.checkpoint_steps=1", "trainer.max_epochs=2000"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     output = root / "killed"
-    process = psutil.Popen(
-        [*call, f"output_dir={output}"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    process = psutil.Popen([*call, f"output_dir={output}"], env=environment, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: list(output.rglob("last.ckpt")))
         started = process.children()
         assert len(started) == 1
     finally:
         process.kill()
-    wait_for(lambda: not any(child.is_running() and child.status() != "zombie" for child in started))
-    process.communicate()
-    [run] = (path.parent for path in output.rglob("run.json"))
-    going_on = psutil.Popen(
-        [sys.executable, "-m", "distill", f"resume={run}"], env=environment, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        before = (run / "checkpoints" / "last.ckpt").stat().st_mtime_ns
-        wait_for(lambda: (run / "checkpoints" / "last.ckpt").stat().st_mtime_ns > before)
-        going_on.terminate()
-        said = going_on.communicate(timeout=120)[1]
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            going_on.kill()
-    assert going_on.returncode == 130
-    assert said.splitlines()[-1].startswith("error: interrupted: ")
-    assert len(records(output)) == 1
+        process.wait()
+    wait_for(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in started))
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 120) -> None:
