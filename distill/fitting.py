@@ -31,6 +31,7 @@ from distill.errors import UserError
 from distill.forward import moved
 from distill.module import DistillationModule
 from distill.progress import ProgressBar
+from distill.strategies import device_number, strategy
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
@@ -226,8 +227,8 @@ def _fit(
     shown = [ProgressBar(title, metric, selects)] if processes.rank() == 0 else []
     trainer = L.Trainer(
         accelerator=settings.accelerator,
-        devices=processes.device_number(settings.device()),
-        strategy=processes.strategy(settings.strategy, settings.device()),
+        devices=device_number(settings.device()),
+        strategy=strategy(settings.strategy, settings.device()),
         precision=settings.resolved_precision(),  # type: ignore[arg-type]
         max_steps=module.total_steps,
         val_check_interval=max(1, len(train) // settings.evaluations),

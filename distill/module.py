@@ -16,6 +16,7 @@ from distill import processes, vocabulary
 from distill.errors import NumericalError
 from distill.forward import moved, run_model
 from distill.losses import Objective
+from distill.strategies import shard
 from distill.tasks import Task
 
 _APART = 2_654_435_761  # Between the seeds of two processes; its multiples modulo 2**32 lie far from each other.
@@ -73,7 +74,7 @@ class DistillationModule(L.LightningModule):
         if self.device_mesh is not None:  # Weights are spread over processes.
             for part in (self.student, self.objective):
                 if any(True for _ in part.parameters()):
-                    processes.shard(part, self.device_mesh["data_parallel"])
+                    shard(part, self.device_mesh["data_parallel"])
 
     def on_fit_start(self) -> None:
         if self.teacher is not None:

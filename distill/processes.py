@@ -6,7 +6,6 @@ ends when the first one does. Every call has a process group of its own, so that
 
 import contextlib
 import gc
-import io
 import os
 import pickle
 import signal
@@ -18,27 +17,21 @@ import threading
 import time
 import traceback
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from transformers import PreTrainedModel
 
 from distill.errors import DistillError, UserError
+from distill.travel import packed
 
-_CAPTURING = "transformers.utils.output_capturing"
 _PATIENCE = 10.0  # Seconds.
 _FOREVER = timedelta(days=3650)
 _WORKER = "from distill.processes import work; work()"
@@ -94,88 +87,9 @@ def world() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def device_number(device: torch.device) -> list[int] | int:
-    """What Lightning's `devices` is in this process: its own GPU, where there are several, or one CPU."""
-    if device.type != "cuda" or world() == 1:
-        return 1
-    return [_seat.local % torch.cuda.device_count()]
-
-
-def strategy(name: str, device: torch.device) -> Strategy:
-    """How Lightning trains in this process."""
-    if world() == 1:
-        return SingleDeviceStrategy(device=device)
-    if name == "fsdp":
-        mesh = {"data_parallel_size": world(), "tensor_parallel_size": 1}
-        sharded = ModelParallelStrategy(**mesh, save_distributed_checkpoint=False)  # type: ignore[arg-type]
-        sharded.cluster_environment = _Environment()
-        return sharded
-    # With `find_unused_parameters` a pooler that no loss reads may stay without a gradient. It also keeps the order in
-    # which gradients are added: DDP would change that after the first step, and a resumed training begins with another.
-    return _DDP(cluster_environment=_Environment(), find_unused_parameters=True)
-
-
-def shard(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Spread the weights over all processes: of each layer in a list of layers, then what is left.
-
-    A layer's are gathered when it computes, and its gradients where they are kept; so each process has its share of the
-    optimizer's state too (FSDP, arXiv 2304.11277).
-    """
-    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    for layers in reversed(lists):  # One within another first.
-        for layer in layers:
-            if any(True for _ in layer.parameters()):
-                fully_shard(layer, mesh=mesh)
-    fully_shard(module, mesh=mesh)
-
-
-class _DDP(DDPStrategy):
-    """Without the remark that every parameter was used, which goes past all filters to the file of errors."""
-
-    _heard = False
-
-    def pre_backward(self, closure_loss: Tensor) -> None:
-        if self._heard:
-            super().pre_backward(closure_loss)
-            return
-        self._heard = True
-        errors, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        try:
-            super().pre_backward(closure_loss)
-        finally:
-            os.dup2(errors, 2)
-            os.close(errors)
-            os.close(nowhere)
-
-
-class _Environment(ClusterEnvironment):
-    """Tells Lightning that all processes are there; each sees its own device as the only one."""
-
-    creates_processes_externally = True
-    main_address, main_port = "", 0  # The group is made already.
-
-    @staticmethod
-    def detect() -> bool:
-        return False
-
-    def world_size(self) -> int:
-        return world()
-
-    def set_world_size(self, size: int) -> None:
-        pass
-
-    def global_rank(self) -> int:
-        return rank()
-
-    def set_global_rank(self, rank: int) -> None:
-        pass
-
-    def local_rank(self) -> int:
-        return 0
-
-    def node_rank(self) -> int:
-        return 0
+def local_gpu() -> int:
+    """The number of this process's own GPU."""
+    return _seat.local % torch.cuda.device_count()
 
 
 # The first process
@@ -452,50 +366,12 @@ def _store(seat: Seat) -> Store:
     return PrefixStore(f"distill{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
-class _Pickler(pickle.Pickler):
-    """Pickles models of transformers too, which leave things behind where they are made and where they run."""
-
-    def reducer_override(self, thing: Any) -> Any:
-        if not isinstance(thing, nn.Module):
-            return NotImplemented
-        make, arguments, state = cast(tuple[Any, ...], thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL))[:3]
-        hooks = state["_forward_hooks"].items()
-        kept = {number: hook for number, hook in hooks if getattr(hook, "__module__", "") != _CAPTURING}
-        state = {**state, "_forward_hooks": OrderedDict(kept)}
-        if isinstance(thing, PreTrainedModel):
-            state.pop("_output_capturing_hooks_installed", None)  # Hidden states' hooks, which are made when asked for.
-            make, arguments = _model, (type(thing), thing.config)
-        return make, arguments, state
-
-
-def _model(kind: type[PreTrainedModel], config: Any) -> PreTrainedModel:
-    """A model without weights: making one tells transformers what the class can do."""
-    with torch.device("meta"):
-        return kind(config)
-
-
-def packed(work: Any) -> bytes:
-    """A function and its arguments as they travel.
-
-    Raises:
-        UserError: for what cannot be pickled.
-    """
-    packed = io.BytesIO()
-    try:
-        _Pickler(packed, protocol=pickle.HIGHEST_PROTOCOL).dump(work)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise UserError(
-            f"the training cannot be sent to other processes ({str(error).splitlines()[0]}): set trainer.devices=1"
-        ) from error
-    return packed.getvalue()
-
-
 @contextmanager
 def _group(store: Store, device: str, rank: int, world: int) -> Iterator[None]:
     """A process group for one call: gloo, and nccl for what is on a GPU."""
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     if device == "cuda":
-        torch.cuda.set_device(_seat.local % torch.cuda.device_count())
+        torch.cuda.set_device(local_gpu())
     dist.init_process_group(backend, store=store, rank=rank, world_size=world)
     try:
         yield

@@ -25,6 +25,7 @@ from distill.errors import UserError
 from distill.losses import HardLabels
 from distill.processes import ProcessError
 from distill.tasks import SequenceTask
+from distill.travel import packed
 from teachers.cache import KeptOutputs
 from tests.conftest import SETTINGS, Make, Toy, equal, last_state, sentences, toy_training, weights
 
@@ -225,7 +226,7 @@ def test_what_lies_in_files_travels_as_their_path(
 def test_models_travel_with_their_use_behind_them(make: Make):
     toy = make()
     fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
-    module = pickle.loads(processes.packed(toy.module))
+    module = pickle.loads(packed(toy.module))
     batch = next(iter(toy.loaders["train"]))[0]
     with torch.no_grad():
         for mode in (toy.module, module):
