@@ -94,7 +94,7 @@ def _why_not_kept(cache: Any, objective: Objective, task: Task, *, hidden_gb: fl
     needs = {output: objective.needing(output) for output in objective.needs}
     why: str | None = cache.obstacle(
         needs, fixed_inputs=task.fixed_inputs, hidden_gb=hidden_gb,
-        beyond=objective.beyond_items() if task.answer == "vocabulary" else (),
+        wanting_all=objective.wanting_all_logits() if task.answer == "vocabulary" else (),
     )  # fmt: skip
     return why
 

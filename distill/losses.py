@@ -29,6 +29,7 @@ class Term(nn.Module):
     needs: frozenset[str] = frozenset()
     needs_teacher = True
     reads_logits = True
+    takes_shortened = False  # Whether the largest of a teacher's logits over a vocabulary will do.
     answers: frozenset[str] = frozenset({"classes", "number", "vocabulary"})  # What a task may ask for.
 
     def __init__(self, *, weight: float = 1.0) -> None:
@@ -68,6 +69,7 @@ class SoftTargets(Term):
         if positions not in ("masked", "all"):
             raise ValueError(f"got positions={positions}, expected masked or all")
         self.temperature, self.positions = float(temperature), positions
+        self.takes_shortened = positions == "masked"
 
     def reads(self, batch: Batch) -> Tensor:
         items = batch["items"]
@@ -82,7 +84,10 @@ class SoftTargets(Term):
         if is_regression(batch):
             return _squared_error(student.logits[items], teacher.logits[items]), self.count(batch)
         student_log_probs = F.log_softmax(student.logits[items].float() / self.temperature, dim=-1)
-        teacher_probs = F.softmax(teacher.logits[items].float() / self.temperature, dim=-1)
+        # Logits of which some are kept and the others' share depends on the temperature.
+        soften = getattr(teacher, "logits_at", None)
+        teacher_logits = teacher.logits if soften is None else soften(self.temperature)
+        teacher_probs = F.softmax(teacher_logits[items].float() / self.temperature, dim=-1)
         total = -(self.temperature**2) * (teacher_probs * student_log_probs).sum()
         return total, self.count(batch)
 
@@ -145,6 +150,7 @@ class SegmentOrder(Term):
 class PseudoLabels(Term):
     """Cross-entropy to the teacher's arg-max, the hard distillation of arXiv 2012.12877, equation 3."""
 
+    takes_shortened = True
     answers = frozenset({"classes", "vocabulary"})
 
     def forward(self, student: Any, teacher: Any, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -245,10 +251,10 @@ class Objective(nn.Module):
         """Names of the terms that need this output of the models."""
         return [name for name, term in zip(self.names, self._terms(), strict=True) if output in term.needs]
 
-    def beyond_items(self) -> list[str]:
-        """Names of the terms that read the logits of tokens that are not to be predicted."""
+    def wanting_all_logits(self) -> list[str]:
+        """Names of the terms for which the largest of a teacher's logits at the masked tokens will not do."""
         terms = zip(self.names, self._terms(), strict=True)
-        return [name for name, term in terms if getattr(term, "positions", "masked") == "all"]
+        return [n for n, term in terms if term.needs_teacher and term.reads_logits and not term.takes_shortened]
 
     def connect(self, student_width: int, teacher_width: int) -> None:
         """Create the projections that these widths ask for; call once, before the optimizer is made."""

@@ -28,7 +28,7 @@ def totals(student: PreTrainedModel, objective: Objective, batch: Mapping[str, T
     said = run_encoder(student, batch, objective.needs)
     read = objective.reads(batch)
     states = said.last_hidden_state[read]  # [n, H]
-    told_states = None if told is None or "logits" in told else told.last_hidden_state[read]
+    told_states = told.last_hidden_state[read] if hasattr(told, "last_hidden_state") else None
     rows = {name: batch[name][read] for name in ("items", "labels", "attention_mask")}
 
     def of_part(states: Tensor, first: int, last: int) -> Tensor:
@@ -37,7 +37,7 @@ def totals(student: PreTrainedModel, objective: Objective, batch: Mapping[str, T
         if told_states is not None:
             teacher_output = ask(run_head, told, told_states[first:last])
         elif told is not None:
-            teacher_output = SimpleNamespace(logits=told.logits[:, first:last])
+            teacher_output = told.part(first, last)
         return objective.totals(run_head(student, said, states), teacher_output, part, of_logits=True)
 
     found = _of_the_rest(student, objective, batch, said, told)

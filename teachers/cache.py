@@ -7,6 +7,7 @@ write a file twice, with the same content, and never half of one.
 """
 
 import hashlib
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -23,7 +24,9 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from distill.errors import UserError
 from distill.files import make_directory, replaced
 
-FORMAT = 1
+FORMAT = 2
+TEMPERATURES = (0.5, 1.0, 2.0, 4.0, 8.0)  # At which it is known what the smaller logits of a vocabulary have together.
+_NOTHING = -1e4  # The logarithm of no probability at all.
 SHARD_TOKENS = 65_536  # What an interruption costs at most; also bounds the memory of a pass.
 
 
@@ -50,7 +53,7 @@ class OutputCache:
         self.enabled, self.hidden, self.max_gb, self.top_k = enabled, hidden, max_gb, top_k
 
     def obstacle(
-        self, needs: Mapping[str, list[str]], *, fixed_inputs: bool, hidden_gb: float, beyond: Sequence[str] = ()
+        self, needs: Mapping[str, list[str]], *, fixed_inputs: bool, hidden_gb: float, wanting_all: Sequence[str] = ()
     ) -> str | None:
         """Why the teacher is asked again for every batch; None where its outputs are kept.
 
@@ -58,7 +61,7 @@ class OutputCache:
             needs: an output beside the logits -> the terms of the objective that read it.
             fixed_inputs: whether every epoch shows the same inputs.
             hidden_gb: what the last hidden states would take; 0 where that is not known yet.
-            beyond: terms of the objective that read the logits of other tokens than those that are predicted.
+            wanting_all: terms of the objective for which the largest logits at the predicted tokens will not do.
 
         Raises:
             UserError: when `enabled=true` cannot be.
@@ -68,8 +71,8 @@ class OutputCache:
         reason = None
         if not fixed_inputs:
             reason = "the inputs change every epoch"
-        elif beyond:
-            reason = f"{', '.join(beyond)} reads the logits of all tokens, of which only the masked ones are kept"
+        elif wanting_all:
+            reason = f"{', '.join(wanting_all)} wants all logits, and the largest at the masked tokens are kept"
         elif others := sorted(set(needs) - {"hidden_states"}):
             reason = f"{', '.join(needs[others[0]])} reads {others[0]}, which are never kept"
         elif "hidden_states" in needs and not self.hidden:
@@ -97,16 +100,18 @@ class OutputCache:
     def shortened(self, logits: Tensor) -> dict[str, Tensor]:
         """What is kept of `logits [n, V]`: the `top_k` largest log-probabilities, their tokens, and the others' mass.
 
-        `rest [n]` is the logarithm of the probability that all other tokens have together.
+        `rest [n, 5]` is the logarithm of what all other tokens have together at each of `TEMPERATURES`: the sum of
+        their probabilities to the power of `1 / T`.
         """
-        top, ids = logits.float().log_softmax(dim=-1).topk(min(self.top_k, logits.shape[-1]), dim=-1)
-        # Float32 cannot tell a smaller share from none.
-        rest = (1 - top.exp().sum(dim=-1)).clamp(min=torch.finfo(top.dtype).eps).log()
-        return {"top": top.half().cpu(), "ids": ids.int().cpu(), "rest": rest.cpu()}
+        log_probs = logits.float().log_softmax(dim=-1)
+        top, ids = log_probs.topk(min(self.top_k, logits.shape[-1]), dim=-1)
+        others = log_probs.scatter(-1, ids, -torch.inf)
+        rest = torch.stack([(others / temperature).logsumexp(dim=-1) for temperature in TEMPERATURES], dim=-1)
+        return {"top": top.half().cpu(), "ids": ids.int().cpu(), "rest": rest.clamp(min=_NOTHING).cpu()}
 
     def item_bytes(self) -> int:
         """What `shortened` takes of one item."""
-        return self.top_k * (2 + 4) + 4
+        return self.top_k * (2 + 4) + 4 * len(TEMPERATURES)
 
     def size_gb(self, lengths: np.ndarray, *, logit_bytes: float, hidden_size: int | None) -> float:
         """What so many bytes of logits and float16 hidden states of examples of these lengths in tokens `[N]` take."""
@@ -198,18 +203,17 @@ class KeptOutputs:
             save_file(tensors, temporary, metadata={"sha256": _digest(tensors), "examples": _examples(first, last)})
         self._shards[number] = self._read(number)
 
-    def outputs(self, batch: Mapping[str, Tensor]) -> SequenceClassifierOutput:
+    def outputs(self, batch: Mapping[str, Tensor]) -> "SequenceClassifierOutput | ShortenedLogits":
         """Logits `[B, C]` and, where they are kept, the last hidden states `[B, L, H]`, 0 at the padding, float32.
 
-        Of a vocabulary the logits `[1, items, V]`, with what is left of the probability spread evenly over the tokens
-        that are not among the largest.
+        Of a vocabulary the logits are shortened ones, of all items one after the other.
         """
         ids = batch["example_id"].cpu().numpy()
         numbers = np.searchsorted(self._firsts, ids, side="right") - 1
         logits, hidden = [], []
         for example, number in zip(ids, numbers, strict=True):
             first, shard = self._firsts[number], self._part(number)
-            logits.append(self._logits(shard, int(example - first)))
+            logits.append(self._said(shard, int(example - first)))
             if "hidden" in shard:
                 begin = self._ends[example] - self.lengths[example] - (self._ends[first] - self.lengths[first])
                 hidden.append(shard["hidden"][begin : begin + self.lengths[example]])
@@ -219,22 +223,24 @@ class KeptOutputs:
             mask = batch["attention_mask"].bool()
             states = torch.zeros(*mask.shape, hidden[0].shape[-1], device=device)
             states[mask] = torch.cat(hidden).to(device).float()
-        said = torch.stack(logits) if self.vocabulary is None else torch.cat(logits).unsqueeze(0)
-        return SequenceClassifierOutput(logits=said.to(device), hidden_states=None if states is None else (states,))
-
-    def _logits(self, shard: Mapping[str, Tensor], index: int) -> Tensor:
-        """Of one example of a part: `[C]`, or `[items, V]`."""
+        hidden_states = None if states is None else (states,)
         if self.vocabulary is None:
-            return shard["logits"][index]
+            said = torch.stack([values["logits"] for values in logits]).to(device)
+            return SequenceClassifierOutput(logits=said, hidden_states=hidden_states)
+        columns = {name: torch.cat([values[name] for values in logits]).to(device) for name in ("top", "ids", "rest")}
+        return ShortenedLogits(**columns, vocabulary=self.vocabulary, hidden_states=hidden_states)
+
+    def _said(self, shard: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
+        """What is kept of one example of a part: `logits [C]`, or of a vocabulary's items what `shortened` makes."""
+        if self.vocabulary is None:
+            return {"logits": shard["logits"][index]}
         ends = shard["counts"].cumsum(dim=0)
         items = slice(int(ends[index] - shard["counts"][index]), int(ends[index]))
-        top, others = shard["top"][items].float(), max(1, self.vocabulary - shard["top"].shape[-1])
-        rest = shard["rest"][items] - float(np.log(others))
-        return rest.unsqueeze(-1).repeat(1, self.vocabulary).scatter_(-1, shard["ids"][items].long(), top)
+        return {name: shard[name][items] for name in ("top", "ids", "rest")}
 
     def mass(self) -> float:
         """The share of the probability that the largest logits hold, over all items of a vocabulary."""
-        rest = torch.cat([shard["rest"] for shard in self._shards if shard is not None])
+        rest = torch.cat([shard["rest"][:, TEMPERATURES.index(1.0)] for shard in self._shards if shard is not None])
         return float(1 - rest.exp().mean())
 
     def logits(self) -> np.ndarray:
@@ -270,6 +276,57 @@ class KeptOutputs:
         if not whole:
             self.damaged.append(path)
         return tensors if whole else None
+
+
+class ShortenedLogits:
+    """A teacher's output over a vocabulary of which the largest logits are known, and what the others have together.
+
+    Those others are taken to be equal; as equal as lets them have what they had at the temperature that is asked for.
+    At `TEMPERATURES` that is exact, between them it is interpolated.
+
+    Args:
+        top, ids: log-probabilities `[n, k]` and their tokens.
+        rest: `[n, 5]`, as `OutputCache.shortened` makes it.
+        vocabulary: tokens in all.
+    """
+
+    def __init__(
+        self, top: Tensor, ids: Tensor, rest: Tensor, *, vocabulary: int, hidden_states: tuple[Tensor] | None = None
+    ) -> None:
+        self.top, self.ids, self.rest = top, ids, rest
+        self.vocabulary, self.hidden_states = vocabulary, hidden_states
+
+    def part(self, first: int, last: int) -> "ShortenedLogits":
+        """Of the items from first to last, that one excluded."""
+        columns = (values[first:last] for values in (self.top, self.ids, self.rest))
+        return ShortenedLogits(*columns, vocabulary=self.vocabulary)
+
+    @property
+    def logits(self) -> Tensor:
+        """`[1, n, V]`, for what does not soften them."""
+        return self.logits_at(1.0)
+
+    def logits_at(self, temperature: float) -> Tensor:
+        """`[1, n, V]` that have the teacher's softened probabilities once they are divided by this temperature."""
+        others = max(1, self.vocabulary - self.top.shape[-1])
+        each = temperature * (self._rest_at(temperature) - math.log(others))
+        logits = each.unsqueeze(-1).repeat(1, self.vocabulary)
+        return logits.scatter_(-1, self.ids.long(), self.top.float()).unsqueeze(0)
+
+    def _rest_at(self, temperature: float) -> Tensor:
+        """The logarithm of the sum of the others' probabilities to the power of 1 / T, `[n]`."""
+        wanted, powers = 1 / temperature, [1 / known for known in TEMPERATURES]
+        if wanted > powers[0]:  # There the largest of them decides, and it is smaller than the smallest that is known.
+            return self.rest[:, 0] + (wanted - powers[0]) * self.top[:, -1].float()
+        # As a function of 1 / T it is smooth, and at 0 it is known too: every token counts as one.
+        powers.append(0.0)
+        counted = math.log(max(1, self.vocabulary - self.top.shape[-1]))
+        values = torch.cat([self.rest, torch.full_like(self.rest[:, :1], counted)], dim=-1)
+        # Lagrange's polynomial through all that is known.
+        shares = [
+            math.prod((wanted - other) / (power - other) for other in powers if other != power) for power in powers
+        ]
+        return values @ values.new_tensor(shares)
 
 
 def _examples(first: int, last: int) -> str:

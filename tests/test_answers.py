@@ -26,7 +26,7 @@ from distill.tasks import LanguageModelTask, SequenceTask
 from distill.vocabulary import logits_at_items
 from students.distilbert import from_teacher
 from teachers import cache
-from teachers.cache import OutputCache
+from teachers.cache import OutputCache, ShortenedLogits
 from teachers.embedded import train_tokenizer
 from tests.conftest import at_once, sentences, toy_bert
 
@@ -394,6 +394,18 @@ def test_what_is_left_of_the_probability_is_spread_over_the_others(
     assert kept.mass() == pytest.approx(float(mass.mean()), abs=1e-3)
 
 
+@pytest.mark.parametrize("temperature", [0.25, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 8.0, 50.0])
+def test_the_others_have_what_they_had_at_every_temperature(temperature: float) -> None:
+    """However uneven they are: here, as in language, the probability falls with the rank."""
+    torch.manual_seed(0)
+    logits = -1.5 * torch.arange(1.0, 5001.0).log()[torch.stack([torch.randperm(5000) for _ in range(3)])]
+    said = OutputCache(top_k=20).shortened(logits)
+    found = ShortenedLogits(**said, vocabulary=5000).logits_at(temperature)[0]
+    softened, exact = (values.div(temperature).softmax(dim=-1) for values in (found, logits))
+    kept = [probabilities.gather(-1, said["ids"].long()).sum(dim=-1) for probabilities in (softened, exact)]
+    torch.testing.assert_close(kept[0], kept[1], atol=5e-3, rtol=0)
+
+
 def test_only_the_masks_of_the_epochs_to_come_are_asked_about(
     masked: Sequences, language_model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,4 +426,4 @@ def test_terms_over_all_tokens_have_the_teacher_asked_in_every_step() -> None:
     objective = Objective(name="all", terms={"soft": SoftTargets(positions="all")})
     task = LanguageModelTask(name="text", mask=Masking(), masking="static")
     why = answers._why_not_kept(OutputCache(), objective, task, hidden_gb=0.0)
-    assert why == "soft reads the logits of all tokens, of which only the masked ones are kept"
+    assert why == "soft wants all logits, and the largest at the masked tokens are kept"

@@ -1,5 +1,6 @@
 """Whole jobs over raw text at toy size: what they leave, how one follows another, what they answer to mistakes."""
 
+import csv
 import json
 import shutil
 from collections.abc import Callable
@@ -8,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from distill import __main__ as command_line
 from distill.batches import evaluation_loader
 from distill.language import score
 from distill.masking import Masking
+from distill.module import DistillationModule
 from distill.packing import Sequence
 from distill.sequences import Sequences, _in_memory
 from distill.tasks import LanguageModelTask
@@ -186,6 +189,57 @@ def test_answers_to_static_masks_are_kept_and_found_again(run: Run, pretrained: 
     code, text, asked = run(*options, "teacher.cache.enabled=false")
     assert code == 0, text
     assert record(asked)["student"]["metrics"]["loss"] == pytest.approx(scores[0]["loss"], abs=0.02)
+
+
+# Stopped, and in several processes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("task.masking=static", "task.masks=2"),
+        ("task.streaming=true", "trainer.max_steps=9", "trainer.max_epochs=null"),
+        ("task.packing=segment_pair", "task.pair=nsp", "task.mask.unit=span"),
+    ],
+    ids=["dynamic", "static", "stream", "pairs"],
+)
+def test_a_stopped_training_ends_as_if_nothing_had_been(
+    run: Run, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = (*PRETRAIN, "trainer.batch_size=8", "trainer.checkpoint_steps=2", *options)
+    code, text, whole = run(*options, output=tmp_path / "whole")
+    assert code == 0, text
+    original = DistillationModule.training_step
+
+    def stopping(module: DistillationModule, *arguments: Any) -> None:
+        if module.global_step == 5:
+            raise RuntimeError("stopped")
+        original(module, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DistillationModule, "training_step", stopping)
+        with pytest.raises(RuntimeError, match="stopped"):
+            run(*options, output=tmp_path / "stopped")
+    [path] = (tmp_path / "stopped").rglob("run.json")
+    code, text, _ = run(f"resume={path.parent}")
+    assert code == 0, text
+    assert record(path.parent)["training"]["steps"] == record(whole)["training"]["steps"] > 5
+    weights = [load_file(run / "teacher" / "model" / "model.safetensors") for run in (whole, path.parent)]
+    assert all(tensor.equal(weights[1][name]) for name, tensor in weights[0].items())
+
+
+def test_two_processes_are_one_with_twice_the_batch(run: Run, tmp_path: Path) -> None:
+    options = (*PRETRAIN, "teacher.dropout=0", "trainer.max_epochs=1", "trainer.learning_rate=3e-4")
+    losses = []
+    for name, own in (("one", ("trainer.batch_size=16",)), ("two", ("trainer=ddp", "trainer.batch_size=8"))):
+        code, text, directory = run(*options, *own, output=tmp_path / name)
+        assert code == 0, text
+        rows = list(csv.DictReader((directory / "metrics.csv").open()))
+        losses.append([float(row["train/loss"]) for row in rows if row["train/loss"]])
+        losses[-1].append(record(directory)["teacher"]["metrics"]["loss"])
+    assert len(losses[0]) > 3
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
 # Scores

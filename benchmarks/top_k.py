@@ -1,0 +1,98 @@
+"""What does it cost a student that its teacher's answers over a vocabulary are kept as their largest logits?
+
+    python benchmarks/top_k.py --teacher DIR --data DIR
+
+The soft targets of a half-depth student on masked text, from all logits of the teacher and from what
+`teacher.cache.top_k` keeps of them: the share of the probability that is kept, and how far loss and gradient are from
+those of all logits, as a share of these. No training, no clock: the numbers are the same on every machine.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from machine import describe
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from transformers import AutoTokenizer, BertForMaskedLM, PreTrainedModel
+
+from distill import sequences
+from distill.losses import SoftTargets
+from distill.masking import Masking
+from distill.module import freeze
+from distill.tasks import LanguageModelTask
+from distill.vocabulary import logits_at_items
+from students.distilbert import from_teacher
+from teachers.cache import OutputCache, ShortenedLogits
+
+
+def loss_and_gradient(student_logits: Tensor, told: Any, temperature: float) -> tuple[float, Tensor]:
+    """The soft loss of an item, and its gradient with respect to the student's logits."""
+    logits = student_logits.detach().requires_grad_()
+    items = torch.ones(1, len(logits), dtype=torch.bool)
+    batch = {"items": items, "labels": torch.zeros(1, len(logits), dtype=torch.long)}
+    said = SimpleNamespace(logits=logits.unsqueeze(0))
+    total, count = SoftTargets(temperature=temperature)(said, told, batch)
+    (total / count).backward()
+    assert logits.grad is not None
+    return float(total / count), logits.grad
+
+
+def answers(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    """Logits `[n, V]` of teacher and student at the masked tokens of some held-out sequences."""
+    tokenizer = AutoTokenizer.from_pretrained(options.teacher)
+    task = LanguageModelTask(name="top_k", mask=Masking(), data_dir=options.data, dev_examples=options.sequences)
+    with tempfile.TemporaryDirectory() as directory:
+        dev = sequences.read(task, tokenizer, cache_dir=Path(directory))[0]["dev"]
+        batch = dev[list(range(len(dev)))]
+    teacher: PreTrainedModel = freeze(BertForMaskedLM.from_pretrained(options.teacher, dtype=torch.float32))
+    student = from_teacher(teacher).eval()
+    with torch.no_grad():
+        return logits_at_items(teacher, batch), logits_at_items(student, batch)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teacher", required=True, help="a directory with a BERT language model")
+    parser.add_argument("--data", required=True, help="text: a folder or a file")
+    parser.add_argument("--sequences", type=int, default=64, help="of 128 tokens")
+    parser.add_argument("--top-k", type=int, nargs="+", default=[8, 16, 64, 256, 1024])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 2.0, 4.0])
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    options = parser.parse_args()
+    teacher_logits, student_logits = answers(options)
+    rows = []
+    for top_k in options.top_k:
+        kept = ShortenedLogits(**OutputCache(top_k=top_k).shortened(teacher_logits), vocabulary=len(teacher_logits[0]))
+        mass = float(teacher_logits.softmax(dim=-1).topk(top_k, dim=-1).values.sum(dim=-1).mean())
+        for temperature in options.temperatures:
+            whole = SimpleNamespace(logits=teacher_logits.unsqueeze(0))
+            exact, gradient = loss_and_gradient(student_logits, whole, temperature)
+            found, other = loss_and_gradient(student_logits, kept, temperature)
+            rows.append(
+                {
+                    "top_k": top_k, "temperature": temperature, "mass": mass, "loss": abs(found - exact) / exact,
+                    "gradient": float((other - gradient).norm() / gradient.norm()),
+                    "bytes": OutputCache(top_k=top_k).item_bytes(),
+                }
+            )  # fmt: skip
+    table = Table(title=f"{len(teacher_logits):,} masked tokens; {describe()}")
+    for column in ("top_k", "T", "of the probability", "error of the loss", "of the gradient", "bytes a token"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            str(row["top_k"]), f"{row['temperature']:g}", f"{row['mass']:.1%}", f"{row['loss']:.2%}",
+            f"{row['gradient']:.2%}", f"{row['bytes']:,}",
+        )  # fmt: skip
+    Console(width=120).print(table)
+    if options.json:
+        print(json.dumps({"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
