@@ -143,7 +143,8 @@ def ask_once(
         return Answers(kept, 0.0)
     began = time.perf_counter()
     teacher = model()
-    size = cache.make_room(kept, _logit_bytes(cache, examples, teacher, len(kept.lengths)))
+    asked = min(epochs, visits) * len(examples)
+    size = cache.make_room(kept, asked, _logit_bytes(cache, examples, teacher, asked))
     total = sum(last - first for first, last in missing)
     say(f"Teacher: answers {total:,} examples once, {size} in {kept.directory}")
     with Meter(title, total, unit="examples") as meter:

@@ -8,7 +8,7 @@ import json
 import os
 import reprlib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,8 +73,8 @@ class Corpus:
         if data_dir is None and hub_id is None and not builtin:
             raise UserError("the task has no text of its own: give task.data_dir=DIR with .txt, .jsonl or .parquet")
         self._data_dir = data_dir
-        self._builtin = builtin and data_dir is None
-        self._hub_id = hub_id if data_dir is None and not builtin else None
+        self._hub_id = hub_id if data_dir is None else None
+        self._builtin = builtin and data_dir is None and hub_id is None
         self._column = "sentence" if self._builtin else text
         self._kind = documents
         self._split = split
@@ -86,8 +86,23 @@ class Corpus:
             return f"task.data_dir={self._data_dir}"
         return f"data set {self._hub_id}" if self._hub_id else "the built-in sentences"
 
-    def documents(self, *, rank: int = 0, world: int = 1) -> Iterator[Document]:
+    def document_keys(self) -> Iterator[str]:
+        """The keys of all documents; of a text file that is one document only the beginning is read for it."""
+        for name, path in self._files:
+            if self._is_one(name):
+                if any(part and not part.isspace() for part in _blocks(path)):
+                    yield f"{name}#0"
+            else:
+                yield from (document.key for document in self._read([(name, path)]) if document.part == 0)
+        if self._hub_id:
+            yield from (document.key for document in self._read(()) if document.part == 0)
+
+    def documents(
+        self, *, rank: int = 0, world: int = 1, wanted: Callable[[str], bool] | None = None
+    ) -> Iterator[Document]:
         """The documents of process `rank` of `world`, always in the same order; each goes to one process.
+
+        Of all, or of those whose key is `wanted`: a text file that is one document is not read for nothing.
 
         A key is the path of the file within the corpus and the number of the document in it, from 0: `a/b.txt#0`;
         of a Hub data set, its split and number. It does not depend on `rank` and `world`.
@@ -100,11 +115,11 @@ class Corpus:
             raise ValueError(f"rank is {rank}, expected one of 0 to {world - 1}: the world has {world} processes")
         found = -1
         if len(self._files) >= FILES_PER_PROCESS * world:
-            for document in self._read(self._files[rank::world]):
+            for document in self._read(self._files[rank::world], wanted):
                 found += document.part == 0
                 yield document
         else:
-            for document in self._read(self._files):
+            for document in self._read(self._files, wanted):
                 found += document.part == 0
                 if found % world == rank:
                     yield document
@@ -152,11 +167,24 @@ class Corpus:
             raise UserError(f"{self.describe()} holds no text, expected .txt, .jsonl or .parquet files (also .gz)")
         return tuple(found)
 
-    def _read(self, chosen: Iterable[tuple[str, Path]]) -> Iterator[Document]:
-        """All documents of these files, or of the Hub's data set."""
+    def _is_one(self, name: str) -> bool:
+        """Whether a file is a single document."""
+        return self._kind == "file" and not name.lower().removesuffix(".gz").endswith((".jsonl", ".parquet"))
+
+    def _read(
+        self, chosen: Iterable[tuple[str, Path]], wanted: Callable[[str], bool] | None = None
+    ) -> Iterator[Document]:
+        """The documents of these files, or of the Hub's data set, all or the wanted ones."""
+        for document in self._all(chosen, wanted):
+            if wanted is None or wanted(document.key):
+                yield document
+
+    def _all(self, chosen: Iterable[tuple[str, Path]], wanted: Callable[[str], bool] | None) -> Iterator[Document]:
         if self._hub_id:
             yield from _numbered(self._split, _row_parts(self._hub_texts()))
         for name, path in chosen:
+            if wanted is not None and self._is_one(name) and not wanted(f"{name}#0"):
+                continue
             suffix = name.lower().removesuffix(".gz")
             if suffix.endswith(".jsonl"):
                 parts = _row_parts(_jsonl_texts(path, self._column))

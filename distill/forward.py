@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,11 +49,18 @@ def _run(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], n
 
 
 class _Said(nn.Module):
-    """An encoder that has said what it says."""
+    """An encoder that has said what it says; whatever else a head asks of it, the encoder itself answers."""
 
-    def __init__(self, output: ModelOutput) -> None:
+    def __init__(self, encoder: nn.Module, output: ModelOutput) -> None:
         super().__init__()
         self.output = output
+        self.__dict__["encoder"] = encoder  # Past the registry: it is nobody's part.
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["encoder"], name)
 
     def forward(self, *inputs: object, **options: object) -> ModelOutput:
         return self.output
@@ -62,7 +70,7 @@ class _Said(nn.Module):
 def _standing_in(model: PreTrainedModel, said: ModelOutput) -> Iterator[None]:
     """The model with this output in the place of its encoder."""
     encoder = model.base_model
-    setattr(model, model.base_model_prefix, _Said(said))
+    setattr(model, model.base_model_prefix, _Said(encoder, said))
     try:
         yield
     finally:

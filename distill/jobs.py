@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from distill import language, processes, train
@@ -26,6 +27,12 @@ JOBS = {
         "finetune": language.run_finetune,
         "pretrain": language.run_pretrain,
     },
+}
+# Options that a job never reads, by how they begin.
+_WITHOUT_EFFECT = {
+    ("language_model", "distill"): ("teacher.finetune", "export", "benchmark"),
+    ("language_model", "finetune"): ("teacher.finetune", "teacher.cache", "export", "benchmark", "objective"),
+    ("language_model", "pretrain"): ("teacher.finetune", "teacher.cache", "export", "benchmark", "objective"),
 }
 # What does not change a run's numbers.
 _NO_PART_OF_A_RUN = ("resume", "output_dir", "cache_dir")
@@ -66,10 +73,17 @@ def run_job(config: DictConfig) -> Path:
 def _job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
     """What does this job for a task of this kind."""
     kind = hydra.utils.get_class(config.task._target_).kind  # type: ignore[attr-defined]
-    jobs = JOBS[kind]
-    if config.job.name not in jobs:
-        raise UserError(f"job={config.job.name} is not for task={config.task.name}: take a task over text, task=mlm")
-    return jobs[config.job.name]
+    job = str(config.job.name)
+    if job not in JOBS[kind]:
+        raise UserError(f"job={job} is not for task={config.task.name}: take a task over text, task=mlm")
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() and not config.resume else []
+    ignored = [option for option in given if option.startswith(_WITHOUT_EFFECT.get((kind, job), ()))]
+    if ignored:
+        raise UserError(
+            f"{' and '.join(ignored)} would change nothing in job={job} task={config.task.name}: leave it out"
+            + (", trainer.* is what trains here" if ignored[0].startswith("teacher.finetune") else "")
+        )
+    return JOBS[kind][job]
 
 
 def _what_is_kept(run: Run) -> str:

@@ -17,11 +17,11 @@ from distill import batches, fitting, parts, preflight, report, sequences
 from distill.answers import ask_for_training, check_cache
 from distill.errors import UserError
 from distill.files import make_directory, write_text
-from distill.finetune import Teacher, adopt_special_tokens
-from distill.forward import moved
+from distill.finetune import Source, Teacher, adopt_special_tokens
+from distill.forward import moved, run_encoder, run_head, run_model
 from distill.losses import MaskedLanguageModelling, Objective, SegmentOrder, Term
 from distill.module import DistillationModule
-from distill.progress import notice, say
+from distill.progress import console, notice, say
 from distill.record import Run
 from distill.tasks import LanguageModelTask
 from distill.vocabulary import logits_at_items, token_scores
@@ -41,33 +41,19 @@ def run_finetune(config: DictConfig, run: Run) -> None:
 
 def run_distill(config: DictConfig, run: Run) -> None:
     """The job `distill` on text: from a language model to a smaller one."""
-    settings: fitting.Settings = parts.instantiate(config.trainer)
+    settings, task = _settings(config)
     objective: Objective = parts.instantiate(config.objective)
-    task: LanguageModelTask = parts.instantiate(config.task)
     cache = parts.cache(config)
     if task.pair:
         raise UserError(f"task.pair={task.pair} is for job=pretrain: a student learns from its teacher's tokens alone")
     preflight.check_objective(objective, task)
     check_cache(cache, objective, task)
-    source, start = _start(config, task)
-    if not start.fits:
-        raise UserError(
-            f"teacher {source.weights.resolved()} is no language model: {start.reason}; give it a head with "
-            f"python -m distill job=finetune task={task.name} +teacher={config.teacher.name} ..., and take what that "
-            "leaves as teacher.path"
-        )
-    teacher = Teacher(
-        requested=source.weights.name, resolved=source.weights.resolved(), substituted=False, origin="as it is",
-        tokenizer=start.tokenizer, load=lambda: _start(config, task)[1].model, precision=source.weights.precision,
-        weights=source.weights.fingerprint(), device=settings.device(), seconds=0.0, model=start.model,
-    )  # fmt: skip
+    teacher = _teacher(config, task, settings)
     L.seed_everything(config.seed, verbose=False)
     student = parts.student(config, teacher.model)
-    preflight.check_vocabulary(teacher.model, student, teacher.tokenizer)
-    preflight.check_length(student, teacher.tokenizer, task, who="student")
-    preflight.check_outputs(objective, teacher=teacher.model, student=student)
+    _check_student(config, teacher, student, objective, task)
     examples, loaders = _data(config, task, teacher.tokenizer, settings)
-    teacher.metrics = score(teacher.answering(), task, loaders["dev"])
+    teacher.metrics = score(teacher.answering(), task, loaders["dev"], device=settings.device())
     run.update(
         task=_task_record(task, examples), teacher=teacher.record(),
         objective=parts.objective_record(config, objective),
@@ -89,9 +75,10 @@ def run_distill(config: DictConfig, run: Run) -> None:
         ("vocabulary", preflight.check_vocabulary(teacher.model, student, teacher.tokenizer)),
         ("answers", preflight.describe_answers(module, why_not)),
     )  # fmt: skip
+    if asked is None:
+        teacher.release()  # What it says is known, or nobody asks; it is loaded again to be compared with.
     fit = _fit(config, run, module, loaders, settings, "student", teacher=teacher.fingerprint)
-    student = module.student.eval()
-    metrics = score(student, task, loaders["dev"], teacher=teacher.answering())
+    metrics = score(module.student, task, loaders["dev"], device=settings.device(), teacher=teacher.answering())
     run.update(
         training={
             **asdict(fit),
@@ -103,16 +90,14 @@ def run_distill(config: DictConfig, run: Run) -> None:
             "layers": getattr(student.config, "teacher_layers", None),
         },
     )  # fmt: skip
-    parts.save(student.cpu(), teacher.tokenizer, run.directory / "student")
-    _close(run, run.directory / "student")
+    _close(run, module.student, teacher.tokenizer, run.directory / "student")
 
 
 def _train(config: DictConfig, run: Run, *, from_scratch: bool) -> None:
     """Masked language modelling with the `trainer`, and nobody to learn from."""
-    settings: fitting.Settings = parts.instantiate(config.trainer)
-    task: LanguageModelTask = parts.instantiate(config.task)
-    source, start = _start(config, task)
-    if from_scratch != (start.reason == "it is new"):
+    settings, task = _settings(config)
+    source = parts.source(config.teacher)
+    if source.weights.is_new != from_scratch:
         raise UserError(
             f"job=pretrain begins with random weights, and teacher {config.teacher.name} is trained already: "
             "job=finetune goes on with it"
@@ -120,8 +105,10 @@ def _train(config: DictConfig, run: Run, *, from_scratch: bool) -> None:
             else f"job=finetune goes on with a trained model, and teacher {config.teacher.name} begins with random "
             "weights: job=pretrain trains it"
         )
+    start = _load(config, source, task)
+    model: PreTrainedModel = start.model
     if not from_scratch and not start.fits:
-        notice(f"teacher {source.weights.resolved()} gets a language-model head: {start.reason}")
+        notice(f"teacher {source.weights.resolved()} gets a language-model head, which begins at random")
     terms: dict[str, Term] = {"mlm": MaskedLanguageModelling()}
     if task.pair:
         terms[task.pair] = SegmentOrder()
@@ -131,11 +118,10 @@ def _train(config: DictConfig, run: Run, *, from_scratch: bool) -> None:
         task=_task_record(task, examples),
         objective={"name": objective.name, "terms": {name: {"weight": 1.0} for name in terms}},
     )
-    model = start.model
+    before = score(model, task, loaders["dev"], device=settings.device()) if start.fits else None
     module = DistillationModule(
         student=model, objective=objective, task=task, **settings.optimization(len(loaders["train"]))
     )
-    before = score(model, task, loaders["dev"]) if start.fits else None
     _preflight(
         module, loaders, settings,
         ("model", f"{source.weights.resolved()}, {preflight.count_parameters(model) / 1e6:.1f} M parameters"),
@@ -143,39 +129,102 @@ def _train(config: DictConfig, run: Run, *, from_scratch: bool) -> None:
         *([("before", f"{task.metric} {before[task.metric]:.2f} on dev")] if before else []),
     )  # fmt: skip
     fit = _fit(config, run, module, loaders, settings, "teacher", start=source.weights.fingerprint())
-    model = module.student.eval()
-    metrics = score(model, task, loaders["dev"])
     run.update(
         training={**asdict(fit), "teacher_seconds": 0.0, "teacher_cache": None},
         teacher={
             "requested": source.weights.name, "resolved": source.weights.resolved(), "substituted": False,
             "origin": "from random weights" if from_scratch else "adapted", "precision": source.weights.precision,
-            "metrics": metrics, "before": before, "parameters": preflight.count_parameters(model),
+            "metrics": score(module.student, task, loaders["dev"], device=settings.device()), "before": before,
+            "parameters": preflight.count_parameters(model),
         },
     )  # fmt: skip
-    directory = run.directory / "teacher" / "model"
-    parts.save(model.cpu(), start.tokenizer, directory)
-    _close(run, directory)
+    _close(run, module.student, start.tokenizer, run.directory / "teacher" / "model")
 
 
-def _start(config: DictConfig, task: LanguageModelTask) -> tuple[Any, Any]:
-    """Where the teacher comes from, and the teacher with a head over its vocabulary."""
+def _settings(config: DictConfig) -> tuple[fitting.Settings, LanguageModelTask]:
+    """The trainer and the task, and what can be wrong with them before anything is read."""
+    settings: fitting.Settings = parts.instantiate(config.trainer)
+    task: LanguageModelTask = parts.instantiate(config.task)
+    if config.baseline:
+        raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
+    if settings.strategy == "fsdp":
+        raise UserError(f"trainer=fsdp cannot train over a vocabulary (task={task.name}): take trainer=ddp")
+    preflight.check_processes(settings, "trainer")
+    preflight.check_budget(settings.batch_tokens, task, "trainer")
+    return settings, task
+
+
+def _teacher(config: DictConfig, task: LanguageModelTask, settings: fitting.Settings) -> Teacher:
+    """A language model that teaches as it is.
+
+    Raises:
+        UserError: for one that is none.
+    """
+    source = parts.source(config.teacher)
+    if source.weights.is_new:
+        raise UserError(
+            f"teacher {config.teacher.name} begins with random weights: train it with python -m distill job=pretrain "
+            f"task={task.name} +teacher={config.teacher.name} ..., and take what that leaves as teacher.path"
+        )
+    start = _load(config, source, task)
+    if not start.fits:
+        raise UserError(
+            f"teacher {source.weights.resolved()} is no language model: {start.reason}; give it a head with "
+            f"python -m distill job=finetune task={task.name} +teacher={config.teacher.name} ..., and take what that "
+            "leaves as teacher.path"
+        )
+    return Teacher(
+        requested=source.weights.name, resolved=source.weights.resolved(), substituted=False, origin="as it is",
+        tokenizer=start.tokenizer, load=lambda: _load(config, source, task).model, precision=source.weights.precision,
+        weights=source.weights.fingerprint(), device=settings.device(), seconds=0.0, model=start.model,
+    )  # fmt: skip
+
+
+def _check_student(
+    config: DictConfig, teacher: Teacher, student: PreTrainedModel, objective: Objective, task: LanguageModelTask
+) -> None:
+    """UserError for a student that cannot follow this teacher over its vocabulary."""
+    preflight.check_vocabulary(teacher.model, student, teacher.tokenizer)
+    preflight.check_length(student, teacher.tokenizer, task, who="student")
+    preflight.check_outputs(objective, teacher=teacher.model, student=student)
+    wanted, found = ([1, 4, teacher.model.config.vocab_size], list(_try(student).logits.shape))
+    if found != wanted:
+        raise UserError(
+            f"student {config.student.name} ({type(student).__name__}) answers four tokens with logits of shape "
+            f"{found}, expected {wanted}, one for each of the teacher's vocabulary: take +student=distilbert"
+        )
+
+
+@torch.no_grad()
+def _try(model: PreTrainedModel) -> Any:
+    """What the model says of four tokens."""
+    tokens = torch.ones((1, 4), dtype=torch.long, device=model.device)
+    return run_model(model, {"input_ids": tokens, "attention_mask": tokens})
+
+
+def _load(config: DictConfig, source: Source, task: LanguageModelTask) -> Any:
+    """The model with a head over its vocabulary, and one for the segments of a pair."""
     fitting.quiet()
     cache_dir = parts.cache_dir(config)
     make_directory(cache_dir)
-    source = parts.source(config.teacher)
     source.weights.locate()
     torch.manual_seed(config.seed)  # Of a head that it lacks.
     start = source.weights.load(task.auto_class, None, _texts(task, cache_dir))
     adopt_special_tokens(start.model, start.tokenizer)
     preflight.check_length(start.model, start.tokenizer, task, who="teacher")
-    return source, start
+    if task.pair and not hasattr(_try(start.model), "seq_relationship_logits"):
+        raise UserError(
+            f"task.pair={task.pair} wants a model with a head for two segments, as a BERT has, and a "
+            f"{type(start.model).__name__} has none: set task.pair=null"
+        )
+    return start
 
 
 def _texts(task: LanguageModelTask, cache_dir: Path) -> Iterator[str]:
-    """The beginning of the corpus, for a vocabulary."""
-    size = 0
-    for document in sequences.open_corpus(task, cache_dir).documents():
+    """The beginning of what is trained on, for a vocabulary."""
+    size, corpus = 0, sequences.open_corpus(task, cache_dir)
+    held_out = sequences.held_out_of(corpus, task)
+    for document in corpus.documents(wanted=lambda key: not held_out(key)):
         yield from document.text.splitlines()
         size += len(document.text)
         if size > VOCABULARY_TEXT:
@@ -186,13 +235,13 @@ def _data(
     config: DictConfig, task: LanguageModelTask, tokenizer: PreTrainedTokenizerBase, settings: fitting.Settings
 ) -> tuple[dict[str, sequences.Sequences], dict[str, DataLoader[Any]]]:
     """The sequences, of which a stream keeps dev alone, and their loaders."""
-    preflight.check_processes(settings, "trainer")
-    preflight.check_budget(settings.batch_tokens, task, "trainer")
     examples, corpus = sequences.read(task, tokenizer, cache_dir=parts.cache_dir(config))
     if corpus is None:
         return examples, batches.loaders(examples, **settings.batches())  # type: ignore[arg-type]
     if settings.max_steps is None:
         raise UserError(f"{corpus.describe()} is streamed, and nobody knows how long it is: give trainer.max_steps")
+    if settings.checkpoint_steps is None and settings.evaluations == 1:
+        notice("a stream is scored and kept at its very end only: trainer.checkpoint_steps=n keeps it every n steps")
     train = sequences.stream_loader(corpus, task, tokenizer, steps=settings.max_steps, **settings.batches())
     return examples, {"train": train, **batches.evaluation_loaders(examples)}  # type: ignore[arg-type]
 
@@ -233,26 +282,37 @@ def _fit(
 
 @torch.inference_mode()
 def score(
-    model: PreTrainedModel, task: LanguageModelTask, dev: DataLoader[Any], teacher: PreTrainedModel | None = None
+    model: PreTrainedModel,
+    task: LanguageModelTask,
+    dev: DataLoader[Any],
+    *,
+    device: torch.device,
+    teacher: PreTrainedModel | None = None,
 ) -> dict[str, float]:
     """The task's metrics on dev, and with a teacher how often the two agree at the masked tokens.
 
     `agreement_top1` is the share of them at which the student's first choice is the teacher's too, `agreement_top5` at
-    which it is among the teacher's first five. The model's mode is kept.
+    which it is among the teacher's first five. The model moves to the device; its mode is kept.
     """
     was_training = model.training
-    model.eval()
-    scores, agreed = [], []
+    model.eval().to(device)
+    scores, agreed, in_order = [], [], []
     for batch in itertools.chain.from_iterable(dev):
-        batch = moved(batch, model.device)
-        logits = logits_at_items(model, batch)
+        batch = moved(batch, device)
+        said = run_encoder(model, batch)
+        output = run_head(model, said, said.last_hidden_state[batch["items"]])
+        logits = output.logits[0]
         scores.append(token_scores(logits, batch["labels"][batch["items"]]).cpu())
+        if "pair_labels" in batch:
+            in_order.append((output.seq_relationship_logits.argmax(dim=-1) == batch["pair_labels"]).cpu())
         if teacher is not None:
             first = logits.argmax(dim=-1, keepdim=True)
-            best = logits_at_items(teacher, moved(batch, teacher.device)).topk(5, dim=-1).indices.to(first.device)
+            best = logits_at_items(teacher, moved(batch, teacher.device)).topk(5, dim=-1).indices.to(device)
             agreed.append(torch.stack([best[:, 0] == first[:, 0], (best == first).any(dim=-1)], dim=-1).cpu())
     model.train(was_training)
     metrics = task.metrics(torch.cat(scores).numpy(), None)
+    if in_order:
+        metrics[f"{task.pair}_accuracy"] = float(torch.cat(in_order).double().mean())
     if agreed:
         top1, top5 = torch.cat(agreed).double().mean(dim=0).tolist()
         metrics |= {"agreement_top1": top1, "agreement_top5": top5}
@@ -268,9 +328,10 @@ def _task_record(task: LanguageModelTask, examples: dict[str, sequences.Sequence
     }  # fmt: skip
 
 
-def _close(run: Run, model: Path) -> None:
+def _close(run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    parts.save(model.eval().cpu(), tokenizer, directory)
     write_text(run.directory / "report.md", report.language_model(run.record))
-    for line in report.language_model_rows(run.record):
-        say("  ".join(line))
+    console.print()
+    console.print(report.language_model_table(run.record))
     say(f"Report  {run.directory / 'report.md'}")
-    say(f"Model   {model}")
+    say(f"Model   {directory}")

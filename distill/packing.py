@@ -12,6 +12,7 @@ import numpy as np
 from distill.builtin_data import split_sentences
 from distill.corpora import Document
 from distill.errors import UserError
+from distill.masking import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,7 +29,7 @@ class Sequence:
 
     ids: np.ndarray
     types: np.ndarray | None = None
-    pair_label: int = -100
+    pair_label: int = IGNORED
 
 
 class Frame:

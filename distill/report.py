@@ -128,6 +128,17 @@ def language_model_rows(record: Record) -> list[tuple[str, ...]]:
     ]
 
 
+def language_model_table(record: Record) -> Table:
+    """The closing table of a job over raw text."""
+    header, *rows = language_model_rows(record)
+    table = Table(title=f"{record['task']['name']}: masked tokens of dev", title_justify="left", title_style="bold")
+    for column in header:
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def language_model(record: Record) -> str:
     """report.md of a job over raw text."""
     task, training, environment = record["task"], record["training"], record["environment"]

@@ -18,7 +18,7 @@ from distill.batches import Batch, LengthBuckets, padded, places_of
 from distill.corpora import Corpus, choose_held_out, is_held_out
 from distill.errors import UserError
 from distill.files import is_intact, whole_directory
-from distill.masking import Masker
+from distill.masking import IGNORED, Masker
 from distill.packing import Frame, Packer
 from distill.progress import say
 from distill.tasks import LanguageModelTask
@@ -48,16 +48,16 @@ class Sequences(Dataset[Batch]):
         first: int = 0,
         visits: int | None = 1,
     ) -> None:
-        rows = np.arange(len(kept)) if rows is None else rows
+        chosen = slice(None) if rows is None else rows
         self.task, self.visits, self.first = task, visits, first
-        self.lengths = np.diff(kept.offsets)[rows]
+        self.lengths = np.diff(kept.offsets)[chosen]
         self.longest = int(self.lengths.max())
-        part = rows.tolist() if len(rows) < len(kept) else None
+        part = None if rows is None else rows.tolist()
         self.digest = _digest([kept.digest, part, _masks(task, tokenizer), visits])
-        self._columns, self._starts = kept.columns, kept.offsets[:-1][rows]
-        self._pair_labels = None if kept.pair_labels is None else kept.pair_labels[rows]
+        self._columns, self._starts = kept.columns, kept.offsets[:-1][chosen]
+        self._pair_labels = None if kept.pair_labels is None else kept.pair_labels[chosen]
         self._padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
-        self._padding["labels"] = -100
+        self._padding["labels"] = IGNORED
         self._pads_left = tokenizer.padding_side == "left"
         self._masker, self._continues = _masker(task, tokenizer), _continues(task, tokenizer)
 
@@ -75,7 +75,7 @@ class Sequences(Dataset[Batch]):
             masked.append(self._masker(ids, self._continues[ids], example=self.first + int(row), visit=int(visit)))
         rows["input_ids"], rows["labels"] = (np.concatenate(parts) for parts in zip(*masked, strict=True))
         batch = padded(rows, lengths, longest=self.longest, padding=self._padding, left=self._pads_left)
-        batch |= {"items": batch["labels"] != -100, "example_id": called}
+        batch |= {"items": batch["labels"] != IGNORED, "example_id": called}
         if self._pair_labels is not None:
             batch["pair_labels"] = self._pair_labels[chosen].astype(np.int64)
         return {name: torch.from_numpy(array) for name, array in batch.items()}
@@ -109,7 +109,7 @@ class Stream(IterableDataset[list[Batch]]):
 
     def __getstate__(self) -> dict[str, Any]:
         """To another process goes what is read, and nothing of what it says."""
-        return {name: value for name, value in vars(self).items() if name not in ("sample", "_is_held_out")}
+        return {name: value for name, value in vars(self).items() if name not in ("sample", "_is_wanted")}
 
     @cached_property
     def sample(self) -> Sequences:
@@ -117,16 +117,17 @@ class Stream(IterableDataset[list[Batch]]):
         return next(self._buffers())
 
     @cached_property
-    def _is_held_out(self) -> Callable[[str], bool]:
-        return _held_out(self.corpus, self.task)
+    def _is_wanted(self) -> Callable[[str], bool]:
+        held_out = held_out_of(self.corpus, self.task)
+        return lambda key: not held_out(key)
 
     def __len__(self) -> int:
         return self.steps
 
     def __iter__(self) -> Iterator[list[Batch]]:
         skip, self.skip = self.skip, 0
-        for examples, step in itertools.islice(self._steps(), skip, self.steps):
-            yield [examples[micro_batch] for micro_batch in step]
+        for step in itertools.islice(self._steps(), skip, self.steps):
+            yield [examples[micro_batch] for examples, micro_batch in step]
 
     def buckets(self, examples: Sequences, epoch: int = 0) -> LengthBuckets:
         """The steps of so many sequences."""
@@ -134,20 +135,23 @@ class Stream(IterableDataset[list[Batch]]):
         buckets.set_epoch(epoch)
         return buckets
 
-    def _steps(self) -> Iterator[tuple[Sequences, list[list[int]]]]:
+    def _steps(self) -> Iterator[list[tuple[Sequences, list[int]]]]:
+        """Steps of so many micro-batches, whichever buffers those are of: all processes need as many."""
+        step: list[tuple[Sequences, list[int]]] = []
         for number, examples in enumerate(self._buffers()):
-            for step in self.buckets(examples, number):
-                # Several processes must have the same number of micro-batches, and not all have equal buffers.
-                if self.world == 1 or len(step) == self.batches["accumulate"]:
-                    yield examples, step
+            for micro_batch in itertools.chain.from_iterable(self.buckets(examples, number)):
+                step.append((examples, micro_batch))
+                if len(step) == self.batches["accumulate"]:
+                    yield step
+                    step = []
 
     def _buffers(self) -> Iterator[Sequences]:
         # No two processes, and no two passes, have sequences of one number.
         numbers = itertools.count(self.rank * BUFFER, self.world * BUFFER)
         for visit in itertools.count():
             packer = _packer(self.task, self.tokenizer, self.task.seed, visit, self.rank)
-            documents = self.corpus.documents(rank=self.rank, world=self.world)
-            found = packer.sequences(document for document in documents if not self._is_held_out(document.key))
+            documents = self.corpus.documents(rank=self.rank, world=self.world, wanted=self._is_wanted)
+            found = packer.sequences(documents)
             some = list(itertools.islice(found, BUFFER))
             if not some:
                 raise UserError(_too_short(self.corpus, self.task, rank=self.rank, world=self.world))
@@ -206,7 +210,18 @@ def stream_loader(
     world: int = 1,
     **batches: Any,
 ) -> DataLoader[Any]:
-    """Yields one optimizer step at a time, as `batches.loader` does."""
+    """Yields one optimizer step at a time, as `batches.loader` does.
+
+    Raises:
+        UserError: for fewer documents than processes.
+    """
+    held_out = held_out_of(corpus, task)
+    found = len(list(itertools.islice((key for key in corpus.document_keys() if not held_out(key)), world)))
+    if found < world:
+        raise UserError(
+            f"{corpus.describe()} has {found} documents to train on, fewer than the {world} processes: start fewer, "
+            "set task.documents=paragraph or line, or give more text"
+        )
     stream = Stream(corpus, task, tokenizer, steps=steps, batches=batches, world=world)
     return DataLoader(stream, batch_size=None, pin_memory=torch.cuda.is_available())
 
@@ -219,7 +234,7 @@ def _keep(
     directory = cache_dir / "tokens" / digest[:20]
     if not is_intact(directory):
         say(f"Tokens: {corpus.describe()} is tokenized once, in {directory}")
-        held_out = _held_out(corpus, task)
+        held_out = held_out_of(corpus, task)
         with whole_directory(directory, keep_intact=True) as temporary:
             packers = {split: _packer(task, tokenizer, task.seed) for split in ("train", "dev")}
             writers = {split: tokens.Writer(temporary / f"{split}.arrow") for split in packers}
@@ -245,18 +260,17 @@ def _kept_digest(corpus: Corpus, task: LanguageModelTask, tokenizer: "PreTrained
     return _digest([KEPT_FORMAT, tokens.KEPT_FORMAT, corpus.fingerprint(), how, tokens.rules(tokenizer)])
 
 
-def _held_out(corpus: Corpus, task: LanguageModelTask) -> Callable[[str], bool]:
+def held_out_of(corpus: Corpus, task: LanguageModelTask) -> Callable[[str], bool]:
     """Whether a document is held out, by its key; where the draw takes none or all of them, at least one is.
 
     Reads the corpus up to the first document that is held out and the first that is not.
     """
     drawn = partial(is_held_out, fraction=task.dev_fraction, seed=task.seed)
     keys: list[str] = []
-    for document in corpus.documents():
-        if document.part == 0:
-            keys.append(document.key)
-            if drawn(keys[0]) != drawn(keys[-1]):
-                return drawn
+    for key in corpus.document_keys():
+        keys.append(key)
+        if drawn(keys[0]) != drawn(key):
+            return drawn
     return choose_held_out(keys, fraction=task.dev_fraction, seed=task.seed).__contains__
 
 
@@ -269,10 +283,8 @@ def _dev_of_stream(corpus: Corpus, task: LanguageModelTask, tokenizer: "PreTrain
         )
     if task.dev_examples is None:
         raise UserError(f"{corpus.describe()} is streamed: give task.dev_examples, or dev would be read to its end")
-    held_out = _held_out(corpus, task)
-    found = _packer(task, tokenizer, task.seed).sequences(
-        document for document in corpus.documents() if held_out(document.key)
-    )
+    held_out = held_out_of(corpus, task)
+    found = _packer(task, tokenizer, task.seed).sequences(corpus.documents(wanted=held_out))
     dev = list(itertools.islice(found, task.dev_examples))
     if not dev:
         raise UserError(_too_short(corpus, task, "dev"))
@@ -305,13 +317,18 @@ def _masker(task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase") -> Ma
         raise UserError(f"the tokenizer ({type(tokenizer).__name__}) has no mask token, which task={task.name} needs")
     return Masker(
         task.mask, mask_id=tokenizer.mask_token_id, special_ids=tokenizer.all_special_ids,
-        vocabulary_size=len(tokenizer), seed=task.seed,
+        vocabulary_size=_size(tokenizer), seed=task.seed,
     )  # fmt: skip
 
 
 def _continues(task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
     """Of every token whether it goes on with a word; nobody asks where single tokens are masked."""
-    return np.zeros(len(tokenizer), dtype=bool) if task.mask.unit == "token" else Frame(tokenizer).continues
+    return np.zeros(_size(tokenizer), dtype=bool) if task.mask.unit == "token" else Frame(tokenizer).continues
+
+
+def _size(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """Ids up to the largest; not all of them need be tokens."""
+    return int(max(tokenizer.get_vocab().values())) + 1
 
 
 def _masks(task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase") -> list[Any]:
@@ -323,7 +340,7 @@ def _too_short(corpus: Corpus, task: LanguageModelTask, split: str = "train", *,
         return (
             f"{corpus.describe()}: process {rank} of {world} has no sequence to train on, as there are too few "
             f"documents for {world} processes or its own are too short: start fewer processes, set "
-            "task.documents=paragraph or line, or give more text"
+            "set task.documents=paragraph or line, or give more text"
         )
     part = "its held-out part" if split == "dev" else "what is left to train on"
     if task.packing == "segment_pair":

@@ -131,13 +131,13 @@ class OutputCache:
             )
         return needed
 
-    def make_room(self, kept: "KeptOutputs", logit_bytes: float) -> str:
-        """The directory for the outputs, and what they take, in words.
+    def make_room(self, kept: "KeptOutputs", asked: int, logit_bytes: float) -> str:
+        """The directory for the outputs of the first examples that are asked for, and what they take, in words.
 
         Raises:
             UserError: for more than `max_gb`, or than the disk has left.
         """
-        needed = self.check_size(kept.lengths, logit_bytes=logit_bytes, hidden_size=kept.hidden_size)
+        needed = self.check_size(kept.lengths[:asked], logit_bytes=logit_bytes, hidden_size=kept.hidden_size)
         make_directory(kept.directory)
         free = shutil.disk_usage(kept.directory).free / 1e9
         if needed > free:
@@ -326,7 +326,8 @@ class ShortenedLogits:
         shares = [
             math.prod((wanted - other) / (power - other) for other in powers if other != power) for power in powers
         ]
-        return values @ values.new_tensor(shares)
+        # A product of matrices would be in bf16 under autocast.
+        return (values * values.new_tensor(shares)).sum(dim=-1)
 
 
 def _examples(first: int, last: int) -> str:

@@ -30,6 +30,8 @@ class Embedded:
         seed: draws the weights.
     """
 
+    is_new = True
+
     def __init__(
         self,
         *,

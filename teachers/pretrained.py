@@ -46,6 +46,8 @@ class Pretrained:
         trust_remote_code: run Python code that comes with the weights.
     """
 
+    is_new = False
+
     def __init__(
         self,
         *,

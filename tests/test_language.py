@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
 
 from distill import __main__ as command_line
 from distill.batches import evaluation_loader
@@ -160,6 +167,7 @@ def test_segments_are_put_in_order_too(run: Run, pair: str) -> None:
     assert record(directory)["objective"]["terms"].keys() == {"mlm", pair}
     columns = (directory / "metrics.csv").read_text().splitlines()[0].split(",")
     assert f"train/{pair}" in columns
+    assert 0 <= record(directory)["teacher"]["metrics"][f"{pair}_accuracy"] <= 1
     AutoModelForMaskedLM.from_pretrained(directory / "teacher" / "model")
 
 
@@ -174,7 +182,7 @@ def test_a_stream_trains_for_so_many_steps(run: Run) -> None:
 def test_answers_to_static_masks_are_kept_and_found_again(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:
     options = (
         "+teacher=pretrained", f"teacher.path={pretrained[0]}", "+student=distilbert", "objective=language_model",
-        "task.masking=static", "task.masks=2", "teacher.cache.hidden=true",
+        "task.masking=static", "task.masks=2", "teacher.cache.hidden=true", "trainer.precision=bf16-mixed",
     )  # fmt: skip
     code, text, first = run(*options)
     assert code == 0, text
@@ -232,7 +240,7 @@ def test_a_stopped_training_ends_as_if_nothing_had_been(
 def test_two_processes_are_one_with_twice_the_batch(run: Run, tmp_path: Path) -> None:
     options = (*PRETRAIN, "teacher.dropout=0", "trainer.max_epochs=1", "trainer.learning_rate=3e-4")
     losses = []
-    for name, own in (("one", ("trainer.batch_size=16",)), ("two", ("trainer=ddp", "trainer.batch_size=8"))):
+    for name, own in (("one", ("trainer.batch_size=12",)), ("two", ("trainer=ddp", "trainer.batch_size=6"))):
         code, text, directory = run(*options, *own, output=tmp_path / name)
         assert code == 0, text
         rows = list(csv.DictReader((directory / "metrics.csv").open()))
@@ -252,7 +260,7 @@ def test_a_model_agrees_with_itself(pretrained: tuple[Path, dict[str, Any]]) -> 
     ids = [tokenizer(text)["input_ids"] for text, _ in sentences(20)]
     kept = _in_memory([Sequence(torch.tensor(row).numpy()) for row in ids], task)
     dev = evaluation_loader(Sequences(kept, task, tokenizer))  # type: ignore[arg-type]
-    found = score(model, task, dev, teacher=model)
+    found = score(model, task, dev, device=torch.device("cpu"), teacher=model)
     assert (found["agreement_top1"], found["agreement_top5"]) == (1, 1)
     assert found["loss"] > 0
 
@@ -279,9 +287,15 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "a span of nothing": (("task.mask.unit=span", "task.mask.span_longest=0"), "got span_longest 0"),
     "an unknown packing": (("task.packing=lines",), "got task.packing=lines, expected one of full_sentences"),
     "a pair that is none": (("task.pair=nsp",), "pairs want task.packing=segment_pair"),
+    "another trainer": (
+        ("teacher.finetune.max_epochs=1",),
+        "teacher.finetune.max_epochs=1 would change nothing in job=pretrain task=mlm: leave it out, trainer.* is what",
+    ),
+    "a baseline": (("baseline=true",), "baseline=true is for other tasks than task=mlm: +ablation=mlm_alone"),
+    "shared weights": (("trainer=fsdp",), "trainer=fsdp cannot train over a vocabulary (task=mlm)"),
     "an endless stream": (("task.streaming=true",), "give trainer.max_steps"),
     "sequences that are too long": (("task.max_length=4000",), "the teacher reads 512 tokens at most"),
-    "a trained teacher": (("+teacher=minilm",), "neither in the Hugging Face cache"),
+    "a trained teacher": (("+teacher=minilm",), "teacher minilm is trained already: job=finetune goes on with it"),
 }
 
 
@@ -337,3 +351,36 @@ def test_a_checkpoint_of_another_corpus_is_refused(run: Run, corpus: Path, tmp_p
     code, text, _ = run(f"resume={directory}")
     assert code == 2
     assert "last.ckpt is of another training, with other data" in text
+
+
+def test_a_student_without_a_vocabulary_is_refused(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:
+    code, text, _ = run("+teacher=pretrained", f"teacher.path={pretrained[0]}", "+student=bilstm")
+    assert code == 2
+    assert "student bilstm (BilstmForSequenceClassification) answers four tokens with logits of shape [1, 2]" in text
+
+
+def test_an_untrained_teacher_is_sent_to_its_job(run: Run) -> None:
+    code, text, _ = run(*PRETRAIN[1:], "+student=distilbert")
+    assert code == 2
+    assert "teacher bert_tiny begins with random weights: train it with python -m distill job=pretrain" in text
+
+
+def test_pairs_want_a_head_for_them(run: Run, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    config = RobertaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    RobertaForMaskedLM(config).save_pretrained(tmp_path / "roberta")
+    tokenizer.save_pretrained(tmp_path / "roberta")
+    code, text, _ = run(
+        "job=finetune", "+teacher=pretrained", f"teacher.path={tmp_path / 'roberta'}", "task.packing=segment_pair",
+        "task.pair=sop",
+    )  # fmt: skip
+    assert code == 2
+    assert "task.pair=sop wants a model with a head for two segments, as a BERT has, and a RobertaForMaskedLM" in text
+
+
+def test_a_data_set_of_the_hub_is_no_docstrings(run: Run) -> None:
+    code, text, _ = run(*PRETRAIN, "task.data_dir=null", "task.hub_id=nobody/nothing", "trainer.max_steps=1")
+    assert code == 2
+    assert "data set nobody/nothing is neither in the cache nor to be had from the Hub" in text
