@@ -87,15 +87,26 @@ class Corpus:
         return f"data set {self._hub_id}" if self._hub_id else "the built-in sentences"
 
     def document_keys(self) -> Iterator[str]:
-        """The keys of all documents; of a text file that is one document only the beginning is read for it."""
-        for name, path in self._files:
-            if self._is_one(name):
-                if any(part and not part.isspace() for part in _blocks(path)):
-                    yield f"{name}#0"
-            else:
-                yield from (document.key for document in self._read([(name, path)]) if document.part == 0)
+        """The keys of all documents; of a text file that is one document only the beginning is read for it.
+
+        Raises:
+            UserError: as `documents` does.
+        """
+        found = False
+        for key in self._keys():
+            found = True
+            yield key
+        if not found:
+            raise self._no_text()
+
+    def _keys(self) -> Iterator[str]:
         if self._hub_id:
             yield from (document.key for document in self._read(()) if document.part == 0)
+        for name, path in self._files:
+            if not self._is_one(name):
+                yield from (document.key for document in self._read([(name, path)]) if document.part == 0)
+            elif any(not part.isspace() for part in _blocks(path)):
+                yield f"{name}#0"
 
     def documents(
         self, *, rank: int = 0, world: int = 1, wanted: Callable[[str], bool] | None = None
@@ -125,7 +136,10 @@ class Corpus:
                     yield document
         # The files of this process may be empty, and those of another not.
         if found < 0 and next(self._read(self._files), None) is None:
-            raise UserError(f"{self.describe()} holds no text: there is not one word in it")
+            raise self._no_text()
+
+    def _no_text(self) -> UserError:
+        return UserError(f"{self.describe()} holds no text: there is not one word in it")
 
     def size_bytes(self) -> int | None:
         """Bytes on disk, packed where the files are; None for a data set of the Hub."""

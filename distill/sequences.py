@@ -340,7 +340,7 @@ def _too_short(corpus: Corpus, task: LanguageModelTask, split: str = "train", *,
         return (
             f"{corpus.describe()}: process {rank} of {world} has no sequence to train on, as there are too few "
             f"documents for {world} processes or its own are too short: start fewer processes, set "
-            "set task.documents=paragraph or line, or give more text"
+            "task.documents=paragraph or line, or give more text"
         )
     part = "its held-out part" if split == "dev" else "what is left to train on"
     if task.packing == "segment_pair":

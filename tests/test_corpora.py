@@ -657,3 +657,27 @@ def test_a_single_document_cannot_be_shared(tmp_path: Path):
 def test_a_fraction_is_between_0_and_1(fraction: float):
     with pytest.raises(ValueError, match=rf"fraction is {fraction}, expected a number between 0 and 1"):
         is_held_out("a", fraction=fraction, seed=0)
+
+
+def test_keys_come_without_reading_on_and_are_those_of_the_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("One.\n\nTwo.")
+    (tmp_path / "b.txt").write_text(" \n")
+    (tmp_path / "c.jsonl").write_text('{"text": "three"}\n{"text": "four"}\n')
+    for kind in corpora.KINDS:
+        read = corpus(tmp_path, documents=kind)
+        assert list(read.document_keys()) == [document.key for document in read.documents() if document.part == 0]
+    (tmp_path / "a.txt").write_bytes(b"word\n" * corpora.PART + b"\xff")  # Broken far behind its beginning.
+    assert next(iter(corpus(tmp_path).document_keys())) == "a.txt#0"
+
+
+def test_only_wanted_documents_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xff")  # Whoever reads it fails.
+    (tmp_path / "b.txt").write_text("Two.")
+    (tmp_path / "c.jsonl").write_text('{"text": "three"}\n{"text": "four"}\n')
+    found = corpus(tmp_path).documents(wanted=lambda key: key in ("b.txt#0", "c.jsonl#1"))
+    assert [document.text for document in found] == ["Two.", "four"]
+
+
+def test_a_data_set_of_the_hub_comes_before_what_is_built_in(tmp_path: Path) -> None:
+    read = Corpus(data_dir=None, hub_id="owner/name", builtin=True, cache_dir=tmp_path)
+    assert read.describe() == "data set owner/name"
