@@ -147,8 +147,6 @@ def _settings(config: DictConfig) -> tuple[fitting.Settings, LanguageModelTask]:
     task: LanguageModelTask = parts.instantiate(config.task)
     if config.baseline:
         raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
-    if settings.strategy == "fsdp":
-        raise UserError(f"trainer=fsdp cannot train over a vocabulary (task={task.name}): take trainer=ddp")
     preflight.check_processes(settings, "trainer")
     preflight.check_budget(settings.batch_tokens, task, "trainer")
     return settings, task

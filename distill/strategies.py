@@ -7,7 +7,7 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from distill.processes import local_gpu, rank, world
 
@@ -45,6 +45,8 @@ def shard(module: nn.Module, mesh: DeviceMesh) -> None:
             if any(True for _ in layer.parameters()):
                 fully_shard(layer, mesh=mesh)
     fully_shard(module, mesh=mesh)
+    if hasattr(module, "totals"):  # The way into an objective that is asked for some of its terms.
+        register_fsdp_forward_method(module, "totals")
 
 
 class _DDP(DDPStrategy):
