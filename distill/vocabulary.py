@@ -70,9 +70,10 @@ def logits_at_items(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Tens
     """Logits `[n, V]` of the n items of a batch, float32."""
     said = _said(model, batch)
     items = batch["items"]
-    if is_whole(said):
-        return said.logits[items].float()
-    return run_head(model, said, said.last_hidden_state[items]).logits[0].float()
+    found: Tensor = (
+        said.logits[items] if is_whole(said) else run_head(model, said, said.last_hidden_state[items]).logits[0]
+    )
+    return found.float()
 
 
 def _said(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[str] = frozenset()) -> Any:
