@@ -40,7 +40,7 @@ def loss_and_gradient(student_logits: Tensor, told: Any, temperature: float) -> 
     total, count = SoftTargets(temperature=temperature)(said, told, batch)
     (total / count).backward()
     assert logits.grad is not None
-    return float(total / count), logits.grad
+    return float((total / count).detach()), logits.grad
 
 
 def answers(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
@@ -66,9 +66,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args()
     teacher_logits, student_logits = answers(options)
+    half = len(teacher_logits) // 2  # The profile is of other tokens than those that it is tried on.
+    profile = teacher_logits[half:].log_softmax(dim=-1).mean(dim=0)
+    teacher_logits, student_logits = teacher_logits[:half], student_logits[:half]
     rows = []
     for top_k in options.top_k:
-        kept = ShortenedLogits(**OutputCache(top_k=top_k).shortened(teacher_logits), vocabulary=len(teacher_logits[0]))
+        kept = ShortenedLogits(**OutputCache(top_k=top_k).shortened(teacher_logits), profile=profile)
         mass = float(teacher_logits.softmax(dim=-1).topk(top_k, dim=-1).values.sum(dim=-1).mean())
         for temperature in options.temperatures:
             whole = SimpleNamespace(logits=teacher_logits.unsqueeze(0))

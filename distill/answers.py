@@ -188,12 +188,14 @@ def _ask(
     said: list[dict[str, Tensor]] = [{} for _ in lengths]
     states: list[Tensor] = [torch.empty(0)] * len(lengths)
     on_cpu = teacher.device.type == "cpu"
+    profile = torch.zeros(teacher.config.vocab_size if vocabulary else 0, device=teacher.device)
     for micro_batch in scoring_steps(lengths, SCORED_TOKENS if on_cpu else ACCELERATOR_TOKENS):
         batch = moved(examples[[first + index for index in micro_batch]], teacher.device)
         if vocabulary:
             output = run_encoder(teacher, batch, needs)
             counts = batch["items"].sum(dim=1).cpu()
             logits = run_head(teacher, output, output.last_hidden_state[batch["items"]]).logits[0]
+            profile += logits.float().log_softmax(dim=-1).sum(dim=0)
             of_each = {name: values.split(counts.tolist()) for name, values in cache.shortened(logits).items()}
             of_each["counts"] = counts.split(1)
         else:
@@ -205,4 +207,7 @@ def _ask(
             if hidden:
                 states[index] = output.hidden_states[-1][row, mask[row]].half().cpu()
         done(len(micro_batch))
-    return {name: torch.cat([one[name] for one in said]) for name in said[0]}, torch.cat(states) if hidden else None
+    found = {name: torch.cat([one[name] for one in said]) for name in said[0]}
+    if vocabulary:
+        found["profile"] = (profile / found["counts"].sum().clamp(min=1)).half().cpu()
+    return found, torch.cat(states) if hidden else None

@@ -24,7 +24,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from distill.errors import UserError
 from distill.files import make_directory, replaced
 
-FORMAT = 2
+FORMAT = 3
 TEMPERATURES = (0.5, 1.0, 2.0, 4.0, 8.0)  # At which it is known what the smaller logits of a vocabulary have together.
 _NOTHING = -1e4  # The logarithm of no probability at all.
 SHARD_TOKENS = 65_536  # What an interruption costs at most; also bounds the memory of a pass.
@@ -191,11 +191,13 @@ class KeptOutputs:
         """Keep a part: `hidden [tokens, H]`, all tokens of these examples one after the other, and what was `said`.
 
         That is `logits [n, C]`, or of a vocabulary what `OutputCache.shortened` makes of all items, with `counts [n]`,
-        how many of them each example has.
+        how many of them each example has, and `profile [V]`, the mean of their log-probabilities.
         """
         number = int(np.searchsorted(self._firsts, first))
         last = self._range(number)[1]
-        tensors = {name: values.cpu().contiguous() for name, values in said.items()}
+        # One profile is enough for all parts.
+        kept = {name: values for name, values in said.items() if name != "profile" or number == 0}
+        tensors = {name: values.cpu().contiguous() for name, values in kept.items()}
         if hidden is not None:
             tensors["hidden"] = hidden.to(device="cpu", dtype=torch.float16).contiguous()
         path = self._path(number)
@@ -228,7 +230,8 @@ class KeptOutputs:
             said = torch.stack([values["logits"] for values in logits]).to(device)
             return SequenceClassifierOutput(logits=said, hidden_states=hidden_states)
         columns = {name: torch.cat([values[name] for values in logits]).to(device) for name in ("top", "ids", "rest")}
-        return ShortenedLogits(**columns, vocabulary=self.vocabulary, hidden_states=hidden_states)
+        profile = self._part(0)["profile"].to(device)
+        return ShortenedLogits(**columns, profile=profile, hidden_states=hidden_states)
 
     def _said(self, shard: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
         """What is kept of one example of a part: `logits [C]`, or of a vocabulary's items what `shortened` makes."""
@@ -281,25 +284,27 @@ class KeptOutputs:
 class ShortenedLogits:
     """A teacher's output over a vocabulary of which the largest logits are known, and what the others have together.
 
-    Those others are taken to be equal; as equal as lets them have what they had at the temperature that is asked for.
-    At `TEMPERATURES` that is exact, between them it is interpolated.
+    The others share that as they do on average, wherever a token is masked. How much it is at the temperature that is
+    asked for is exact at `TEMPERATURES` and interpolated between them. Were they taken to be equal instead, rare words
+    would become as likely as common ones: at T=2, where most of the probability is theirs, a student then did worse
+    than without a teacher.
 
     Args:
         top, ids: log-probabilities `[n, k]` and their tokens.
         rest: `[n, 5]`, as `OutputCache.shortened` makes it.
-        vocabulary: tokens in all.
+        profile: `[V]`, the mean of the teacher's log-probabilities over many items.
     """
 
     def __init__(
-        self, top: Tensor, ids: Tensor, rest: Tensor, *, vocabulary: int, hidden_states: tuple[Tensor] | None = None
+        self, top: Tensor, ids: Tensor, rest: Tensor, *, profile: Tensor, hidden_states: tuple[Tensor] | None = None
     ) -> None:
         self.top, self.ids, self.rest = top, ids, rest
-        self.vocabulary, self.hidden_states = vocabulary, hidden_states
+        self.profile, self.hidden_states = profile, hidden_states
 
     def part(self, first: int, last: int) -> "ShortenedLogits":
         """Of the items from first to last, that one excluded."""
         columns = (values[first:last] for values in (self.top, self.ids, self.rest))
-        return ShortenedLogits(*columns, vocabulary=self.vocabulary)
+        return ShortenedLogits(*columns, profile=self.profile)
 
     @property
     def logits(self) -> Tensor:
@@ -308,10 +313,13 @@ class ShortenedLogits:
 
     def logits_at(self, temperature: float) -> Tensor:
         """`[1, n, V]` that have the teacher's softened probabilities once they are divided by this temperature."""
-        others = max(1, self.vocabulary - self.top.shape[-1])
-        each = temperature * (self._rest_at(temperature) - math.log(others))
-        logits = each.unsqueeze(-1).repeat(1, self.vocabulary)
-        return logits.scatter_(-1, self.ids.long(), self.top.float()).unsqueeze(0)
+        ids, profile = self.ids.long(), self.profile.float()
+        weights = (profile / temperature).softmax(dim=-1)
+        # What the profile gives to the others: all of it, but for the tokens that are known.
+        others = (1 - weights[ids].sum(dim=-1)).clamp(min=torch.finfo(weights.dtype).eps).log()
+        share = self._rest_at(temperature) - others - (profile / temperature).logsumexp(dim=-1)
+        logits = profile + temperature * share.unsqueeze(-1)
+        return logits.scatter(-1, ids, self.top.float()).unsqueeze(0)
 
     def _rest_at(self, temperature: float) -> Tensor:
         """The logarithm of the sum of the others' probabilities to the power of 1 / T, `[n]`."""
@@ -320,7 +328,7 @@ class ShortenedLogits:
             return self.rest[:, 0] + (wanted - powers[0]) * self.top[:, -1].float()
         # As a function of 1 / T it is smooth, and at 0 it is known too: every token counts as one.
         powers.append(0.0)
-        counted = math.log(max(1, self.vocabulary - self.top.shape[-1]))
+        counted = math.log(max(1, len(self.profile) - self.top.shape[-1]))
         values = torch.cat([self.rest, torch.full_like(self.rest[:, :1], counted)], dim=-1)
         # Lagrange's polynomial through all that is known.
         shares = [
