@@ -26,6 +26,7 @@ from distill.record import Run
 from distill.tasks import LanguageModelTask
 from distill.vocabulary import logits_at_items, token_scores
 
+ENOUGH = 0.98  # Of a teacher's probability, in what is kept of its answers.
 VOCABULARY_TEXT = 50_000_000  # Characters that a new vocabulary is learned from.
 
 
@@ -62,6 +63,11 @@ def run_distill(config: DictConfig, run: Run) -> None:
         teacher, objective, task, examples.get("train"), cache=cache, directory=parts.cache_dir(config) / "outputs",
         epochs=math.ceil(settings.total_steps(len(loaders["train"])) / len(loaders["train"])),
     )  # fmt: skip
+    if answers is not None and objective.reads_teacher_logits and answers.kept.mass() < ENOUGH:
+        notice(
+            f"the {cache.top_k} largest logits hold {answers.kept.mass():.1%} of the teacher's probability, and what "
+            "it says beyond them is lost on the student: raise teacher.cache.top_k, or set teacher.cache.enabled=false"
+        )
     objective.connect(student.config.hidden_size, teacher.model.config.hidden_size)
     asked = teacher.answering() if objective.needs_teacher and answers is None else None
     module = DistillationModule(

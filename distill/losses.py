@@ -243,6 +243,10 @@ class Objective(nn.Module):
     def needs_teacher(self) -> bool:
         return any(term.needs_teacher for term in self._terms())
 
+    @property
+    def reads_teacher_logits(self) -> bool:
+        return any(term.needs_teacher and term.reads_logits for term in self._terms())
+
     def unsuited(self, answer: str) -> list[str]:
         """Names of the terms that cannot learn a task whose answers are `classes`, a `number` or a `vocabulary`."""
         return [name for name, term in zip(self.names, self._terms(), strict=True) if answer not in term.answers]

@@ -284,10 +284,9 @@ class KeptOutputs:
 class ShortenedLogits:
     """A teacher's output over a vocabulary of which the largest logits are known, and what the others have together.
 
-    The others share that as they do on average, wherever a token is masked. How much it is at the temperature that is
-    asked for is exact at `TEMPERATURES` and interpolated between them. Were they taken to be equal instead, rare words
-    would become as likely as common ones: at T=2, where most of the probability is theirs, a student then did worse
-    than without a teacher.
+    The others share that as they do on average, wherever a token is masked; how much it is at the temperature that is
+    asked for is exact at `TEMPERATURES` and interpolated between them. So what the teacher knows of a context beyond
+    its largest logits is lost, and a student learns that loss too (benchmarks/README.md).
 
     Args:
         top, ids: log-probabilities `[n, k]` and their tokens.

@@ -187,6 +187,7 @@ def test_answers_to_static_masks_are_kept_and_found_again(run: Run, pretrained: 
     code, text, first = run(*options)
     assert code == 0, text
     assert "of the probability" in text
+    assert "of the teacher's probability, and what it says beyond them is lost on the student" in text
     code, text, second = run(*options)
     assert code == 0, text
     cached = [record(directory)["training"]["teacher_cache"]["hit"] for directory in (first, second)]
