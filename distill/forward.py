@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, ModelOutpu
 
 def run_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[str] = frozenset()) -> ModelOutput:
     """The model's output for those tensors of the batch that it knows; a pair's token types reach who has them."""
-    return _run(model, model, batch, needs)
+    return _with_logits(_run(model, model, batch, needs))
 
 
 def run_encoder(
@@ -33,8 +33,11 @@ def run_head(model: PreTrainedModel, encoded: ModelOutput, states: Tensor) -> Mo
         last_hidden_state=states.unsqueeze(0), pooler_output=getattr(encoded, "pooler_output", None)
     )
     with _standing_in(model, said):
-        output: ModelOutput = model(input_ids=states.new_zeros((1, len(states)), dtype=torch.long))
-    if "logits" not in output:  # A model for pre-training has a second head.
+        return _with_logits(model(input_ids=states.new_zeros((1, len(states)), dtype=torch.long)))
+
+
+def _with_logits(output: ModelOutput) -> ModelOutput:
+    if "prediction_logits" in output:  # A model for pre-training, which has a second head, calls them so.
         output.logits = output.prediction_logits
     return output
 

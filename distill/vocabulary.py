@@ -81,12 +81,7 @@ def _said(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[
 
     Such a model gathers its weights when it is called as a whole, and not for a part of it.
     """
-    if not isinstance(model, FSDPModule):
-        return run_encoder(model, batch, needs)
-    output = run_model(model, batch, needs)
-    if "logits" not in output:
-        output.logits = output.prediction_logits
-    return output
+    return (run_model if isinstance(model, FSDPModule) else run_encoder)(model, batch, needs)
 
 
 def is_whole(said: Any) -> bool:
