@@ -71,7 +71,8 @@ def main() -> None:
     teacher_logits, student_logits = teacher_logits[:half], student_logits[:half]
     rows = []
     for top_k in options.top_k:
-        kept = ShortenedLogits(**OutputCache(top_k=top_k).shortened(teacher_logits), profile=profile)
+        said = OutputCache(top_k=top_k).shortened(teacher_logits.log_softmax(dim=-1))
+        kept = ShortenedLogits(**said, profile=profile)
         mass = float(teacher_logits.softmax(dim=-1).topk(top_k, dim=-1).values.sum(dim=-1).mean())
         for temperature in options.temperatures:
             whole = SimpleNamespace(logits=teacher_logits.unsqueeze(0))

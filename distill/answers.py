@@ -138,12 +138,12 @@ def ask_once(
     )  # fmt: skip
     for path in kept.damaged:
         notice(f"{path} is damaged: the teacher is asked again")
-    missing = kept.missing(min(epochs, visits) * len(examples))
+    asked = min(epochs, visits) * len(examples)
+    missing = kept.missing(asked)
     if not missing:
         return Answers(kept, 0.0)
     began = time.perf_counter()
     teacher = model()
-    asked = min(epochs, visits) * len(examples)
     size = cache.make_room(kept, asked, _logit_bytes(cache, examples, teacher, asked))
     total = sum(last - first for first, last in missing)
     say(f"Teacher: answers {total:,} examples once, {size} in {kept.directory}")
@@ -185,29 +185,36 @@ def _ask(
     And `hidden [tokens, H]` (float16), all tokens of these examples one after the other.
     """
     needs = frozenset({"hidden_states"}) if hidden else frozenset[str]()
-    said: list[dict[str, Tensor]] = [{} for _ in lengths]
-    states: list[Tensor] = [torch.empty(0)] * len(lengths)
-    on_cpu = teacher.device.type == "cpu"
+    starts = lengths.cumsum() - lengths
+    # Written into one array: views of every batch would keep all of them.
+    states = torch.empty(int(lengths.sum()), teacher.config.hidden_size if hidden else 0, dtype=torch.float16)
+    logits = torch.empty(0 if vocabulary else len(lengths), teacher.config.num_labels)
+    items: list[dict[str, Tensor]] = [{} for _ in lengths]
     profile = torch.zeros(teacher.config.vocab_size if vocabulary else 0, device=teacher.device)
+    on_cpu = teacher.device.type == "cpu"
     for micro_batch in scoring_steps(lengths, SCORED_TOKENS if on_cpu else ACCELERATOR_TOKENS):
         batch = moved(examples[[first + index for index in micro_batch]], teacher.device)
         if vocabulary:
             output = run_encoder(teacher, batch, needs)
+            head = run_head(teacher, output, output.last_hidden_state[batch["items"]])
+            log_probs = head.logits[0].float().log_softmax(dim=-1)
+            profile += log_probs.sum(dim=0)
             counts = batch["items"].sum(dim=1).cpu()
-            logits = run_head(teacher, output, output.last_hidden_state[batch["items"]]).logits[0]
-            profile += logits.float().log_softmax(dim=-1).sum(dim=0)
-            of_each = {name: values.split(counts.tolist()) for name, values in cache.shortened(logits).items()}
-            of_each["counts"] = counts.split(1)
+            of_each = {name: values.split(counts.tolist()) for name, values in cache.shortened(log_probs).items()}
+            for row, index in enumerate(micro_batch):
+                items[index] = {name: values[row] for name, values in of_each.items()} | {
+                    "counts": counts[row : row + 1]
+                }
         else:
             output = run_model(teacher, batch, needs)
-            of_each = {"logits": output.logits.float().cpu().split(1)}
-        mask = batch["attention_mask"].bool()
-        for row, index in enumerate(micro_batch):
-            said[index] = {name: values[row] for name, values in of_each.items()}
-            if hidden:
-                states[index] = output.hidden_states[-1][row, mask[row]].half().cpu()
+            logits[micro_batch] = output.logits.float().cpu()
+        if hidden:
+            last_states, mask = output.hidden_states[-1].half().cpu(), batch["attention_mask"].bool().cpu()
+            for row, index in enumerate(micro_batch):
+                states[starts[index] : starts[index] + lengths[index]] = last_states[row, mask[row]]
         done(len(micro_batch))
-    found = {name: torch.cat([one[name] for one in said]) for name in said[0]}
+    found = {"logits": logits}
     if vocabulary:
+        found = {name: torch.cat([of_one[name] for of_one in items]) for name in items[0]}
         found["profile"] = (profile / found["counts"].sum().clamp(min=1)).half().cpu()
-    return found, torch.cat(states) if hidden else None
+    return found, states if hidden else None

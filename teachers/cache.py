@@ -97,14 +97,13 @@ class OutputCache:
         """
         return KeptOutputs(directory, lengths, hidden_size=hidden_size, vocabulary=vocabulary)
 
-    def shortened(self, logits: Tensor) -> dict[str, Tensor]:
-        """What is kept of `logits [n, V]`: the `top_k` largest log-probabilities, their tokens, and the others' mass.
+    def shortened(self, log_probs: Tensor) -> dict[str, Tensor]:
+        """What is kept of `log_probs [n, V]`: the `top_k` largest, their tokens, and the others' mass.
 
         `rest [n, 5]` is the logarithm of what all other tokens have together at each of `TEMPERATURES`: the sum of
         their probabilities to the power of `1 / T`.
         """
-        log_probs = logits.float().log_softmax(dim=-1)
-        top, ids = log_probs.topk(min(self.top_k, logits.shape[-1]), dim=-1)
+        top, ids = log_probs.topk(min(self.top_k, log_probs.shape[-1]), dim=-1)
         others = log_probs.scatter(-1, ids, -torch.inf)
         rest = torch.stack([(others / temperature).logsumexp(dim=-1) for temperature in TEMPERATURES], dim=-1)
         return {"top": top.half().cpu(), "ids": ids.int().cpu(), "rest": rest.clamp(min=_NOTHING).cpu()}
@@ -170,10 +169,8 @@ class KeptOutputs:
 
     def __reduce__(self) -> Any:
         """To another process goes the place, and no copy."""
-        return partial(KeptOutputs, hidden_size=self.hidden_size, vocabulary=self.vocabulary), (
-            self.directory,
-            self.lengths,
-        )
+        made = partial(KeptOutputs, hidden_size=self.hidden_size, vocabulary=self.vocabulary)
+        return made, (self.directory, self.lengths)
 
     def missing(self, wanted: int | None = None) -> list[tuple[int, int]]:
         """First and last (excluded) example of every part that is still to be asked of the teacher.

@@ -406,7 +406,7 @@ def test_the_others_have_what_they_had_at_every_temperature(temperature: float) 
     """However uneven they are: here, as in language, the probability falls with the rank."""
     torch.manual_seed(0)
     logits = -1.5 * torch.arange(1.0, 5001.0).log()[torch.stack([torch.randperm(5000) for _ in range(3)])]
-    said = OutputCache(top_k=20).shortened(logits)
+    said = OutputCache(top_k=20).shortened(logits.log_softmax(dim=-1))
     with torch.autocast("cpu", torch.bfloat16):  # As in a training.
         found = ShortenedLogits(**said, profile=torch.randn(5000)).logits_at(temperature)[0]
     softened, exact = (values.div(temperature).softmax(dim=-1) for values in (found, logits))
