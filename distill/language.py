@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from distill.answers import ask_for_training, check_cache
 from distill.errors import UserError
 from distill.files import make_directory, write_text
 from distill.finetune import Source, Teacher, adopt_special_tokens
-from distill.forward import moved, run_encoder, run_head, run_model
+from distill.forward import moved, run_encoder, run_head
 from distill.losses import MaskedLanguageModelling, Objective, SegmentOrder, Term
 from distill.module import DistillationModule
 from distill.progress import console, notice, say
@@ -68,12 +67,7 @@ def run_distill(config: DictConfig, run: Run) -> None:
             f"the {cache.top_k} largest logits hold {answers.kept.mass():.1%} of the teacher's probability, and what "
             "it says beyond them is lost on the student: raise teacher.cache.top_k, or set teacher.cache.enabled=false"
         )
-    objective.connect(student.config.hidden_size, teacher.model.config.hidden_size)
-    asked = teacher.answering() if objective.needs_teacher and answers is None else None
-    module = DistillationModule(
-        student=student, objective=objective, task=task, teacher=asked, kept=answers.kept if answers else None,
-        **settings.optimization(len(loaders["train"])),
-    )  # fmt: skip
+    module = parts.module(student, objective, task, settings, loaders, teacher, answers)
     _preflight(
         module, loaders, settings,
         ("teacher", f"{teacher.resolved}, {task.metric} {teacher.metrics[task.metric]:.2f} on dev"),
@@ -81,21 +75,14 @@ def run_distill(config: DictConfig, run: Run) -> None:
         ("vocabulary", preflight.check_vocabulary(teacher.model, student, teacher.tokenizer)),
         ("answers", preflight.describe_answers(module, why_not)),
     )  # fmt: skip
-    if asked is None:
+    if module.teacher is None:
         teacher.release()  # What it says is known, or nobody asks; it is loaded again to be compared with.
     fit = _fit(config, run, module, loaders, settings, "student", teacher=teacher.fingerprint)
     metrics = score(module.student, task, loaders["dev"], device=settings.device(), teacher=teacher.answering())
     run.update(
-        training={
-            **asdict(fit),
-            "teacher_seconds": module.teacher_seconds + (answers.seconds if answers else 0.0),
-            "teacher_cache": answers.record() if answers else None,
-        },
-        student={
-            "name": config.student.name, "parameters": preflight.count_parameters(student), "metrics": metrics,
-            "layers": getattr(student.config, "teacher_layers", None),
-        },
-    )  # fmt: skip
+        training=parts.training_record(fit, module, answers),
+        student=parts.student_record(config, student, metrics),
+    )
     _close(run, module.student, teacher.tokenizer, run.directory / "student")
 
 
@@ -125,9 +112,7 @@ def _train(config: DictConfig, run: Run, *, from_scratch: bool) -> None:
         objective={"name": objective.name, "terms": {name: {"weight": 1.0} for name in terms}},
     )
     before = score(model, task, loaders["dev"], device=settings.device()) if start.fits else None
-    module = DistillationModule(
-        student=model, objective=objective, task=task, **settings.optimization(len(loaders["train"]))
-    )
+    module = parts.module(model, objective, task, settings, loaders, teacher=None, answers=None)
     _preflight(
         module, loaders, settings,
         ("model", f"{source.weights.resolved()}, {preflight.count_parameters(model) / 1e6:.1f} M parameters"),
@@ -136,7 +121,7 @@ def _train(config: DictConfig, run: Run, *, from_scratch: bool) -> None:
     )  # fmt: skip
     fit = _fit(config, run, module, loaders, settings, "teacher", start=source.weights.fingerprint())
     run.update(
-        training={**asdict(fit), "teacher_seconds": 0.0, "teacher_cache": None},
+        training=parts.training_record(fit, module, answers=None),
         teacher={
             "requested": source.weights.name, "resolved": source.weights.resolved(), "substituted": False,
             "origin": "from random weights" if from_scratch else "adapted", "precision": source.weights.precision,
@@ -191,19 +176,12 @@ def _check_student(
     preflight.check_vocabulary(teacher.model, student, teacher.tokenizer)
     preflight.check_length(student, teacher.tokenizer, task, who="student")
     preflight.check_outputs(objective, teacher=teacher.model, student=student)
-    wanted, found = ([1, 4, teacher.model.config.vocab_size], list(_try(student).logits.shape))
+    wanted, found = ([1, 4, teacher.model.config.vocab_size], list(preflight.try_out(student).logits.shape))
     if found != wanted:
         raise UserError(
             f"student {config.student.name} ({type(student).__name__}) answers four tokens with logits of shape "
             f"{found}, expected {wanted}, one for each of the teacher's vocabulary: take +student=distilbert"
         )
-
-
-@torch.no_grad()
-def _try(model: PreTrainedModel) -> Any:
-    """What the model says of four tokens."""
-    tokens = torch.ones((1, 4), dtype=torch.long, device=model.device)
-    return run_model(model, {"input_ids": tokens, "attention_mask": tokens})
 
 
 def _load(config: DictConfig, source: Source, task: LanguageModelTask) -> Any:
@@ -216,7 +194,7 @@ def _load(config: DictConfig, source: Source, task: LanguageModelTask) -> Any:
     start = source.weights.load(task.auto_class, None, _texts(task, cache_dir))
     adopt_special_tokens(start.model, start.tokenizer)
     preflight.check_length(start.model, start.tokenizer, task, who="teacher")
-    if task.pair and not hasattr(_try(start.model), "seq_relationship_logits"):
+    if task.pair and not hasattr(preflight.try_out(start.model), "seq_relationship_logits"):
         raise UserError(
             f"task.pair={task.pair} wants a model with a head for two segments, as a BERT has, and a "
             f"{type(start.model).__name__} has none: set task.pair=null"
@@ -262,8 +240,7 @@ def _preflight(
             ("sequences", f"{size}, {len(dev):,} dev, of at most {module.task.max_length} tokens"),
             ("batches", preflight.describe_batches(train, settings)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
-            ("training", f"{module.total_steps:,} steps in {settings.resolved_precision()}, "
-             f"about {preflight.duration(seconds)}"),
+            ("training", preflight.describe_training(module, settings, seconds)),
         ]
     )  # fmt: skip
 

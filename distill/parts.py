@@ -1,5 +1,6 @@
 """What a job is made of, as its configuration names it: the objects, the directories, the logger."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,10 +9,13 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
-from distill import finetune
+from distill import finetune, fitting, preflight
+from distill.answers import Answers
 from distill.errors import UserError
 from distill.files import whole_directory
 from distill.losses import Objective
+from distill.module import DistillationModule
+from distill.tasks import Task
 
 
 def instantiate(config: DictConfig) -> Any:
@@ -82,3 +86,39 @@ def objective_record(config: DictConfig, objective: Objective) -> dict[str, Any]
     terms = OmegaConf.to_container(config.objective.terms, resolve=True)
     assert isinstance(terms, dict)
     return {"name": objective.name, "terms": {name: terms[name] for name in objective.names}}
+
+
+def module(
+    student: PreTrainedModel,
+    objective: Objective,
+    task: Task,
+    settings: fitting.Settings,
+    loaders: dict[str, Any],
+    teacher: finetune.Teacher | None,
+    answers: Answers | None,
+) -> DistillationModule:
+    """The student under its objective; the teacher is asked in every step unless its answers are kept."""
+    if teacher is not None:
+        objective.connect(student.config.hidden_size, teacher.model.config.hidden_size)
+    asked = teacher.answering() if teacher is not None and objective.needs_teacher and answers is None else None
+    return DistillationModule(
+        student=student, objective=objective, task=task, teacher=asked, kept=answers.kept if answers else None,
+        **settings.optimization(len(loaders["train"])),
+    )  # fmt: skip
+
+
+def student_record(config: DictConfig, student: PreTrainedModel, metrics: dict[str, float]) -> dict[str, Any]:
+    """The `student` of run.json."""
+    return {
+        "name": config.student.name, "parameters": preflight.count_parameters(student), "metrics": metrics,
+        "layers": getattr(student.config, "teacher_layers", None),
+    }  # fmt: skip
+
+
+def training_record(fit: fitting.Fit, module: DistillationModule, answers: Answers | None) -> dict[str, Any]:
+    """The `training` of run.json."""
+    return {
+        **asdict(fit),
+        "teacher_seconds": module.teacher_seconds + (answers.seconds if answers else 0.0),
+        "teacher_cache": answers.record() if answers else None,
+    }

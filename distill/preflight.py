@@ -61,6 +61,11 @@ def describe_batches(train: Any, settings: Settings) -> str:
     return f"{settings.step_size()} in a step, {buckets.padding():.1%} padding"
 
 
+def describe_training(module: DistillationModule, settings: Settings, seconds: float) -> str:
+    """How long it will take."""
+    return f"{module.total_steps:,} steps in {settings.resolved_precision()}, about {duration(seconds)}"
+
+
 def describe_answers(module: DistillationModule, why_not: str | None) -> str:
     """Where the teacher's outputs come from."""
     if module.kept is not None:
@@ -144,12 +149,7 @@ def check_objective(objective: Objective, task: Task) -> None:
 def check_outputs(objective: Objective, **models: PreTrainedModel) -> None:
     """UserError where a term needs what one of the models does not give."""
     for who, model in models.items():
-        tokens = torch.ones((1, 4), dtype=torch.long, device=model.device)
-        verbosity = transformers.logging.get_verbosity()
-        transformers.logging.set_verbosity_error()  # Its warning says half of what the line below says.
-        with torch.no_grad():
-            output = run_model(model, {"input_ids": tokens, "attention_mask": tokens}, objective.needs)
-        transformers.logging.set_verbosity(verbosity)
+        output = try_out(model, objective.needs)
         for name in sorted(objective.needs):
             if not getattr(output, name, None):
                 terms = ", ".join(objective.needing(name))
@@ -157,6 +157,17 @@ def check_outputs(objective: Objective, **models: PreTrainedModel) -> None:
                     f"objective {objective.name}: the term {terms} needs {name}, which the {who} "
                     f"({type(model).__name__}) does not give: set its weight to 0, or take another objective"
                 )
+
+
+@torch.no_grad()
+def try_out(model: PreTrainedModel, needs: frozenset[str] = frozenset()) -> Any:
+    """What the model says of one text of four tokens."""
+    tokens = torch.ones((1, 4), dtype=torch.long, device=model.device)
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # Its warning says half of what those say who ask here.
+    output = run_model(model, {"input_ids": tokens, "attention_mask": tokens}, needs)
+    transformers.logging.set_verbosity(verbosity)
+    return output
 
 
 def show(rows: Sequence[tuple[str, Any]]) -> None:

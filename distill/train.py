@@ -1,7 +1,6 @@
 """The jobs: fine-tune a teacher; distil a student, export it, check it, time it, and write all of it down."""
 
 import copy
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +12,7 @@ from omegaconf import DictConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import batches, benchmark, data, export, finetune, fitting, parts, preflight, report
-from distill.answers import Answers, ask_for_training, check_cache, check_size
+from distill.answers import ask_for_training, check_cache, check_size
 from distill.files import is_intact, make_directory, rewrite, whole_directory, write_text
 from distill.forward import input_names
 from distill.losses import HardLabels, Objective
@@ -70,7 +69,7 @@ def run_distill(config: DictConfig, run: Run) -> None:
     answers, why_not = ask_for_training(
         teacher, objective, task, examples["train"], cache=cache, directory=parts.cache_dir(config) / "outputs"
     )
-    module = _module(student, objective, task, settings, loaders, teacher, answers)
+    module = parts.module(student, objective, task, settings, loaders, teacher, answers)
     _preflight(teacher, module, splits, loaders, settings, baseline=start is not None, why_not=why_not)
     if module.teacher is None:
         teacher.release()  # What it says is known; the benchmark loads it again.
@@ -83,12 +82,8 @@ def run_distill(config: DictConfig, run: Run) -> None:
     logits = predict_splits(student, loaders)
     student_metrics = task.split_metrics(logits, splits.scored_labels())
     run.update(
-        training={
-            **asdict(fit),
-            "teacher_seconds": module.teacher_seconds + (answers.seconds if answers else 0.0),
-            "teacher_cache": answers.record() if answers else None,
-        },
-        student=_student_record(config, student, student_metrics),
+        training=parts.training_record(fit, module, answers),
+        student=parts.student_record(config, student, student_metrics),
     )
     parts.save(student, teacher.tokenizer, run.directory / "student")
     if start is not None:
@@ -158,24 +153,6 @@ def _prepare(
     return splits, teacher, examples
 
 
-def _module(
-    student: PreTrainedModel,
-    objective: Objective,
-    task: SequenceTask,
-    settings: fitting.Settings,
-    loaders: dict[str, Any],
-    teacher: finetune.Teacher | None,
-    answers: Answers | None,
-) -> DistillationModule:
-    if teacher is not None:
-        objective.connect(student.config.hidden_size, teacher.model.config.hidden_size)
-    asked = teacher.answering() if teacher is not None and objective.needs_teacher and answers is None else None
-    return DistillationModule(
-        student=student, objective=objective, task=task, teacher=asked, kept=answers.kept if answers else None,
-        **settings.optimization(len(loaders["train"])),
-    )  # fmt: skip
-
-
 def _preflight(
     teacher: finetune.Teacher,
     module: DistillationModule,
@@ -202,8 +179,7 @@ def _preflight(
             ("batches", preflight.describe_batches(loaders["train"], settings)),
             ("answers", preflight.describe_answers(module, why_not)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
-            ("training", f"{module.total_steps:,} steps in {settings.resolved_precision()}, "
-             f"about {preflight.duration(seconds)}"),
+            ("training", preflight.describe_training(module, settings, seconds)),
         ]
     )  # fmt: skip
 
@@ -221,7 +197,7 @@ def _train_baseline(
 ) -> dict[str, Any]:
     """The same student from the same start, with the same steps, on the hard labels alone."""
     objective = Objective(name="supervised", terms={"hard": HardLabels()})
-    module = _module(student, objective, task, settings, loaders, teacher=None, answers=None)
+    module = parts.module(student, objective, task, settings, loaders, teacher=None, answers=None)
     directory = run.directory / "baseline"
     fit = fitting.fit(
         module, loaders["train"], loaders["dev"], settings=settings, checkpoints=directory / "checkpoints",
@@ -299,13 +275,6 @@ def _task_record(task: SequenceTask, splits: data.TaskData, truncated: dict[str,
         "name": task.name, "kind": task.kind, "answer": task.answer, "metric": task.metric,
         "pair": len(task.text) == 2,
         "labels": list(splits.labels), "examples": examples, "truncated": truncated, "sha256": splits.sha256,
-    }  # fmt: skip
-
-
-def _student_record(config: DictConfig, student: PreTrainedModel, metrics: dict[str, float]) -> dict[str, Any]:
-    return {
-        "name": config.student.name, "parameters": preflight.count_parameters(student), "metrics": metrics,
-        "layers": getattr(student.config, "teacher_layers", None),
     }  # fmt: skip
 
 
