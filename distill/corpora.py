@@ -15,7 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distill import builtin_data, files, hub
+from distill import builtin_data, files
+from distill.data import load_hub
 from distill.errors import UnreachableError, UserError
 
 if TYPE_CHECKING:
@@ -228,24 +229,11 @@ class Corpus:
 
     @cached_property
     def _hub_rows(self) -> "datasets.Dataset | datasets.IterableDataset":
-        import datasets
-
-        name, _, configuration = str(self._hub_id).partition(":")
-        streaming = True
-        try:
-            hub.ask(name, ".gitattributes", kind="dataset")  # Which every data set has.
-        except UnreachableError:
-            datasets.config.HF_HUB_OFFLINE = True  # The loader then looks into its cache alone.
-            streaming = False
-        try:
-            return datasets.load_dataset(name, configuration or None, split=self._split, streaming=streaming)
-        except (ConnectionError, FileNotFoundError) as error:
-            raise UnreachableError(
-                f"{self.describe()} is neither in the cache nor to be had from the Hub: give task.data_dir=DIR with "
-                "text files, or go online"
-            ) from error
-        except (ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:
-            raise UserError(f"{self.describe()}, split {self._split}, cannot be loaded: {_reason(error)}") from error
+        what = f"{self.describe()}, split {self._split},"
+        rows: datasets.Dataset | datasets.IterableDataset = load_hub(
+            str(self._hub_id), what, advice="with text files, or go online", streaming=True, split=self._split
+        )
+        return rows
 
 
 def is_held_out(key: str, *, fraction: float, seed: int) -> bool:

@@ -176,24 +176,12 @@ def _header(path: Path, separator: str, quoting: Literal[0, 1, 2, 3]) -> list[st
 
 
 def _read_hub(task: SequenceTask) -> "dict[str, tuple[datasets.Dataset, str]]":
-    import datasets
-
     if task.hub_id is None:
         raise UserError(f"task {task.name} has no data of its own: give task.data_dir=DIR with train and dev files")
-    name, _, configuration = task.hub_id.partition(":")
-    try:
-        hub.ask(name, ".gitattributes", kind="dataset")  # Which every data set has.
-    except UnreachableError:
-        datasets.config.HF_HUB_OFFLINE = True  # The loader then looks into its cache alone.
-    try:
-        loaded = datasets.load_dataset(name, configuration or None)  # Into, and out of, the Hugging Face cache.
-    except (ConnectionError, FileNotFoundError) as error:
-        raise UnreachableError(
-            f"data set {task.hub_id} is neither in the cache nor to be had from the Hub: give task.data_dir=DIR "
-            "with train and dev files, go online once, or take the built-in data with task=docstrings"
-        ) from error
-    except (ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:
-        raise UserError(f"data set {task.hub_id} cannot be loaded: {str(error).splitlines()[0]}") from error
+    loaded = load_hub(
+        task.hub_id, f"data set {task.hub_id}",
+        advice="with train and dev files, go online once, or take the built-in data with task=docstrings",
+    )  # fmt: skip
     tables = {}
     for split, stems in task.splits.items():
         found = next((stem for stem in stems if stem in loaded), None)
@@ -202,6 +190,39 @@ def _read_hub(task: SequenceTask) -> "dict[str, tuple[datasets.Dataset, str]]":
         elif split in ("train", "dev"):
             raise UserError(f"data set {task.hub_id} has no split {' or '.join(stems)}: it has {', '.join(loaded)}")
     return tables
+
+
+def load_hub(hub_id: str, what: str, *, advice: str, streaming: bool = False, **options: Any) -> Any:
+    """A data set of the Hub, `owner/name` or `owner/name:configuration`; from the Hugging Face cache without the Hub.
+
+    Args:
+        what: begins the message where it cannot be loaded.
+        advice: what there is besides task.data_dir=DIR, for a data set that cannot be had.
+        streaming: read it on the way; out of the cache it is read whole.
+
+    Raises:
+        UserError: for a data set that cannot be loaded.
+        UnreachableError: for one that is neither in the cache nor to be had.
+    """
+    import datasets
+
+    name, _, configuration = hub_id.partition(":")
+    try:
+        hub.ask(name, ".gitattributes", kind="dataset")  # Which every data set has.
+    except UnreachableError:
+        datasets.config.HF_HUB_OFFLINE = True  # The loader then looks into its cache alone.
+        streaming = False
+    if streaming:
+        options["streaming"] = True
+    try:
+        return datasets.load_dataset(name, configuration or None, **options)
+    except (ConnectionError, FileNotFoundError) as error:
+        raise UnreachableError(
+            f"data set {hub_id} is neither in the cache nor to be had from the Hub: give task.data_dir=DIR {advice}"
+        ) from error
+    except (ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{what} cannot be loaded: {reason}") from error
 
 
 def _check_columns(task: SequenceTask, table: "datasets.Dataset", source: str) -> None:
