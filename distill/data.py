@@ -198,7 +198,7 @@ def load_hub(hub_id: str, what: str, *, advice: str, streaming: bool = False, **
     Args:
         what: begins the message where it cannot be loaded.
         advice: what there is besides task.data_dir=DIR, for a data set that cannot be had.
-        streaming: read it on the way; out of the cache it is read whole.
+        streaming: give an IterableDataset, out of the cache too; for one split.
 
     Raises:
         UserError: for a data set that cannot be loaded.
@@ -211,11 +211,10 @@ def load_hub(hub_id: str, what: str, *, advice: str, streaming: bool = False, **
         hub.ask(name, ".gitattributes", kind="dataset")  # Which every data set has.
     except UnreachableError:
         datasets.config.HF_HUB_OFFLINE = True  # The loader then looks into its cache alone.
-        streaming = False
-    if streaming:
-        options["streaming"] = True
+    else:
+        options |= {"streaming": True} if streaming else {}
     try:
-        return datasets.load_dataset(name, configuration or None, **options)
+        loaded = datasets.load_dataset(name, configuration or None, **options)
     except (ConnectionError, FileNotFoundError) as error:
         raise UnreachableError(
             f"data set {hub_id} is neither in the cache nor to be had from the Hub: give task.data_dir=DIR {advice}"
@@ -223,6 +222,9 @@ def load_hub(hub_id: str, what: str, *, advice: str, streaming: bool = False, **
     except (ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{what} cannot be loaded: {reason}") from error
+    if streaming and isinstance(loaded, datasets.Dataset):
+        return loaded.to_iterable_dataset()
+    return loaded
 
 
 def _check_columns(task: SequenceTask, table: "datasets.Dataset", source: str) -> None:

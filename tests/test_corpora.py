@@ -1,11 +1,13 @@
 """Does a corpus arrive whole and once: every document, whatever its file, its size and the number of processes?"""
 
 import gzip
+import hashlib
 import json
 import os
 import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distill import builtin_data, corpora, hub
-from distill.corpora import Corpus, Document, choose_held_out, is_held_out
+from distill import builtin_data, corpora, hub, readers
+from distill.corpora import Corpus, Document, Place, choose_held_out, is_held_out
 from distill.errors import UnreachableError, UserError
 from tests.test_data import cached
 
@@ -64,7 +66,7 @@ def read(place: Path | None, **options: Any) -> dict[str, str]:
 # Formats
 
 
-@pytest.mark.parametrize("suffix", corpora.SUFFIXES)
+@pytest.mark.parametrize("suffix", readers.SUFFIXES)
 def test_every_format_is_read_whole(tmp_path: Path, suffix: str):
     rows = suffix.startswith((".jsonl", ".parquet"))
     path = write(tmp_path / f"a{suffix}", list(TEXTS) if rows else "\n".join(TEXTS))
@@ -157,8 +159,8 @@ def test_the_built_in_sentences_are_those_of_train(tmp_path: Path, monkeypatch: 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora, "PART", 8)
-    monkeypatch.setattr(corpora, "READ_BYTES", 3)
+    monkeypatch.setattr(readers, "PART", 8)
+    monkeypatch.setattr(readers, "READ_BYTES", 3)
 
 
 def parts(place: Path, **options: Any) -> list[tuple[str, int, str]]:
@@ -210,15 +212,15 @@ def test_no_cut_changes_what_is_read(tmp_path_factory: pytest.TempPathFactory, t
     path.write_bytes(text.encode())
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpora, "PART", size)
-        patch.setattr(corpora, "READ_BYTES", step)
-        blocks = list(corpora._blocks(path))
+        patch.setattr(readers, "PART", size)
+        patch.setattr(readers, "READ_BYTES", step)
+        blocks = list(readers.blocks(path))
         assert "".join(blocks) == "\n".join(lines)
         assert max(map(len, blocks)) <= size
-        found = corpora._numbered("cut", corpora._text_parts(blocks, "line"))
+        found = corpora._numbered("cut", readers._text_parts(blocks, "line"))
         read_lines = ["".join(text.split()) for text in whole(found).values()]
         assert read_lines == ["".join(line.split()) for line in lines if line.strip()]
-        assert all(len(document.text) <= size for document in corpora._numbered("", corpora._row_parts([text])))
+        assert all(len(document.text) <= size for document in corpora._numbered("", readers.row_parts([text])))
 
 
 @pytest.mark.parametrize("kind", corpora.KINDS)
@@ -234,7 +236,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str, kind: str
     tracemalloc.start()
     try:
         for document in corpus(tmp_path, documents=kind).documents():
-            assert len(document.text) <= corpora.PART
+            assert len(document.text) <= readers.PART
             characters += len(document.text)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -292,6 +294,19 @@ def test_the_parts_of_a_document_stay_together(tmp_path: Path):
     shared = corpus(tmp_path)
     found = [[(d.key, d.part) for d in shared.documents(rank=rank, world=2)] for rank in range(2)]
     assert found == [[("a.txt#0", 0), ("a.txt#0", 1)], [("b.txt#0", 0), ("b.txt#0", 1)]]
+
+
+@pytest.mark.parametrize("kind", corpora.KINDS)
+@pytest.mark.parametrize(("count", "world"), [(3, 1), (3, 2), (9, 2)])
+def test_a_reading_goes_on_from_its_place(tmp_path: Path, kind: str, count: int, world: int):
+    shared = corpus(some_files(tmp_path, count), documents=kind)
+    for rank in range(world):
+        share = {"rank": rank, "world": world, "wanted": lambda key: not key.endswith("1")}
+        expected = list(shared.documents(**share))
+        place = Place()
+        for number, document in enumerate(shared.documents(**share, place=place), 1):
+            assert document == expected[number - 1]
+            assert list(shared.documents(**share, place=replace(place))) == expected[number:]
 
 
 def test_of_many_files_a_process_reads_its_own_alone(tmp_path: Path):
@@ -453,10 +468,15 @@ def stream(rows: Callable[[], Iterator[Any]]) -> Loader:
     return lambda: datasets.IterableDataset.from_generator(rows)
 
 
+def key_of(text: str, split: str) -> str:
+    """A key of the Hub, which is the same wherever the row lies."""
+    return f"{split}/{hashlib.sha256(text.encode()).hexdigest()[:20]}#0"
+
+
 def test_a_data_set_of_the_hub_is_streamed(online: Online):
     asked = online(stream(lambda: iter({"body": text, "id": 3} for text in (*TEXTS, "", "last"))))
     shared = corpus(None, hub_id="owner/books:small", text="body", split="test")
-    expected = {f"test#{number}": text for number, text in enumerate((*TEXTS, "last"))}
+    expected = {key_of(text, "test"): text for text in (*TEXTS, "last")}
     assert whole(shared.documents()) == expected
     dealt = [whole(shared.documents(rank=rank, world=3)) for rank in range(3)]
     assert [list(found) for found in dealt] == [list(expected)[rank::3] for rank in range(3)]
@@ -466,6 +486,50 @@ def test_a_data_set_of_the_hub_is_streamed(online: Online):
     ]
     assert shared.size_bytes() is None
     assert shared.describe() == "data set owner/books:small"
+
+
+def test_each_process_reads_its_own_shards_of_the_hub(online: Online):
+    import datasets
+
+    asked: list[int] = []
+
+    def rows(part: list[int]) -> Iterator[dict[str, str]]:
+        for number in part:
+            asked.append(number)
+            yield from ({"text": f"shard {number}, row {row}"} for row in range(3))
+
+    online(lambda: datasets.IterableDataset.from_generator(rows, gen_kwargs={"part": list(range(8))}))
+    shared = corpus(None, hub_id="owner/books")
+    everything = {key_of(f"shard {number}, row {row}", "train") for number in range(8) for row in range(3)}
+    assert set(whole(shared.documents())) == everything
+    found = []
+    for rank in range(2):
+        asked.clear()
+        found.append(set(whole(shared.documents(rank=rank, world=2))))
+        assert asked == list(range(rank, 8, 2))
+    assert found[0] | found[1] == everything
+    assert not found[0] & found[1]
+    place = Place()
+    reading = shared.documents(place=place)
+    for _ in range(7):  # Two shards, and a row.
+        next(reading)
+    asked.clear()
+    assert [document.text for document in shared.documents(place=replace(place))][:2] == [
+        "shard 2, row 1",
+        "shard 2, row 2",
+    ]
+    assert asked == list(range(2, 8))
+
+
+def test_a_mistake_in_a_shard_is_told(online: Online):
+    import datasets
+
+    def rows(part: list[str]) -> Iterator[dict[str, Any]]:
+        yield from ({"text": value} for value in part)
+
+    online(lambda: datasets.IterableDataset.from_generator(rows, gen_kwargs={"part": ["a", 3]}))
+    with pytest.raises(UserError, match=r"owner/books, row 1 of shard 2 of 2: column text is 3, expected a string"):
+        read(None, hub_id="owner/books")
 
 
 def test_a_stream_reads_its_one_column(online: Online, tmp_path: Path):
@@ -541,7 +605,7 @@ def test_a_data_set_of_the_hub_is_found_in_its_cache(tmp_path: Path, monkeypatch
         read(None, **options)
     cached(tmp_path / "hub", {"train": [(text, 0) for text in TEXTS], "test": [("a", -1)]})
     assert list(read(None, **options).values()) == list(TEXTS)
-    assert read(None, **options, split="test") == {"test#0": "a"}
+    assert read(None, **options, split="test") == {key_of("a", "test"): "a"}
     with pytest.raises(UserError, match=r"owner/films:toy, split dev, cannot be loaded: Unknown split \"dev\""):
         read(None, **options, split="dev")
     with pytest.raises(UserError, match=r"owner/films:toy, row 1: column label is 0, expected a string"):
@@ -666,7 +730,7 @@ def test_keys_come_without_reading_on_and_are_those_of_the_documents(tmp_path: P
     for kind in corpora.KINDS:
         read = corpus(tmp_path, documents=kind)
         assert list(read.document_keys()) == [document.key for document in read.documents() if document.part == 0]
-    (tmp_path / "a.txt").write_bytes(b"word\n" * corpora.PART + b"\xff")  # Broken far behind its beginning.
+    (tmp_path / "a.txt").write_bytes(b"word\n" * readers.PART + b"\xff")  # Broken far behind its beginning.
     assert next(iter(corpus(tmp_path).document_keys())) == "a.txt#0"
 
 
