@@ -42,23 +42,24 @@ class Checkpoints(Callback):
     neither. Where dev is scored a ModelCheckpoint writes `path` afterwards; otherwise the next step has its turn.
 
     Args:
-        identity: what the training depends on; whoever goes on with it must agree (`steps_to_skip`).
+        identity: what the training depends on; whoever goes on with it must agree (`go_on`).
+        steps: where the steps come from: `skip` of the next epoch are left out, and `place` says where a stream stands.
     """
 
-    def __init__(self, path: Path, *, every: int | None, identity: Mapping[str, Any]) -> None:
-        self.path, self.every, self.identity = path, every, dict(identity)
+    def __init__(self, path: Path, *, every: int | None, identity: Mapping[str, Any], steps: Any) -> None:
+        self.path, self.every, self.identity, self.steps = path, every, dict(identity), steps
         self.stopping = self._agreed = False
         self._due = False
 
-    def steps_to_skip(self) -> int:
-        """Steps of the epoch in which the checkpoint was written that are behind it.
+    def go_on(self) -> None:
+        """Leave out the steps of the epoch in which the checkpoint was written that are behind it.
 
         Raises:
             UserError: where the checkpoint is damaged or of another training.
         """
         try:
             checkpoint = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
-            identity, steps = checkpoint["identity"], int(checkpoint["steps_of_epoch"])
+            identity, done, places = checkpoint["identity"], checkpoint["steps_of_epoch"], checkpoint["places"]
         except (RuntimeError, KeyError, EOFError) as error:
             raise UserError(f"{self.path} is damaged: remove it to begin this training anew") from error
         other = sorted(name for name in self.identity if identity.get(name) != self.identity[name])
@@ -66,7 +67,7 @@ class Checkpoints(Callback):
             raise UserError(
                 f"{self.path} is of another training, with other {' and '.join(other)}: start anew, without resume"
             )
-        return steps
+        self.steps.skip, self.steps.place = done, places[processes.rank()]
 
     @contextmanager
     def asked_to_stop(self) -> Iterator[None]:
@@ -118,6 +119,7 @@ class Checkpoints(Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["identity"] = self.identity
+        checkpoint["places"] = processes.gathered(self.steps.place)  # Each process reads documents of its own.
 
 
 @contextmanager

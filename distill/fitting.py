@@ -220,9 +220,10 @@ def _fit(
         last_path,
         every=settings.checkpoint_steps,
         identity={**identity, **_identity(module, len(train), settings)},
+        steps=steps,
     )
     if resuming:
-        steps.skip = saving.steps_to_skip()
+        saving.go_on()
     clock = _Clock()
     shown = [ProgressBar(title, metric, selects)] if processes.rank() == 0 else []
     trainer = L.Trainer(

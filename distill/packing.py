@@ -2,10 +2,10 @@
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,8 @@ _AT_ONCE = 2**17  # Characters in one call of the tokenizer, which spreads their
 _ELSEWHERE = 1000  # Runs of sentences that are remembered, to take one of them for what does not follow.
 _NEAR = 10  # So many runs back is elsewhere, in the same document too.
 _FEWEST = 8  # Ordinary tokens at the end of a document that are worth a sequence of their own.
+# Of a packer's state what is replaced and never changed in place.
+_KEPT = ("tokens", "left_out", "_characters", "_last", "_document", "_held", "_began")
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,21 @@ class Packer:
         self._began = False  # Whether a sequence ends within this document.
         self._waiting: list[list[int]] = []
         self._elsewhere: deque[tuple[str, int, list[list[int]]]] = deque(maxlen=_ELSEWHERE)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on from here, in plain values; for between two documents."""
+        kept: dict[str, Any] = {name: getattr(self, name) for name in _KEPT}
+        lists = {"_texts": list(self._texts), "_waiting": list(self._waiting), "_elsewhere": list(self._elsewhere)}
+        return {**kept, **lists, "_random": self._random.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another packer of this kind was."""
+        for name in _KEPT:
+            setattr(self, name, state[name])
+        self._texts, self._waiting = list(state["_texts"]), list(state["_waiting"])
+        self._elsewhere.clear()
+        self._elsewhere.extend(state["_elsewhere"])
+        self._random.bit_generator.state = state["_random"]
 
     def sequences(self, documents: Iterable[Document]) -> Iterator[Sequence]:
         """The sequences of these documents, in their order."""

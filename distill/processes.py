@@ -77,6 +77,14 @@ def anyone(says_so: bool) -> bool:
     return bool(total(flag))
 
 
+def gathered(value: Any) -> list[Any]:
+    """What each of the processes that train has, in the order of their numbers."""
+    found = [value] * world()
+    if dist.is_initialized():
+        dist.all_gather_object(found, value)
+    return found
+
+
 def rank() -> int:
     """This process's number among those that train."""
     return dist.get_rank() if dist.is_initialized() else 0

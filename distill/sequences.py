@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from distill import tokens
 from distill.batches import Batch, LengthBuckets, padded, places_of
-from distill.corpora import Corpus, choose_held_out, is_held_out
+from distill.corpora import Corpus, Place, choose_held_out, is_held_out
 from distill.errors import UserError
 from distill.files import is_intact, whole_directory
 from distill.masking import IGNORED, Masker
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 KEPT_FORMAT = 1
-BUFFER = 8192  # Sequences of a stream that are shuffled together.
+BUFFER = 8192  # Sequences of a stream, at least, that are shuffled together.
 
 
 class Sequences(Dataset[Batch]):
@@ -85,8 +85,10 @@ class Stream(IterableDataset[list[Batch]]):
     """Optimizer steps out of a corpus that is read as they are asked for, again from its beginning at its end.
 
     Some thousand sequences at a time are shuffled and masked like those that are kept. Each process reads its own
-    documents. `skip` steps at the beginning are left out: their text is read and packed again, but nothing is masked.
-    Its length is that of the whole training.
+    documents. Its length is that of the whole training.
+
+    `place` says, in plain values, where the last step stands that it gave: a stream that is given it, and in `skip` how
+    many steps there were so far, begins with the next one. Of what is behind it, one file at most is read again.
 
     Raises:
         UserError: for a process whose documents make no sequence.
@@ -106,6 +108,7 @@ class Stream(IterableDataset[list[Batch]]):
         self.corpus, self.task, self.tokenizer = corpus, task, tokenizer
         self.steps, self.batches, self.rank, self.world = steps, dict(batches), rank, world
         self.skip = 0
+        self.place: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """To another process goes what is read, and nothing of what it says."""
@@ -114,7 +117,7 @@ class Stream(IterableDataset[list[Batch]]):
     @cached_property
     def sample(self) -> Sequences:
         """The first sequences."""
-        return next(self._buffers())
+        return next(self._buffers())[1]
 
     @cached_property
     def _is_wanted(self) -> Callable[[str], bool]:
@@ -125,9 +128,18 @@ class Stream(IterableDataset[list[Batch]]):
         return self.steps
 
     def __iter__(self) -> Iterator[list[Batch]]:
-        skip, self.skip = self.skip, 0
-        for step in itertools.islice(self._steps(), skip, self.steps):
-            yield [examples[micro_batch] for examples, micro_batch in step]
+        done, place, size = self.skip, self.place, self.batches["accumulate"]
+        self.skip, self.place = 0, None
+        if done and place is not None:
+            micro_batches = self._micro_batches(place["buffer"])
+            next(itertools.islice(micro_batches, place["micro_batch"] + size - 1, None))
+        else:
+            micro_batches = self._micro_batches()
+        for _ in range(done, self.steps):
+            # Of whichever buffers they are: all processes need as many.
+            step = list(itertools.islice(micro_batches, size))
+            self.place = step[0][0]
+            yield [examples[rows] for _, examples, rows in step]
 
     def buckets(self, examples: Sequences, epoch: int = 0) -> LengthBuckets:
         """The steps of so many sequences."""
@@ -135,29 +147,44 @@ class Stream(IterableDataset[list[Batch]]):
         buckets.set_epoch(epoch)
         return buckets
 
-    def _steps(self) -> Iterator[list[tuple[Sequences, list[int]]]]:
-        """Steps of so many micro-batches, whichever buffers those are of: all processes need as many."""
-        step: list[tuple[Sequences, list[int]]] = []
-        for number, examples in enumerate(self._buffers()):
-            for micro_batch in itertools.chain.from_iterable(self.buckets(examples, number)):
-                step.append((examples, micro_batch))
-                if len(step) == self.batches["accumulate"]:
-                    yield step
-                    step = []
+    def _micro_batches(
+        self, beginning: Mapping[str, Any] | None = None
+    ) -> Iterator[tuple[dict[str, Any], Sequences, list[int]]]:
+        """Endlessly: where each stands, and its rows of which sequences."""
+        for buffer, examples in self._buffers(beginning):
+            steps = self.buckets(examples, buffer["number"])
+            for number, rows in enumerate(itertools.chain.from_iterable(steps)):
+                yield {"buffer": buffer, "micro_batch": number}, examples, rows
 
-    def _buffers(self) -> Iterator[Sequences]:
-        # No two processes, and no two passes, have sequences of one number.
-        numbers = itertools.count(self.rank * BUFFER, self.world * BUFFER)
-        for visit in itertools.count():
+    def _buffers(self, beginning: Mapping[str, Any] | None = None) -> Iterator[tuple[dict[str, Any], Sequences]]:
+        """Endlessly: sequences that are shuffled together, and what it takes to begin with them."""
+        state = beginning or {"number": 0, "visit": 0}
+        number = state["number"]
+        for visit in itertools.count(state["visit"]):
             packer = _packer(self.task, self.tokenizer, self.task.seed, visit, self.rank)
-            documents = self.corpus.documents(rank=self.rank, world=self.world, wanted=self._is_wanted)
-            found = packer.sequences(documents)
-            some = list(itertools.islice(found, BUFFER))
-            if not some:
-                raise UserError(_too_short(self.corpus, self.task, rank=self.rank, world=self.world))
-            while some:
-                yield Sequences(_in_memory(some, self.task), self.task, self.tokenizer, first=next(numbers))
-                some = list(itertools.islice(found, BUFFER))
+            place = Place(**state.get("corpus", {}))
+            if "packer" in state:
+                packer.load_state_dict(state["packer"])
+            state = {}
+            documents = self.corpus.documents(rank=self.rank, world=self.world, wanted=self._is_wanted, place=place)
+            ended = False
+            while not ended:
+                at = {"number": number, "visit": visit, "corpus": asdict(place), "packer": packer.state_dict()}
+                some: list[Any] = []
+                for document in documents:
+                    some += packer.add(document)
+                    if len(some) >= BUFFER:
+                        break
+                else:
+                    some += packer.finish()
+                    ended = True
+                if some:
+                    # No two processes, and no two buffers, have sequences of one number.
+                    first = (number * self.world + self.rank) << 32
+                    yield at, Sequences(_in_memory(some, self.task), self.task, self.tokenizer, first=first)
+                    number += 1
+                elif not at["corpus"]["parts"] and not at["corpus"]["file"]:
+                    raise UserError(_too_short(self.corpus, self.task, rank=self.rank, world=self.world))
 
 
 def read(

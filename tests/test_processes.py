@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -27,7 +28,7 @@ from distill.processes import ProcessError
 from distill.tasks import SequenceTask
 from distill.travel import packed
 from teachers.cache import KeptOutputs
-from tests.conftest import SETTINGS, Make, Toy, equal, last_state, sentences, toy_training, weights
+from tests.conftest import BAD, GOOD, SETTINGS, Make, Toy, equal, last_state, sentences, toy_training, weights
 
 CPU = torch.device("cpu")
 ROOT = Path(fitting.__file__).resolve().parents[1]
@@ -264,10 +265,34 @@ def sweep(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir:
     return root, arguments
 
 
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
 def command(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     call = [sys.executable, *launcher, "-m", "distill", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(call, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(call, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False)
+
+
+def killed(*arguments: str, output: Path, step: int = 1) -> tuple[dict[str, Any], list[psutil.Process]]:
+    """The last checkpoint of a run that was killed behind this step, and the processes that it had started."""
+
+    def reached() -> int:
+        return max((int(state["global_step"]) for state in checkpoints(output)), default=0)
+
+    call = [sys.executable, "-m", "distill", *arguments, f"output_dir={output}"]
+    process = psutil.Popen(call, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: reached() >= step)
+        started = process.children()
+    finally:
+        process.kill()
+        process.wait()
+    [state] = checkpoints(output)
+    return state, started
+
+
+def checkpoints(output: Path) -> list[dict[str, Any]]:
+    return [torch.load(path, weights_only=True) for path in output.rglob("last.ckpt")]
 
 
 def records(output: Path) -> list[dict[str, Any]]:
@@ -295,18 +320,36 @@ def test_under_torchrun_there_is_one_run(sweep: tuple[Path, tuple[str, ...]]):
 
 def test_a_killed_run_leaves_no_process(sweep: tuple[Path, tuple[str, ...]]):
     root, arguments = sweep
-    call = [sys.executable, "-m", "distill", *arguments, "trainer.checkpoint_steps=1", "trainer.max_epochs=2000"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    output = root / "killed"
-    process = psutil.Popen([*call, f"output_dir={output}"], env=environment, stdout=subprocess.DEVNULL)
-    try:
-        wait_for(lambda: list(output.rglob("last.ckpt")))
-        started = process.children()
-        assert len(started) == 1
-    finally:
-        process.kill()
-        process.wait()
+    long = ("trainer.checkpoint_steps=1", "trainer.max_epochs=2000")
+    _, started = killed(*arguments, *long, output=root / "killed")
+    assert len(started) == 1
     wait_for(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in started))
+
+
+def test_two_processes_that_stream_are_killed_and_go_on(tmp_path: Path):
+    """Each from its own place in the text, to the same weights."""
+    (tmp_path / "text").mkdir()
+    for number in range(6):
+        lines = [f"{(GOOD + BAD)[(number * 3 + line) % 8].capitalize()} {line}." for line in range(60)]
+        (tmp_path / "text" / f"{number}.txt").write_text("\n".join(lines))
+    arguments = (
+        "job=pretrain", "+teacher=bert_tiny", "teacher.vocabulary=300", "teacher.hidden_size=32", "task=mlm",
+        f"task.data_dir={tmp_path / 'text'}", "task.max_length=32", "task.streaming=true", "task.dev_examples=20",
+        "trainer=ddp", "trainer.batch_size=4", "trainer.max_steps=60", "trainer.max_epochs=null",
+        "trainer.checkpoint_steps=3", "trainer.precision=32-true", f"cache_dir={tmp_path / 'cache'}",
+    )  # fmt: skip
+    done = command(*arguments, f"output_dir={tmp_path / 'whole'}")
+    assert done.returncode == 0, done.stderr
+    state, _ = killed(*arguments, output=tmp_path / "killed", step=12)
+    assert 12 <= state["global_step"] < 60
+    first, second = (place["buffer"] for place in state["places"])
+    assert first["visit"] > 0  # They have read it once.
+    assert first["packer"] != second["packer"]
+    [record] = (tmp_path / "killed").rglob("run.json")
+    done = command(f"resume={record.parent}")
+    assert done.returncode == 0, done.stderr
+    found = [next((tmp_path / name).rglob("model.safetensors")) for name in ("whole", "killed")]
+    assert equal(load_file(found[0]), load_file(found[1]))
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 120) -> None:

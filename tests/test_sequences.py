@@ -1,5 +1,6 @@
 """Are the sequences of language modelling the same for the same seed, kept or streamed, alone or among processes?"""
 
+import io
 import itertools
 import pickle
 import tracemalloc
@@ -13,7 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from distill import batches, sequences, tokens
+from distill import batches, readers, sequences, tokens
 from distill.batches import Batch, LengthBuckets
 from distill.corpora import Corpus, Document
 from distill.errors import UserError
@@ -369,20 +370,59 @@ def all_same(one: list[list[Batch]], other: list[list[Batch]]) -> bool:
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequences, "BUFFER", 24)
+    monkeypatch.setattr("distill.packing._AT_ONCE", 2**9)
+
+
+def through_a_file(value: Any) -> Any:
+    """As a checkpoint keeps it."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 @pytest.mark.usefixtures("small_buffers")
-@pytest.mark.parametrize("options", [{}, {"packing": "segment_pair", "pair": "nsp"}, {"packing": "full_sentences"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"packing": "segment_pair", "pair": "nsp"}, {"packing": "full_sentences"}, {"rank": 1, "world": 2}],
+    ids=["doc_sentences", "nsp", "full_sentences", "one_of_two"],
+)
 def test_a_stream_goes_on_where_it_was(place: Path, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]):
-    whole = list(stream_of(place, tokenizer, steps=40, **options))
-    assert len(whole) == len(stream_of(place, tokenizer, steps=40, **options)) == 40
+    stream = stream_of(place, tokenizer, steps=40, **options)
+    whole, places = [], []
+    for step in stream:
+        whole.append(step)
+        places.append(through_a_file(stream.place))
+    assert len(whole) == len(stream) == 40
+    assert places[-1]["buffer"]["visit"] > 1  # Over the end of the corpus.
     assert all_same(list(stream_of(place, tokenizer, steps=40, **options)), whole)
-    for skip in (1, 3, 4, 17, 39, 40):  # A buffer ends with every third step, a pass with some of those.
+    for done in (1, 2, 3, 4, 7, 17, 39, 40):
         stream = stream_of(place, tokenizer, steps=40, **options)
-        stream.skip = skip
-        assert all_same(list(stream), whole[skip:])
-        assert all_same(list(itertools.islice(stream, 3)), whole[:3])  # It is skipped once.
+        stream.skip, stream.place = done, places[done - 1]
+        found = list(stream)
+        assert all_same(found, whole[done:])
+        assert all_same(list(itertools.islice(stream, 3)), whole[:3])  # It goes on once.
     assert not all_same(list(stream_of(place, tokenizer, steps=3, seed=1, **options)), whole[:3])
+
+
+@pytest.mark.usefixtures("small_buffers")
+def test_what_is_behind_is_not_read_again(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for number in range(40):
+        (tmp_path / f"{number:02}.txt").write_text(text_of(number, 30))
+    whole = stream_of(tmp_path, tokenizer, steps=30, documents="file")
+    steps = list(itertools.islice(whole, 20))
+    opened = []
+    original = readers.blocks
+    monkeypatch.setattr(readers, "blocks", lambda path: opened.append(path.name) or original(path))
+    stream = stream_of(tmp_path, tokenizer, steps=30, documents="file")
+    stream.skip, stream.place = 20, whole.place
+    stream._is_wanted  # noqa: B018 - what is held out is known from the first files, which this reads
+    opened.clear()
+    assert len(list(stream)) == 30 - len(steps)
+    assert opened[0] > "08.txt"
+    assert opened == sorted(set(opened))
 
 
 @pytest.mark.usefixtures("small_buffers")
@@ -393,7 +433,10 @@ def test_what_is_skipped_is_not_masked(
     original = Sequences.__getitem__
     monkeypatch.setattr(Sequences, "__getitem__", lambda self, at: asked.append(at) or original(self, at))
     stream = stream_of(place, tokenizer, steps=12)
+    for _ in itertools.islice(stream, 11):
+        pass
     stream.skip = 11
+    asked.clear()
     assert len(list(stream)) == 1
     assert len(asked) == BATCHES["accumulate"]
 
