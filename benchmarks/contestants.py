@@ -27,6 +27,7 @@ from transformers import (
 from distill import answers, batches, data, fitting
 from distill.losses import HardLabels, Objective, SoftTargets
 from distill.module import DistillationModule, freeze, predict_logits
+from distill.settings import Settings
 from distill.tasks import SequenceTask
 from students.distilbert import from_teacher
 from teachers.cache import OutputCache
@@ -60,7 +61,7 @@ def distill(race: Race) -> tuple[np.ndarray, int, float]:
         fingerprint=race.precision,
     )  # fmt: skip
     race.teacher = None
-    settings = fitting.Settings(
+    settings = Settings(
         learning_rate=LEARNING_RATE, batch_size=BATCH, max_epochs=race.epochs, warmup=WARMUP,
         weight_decay=WEIGHT_DECAY, clip=CLIP, accelerator="cpu", seed=race.seed,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # This checkout, whatever is installed.
 
-from distill import fitting
+from distill import settings
 from distill.record import environment
 
 
@@ -47,7 +47,7 @@ def peak_flops(dtype: torch.dtype, device: str = "cpu") -> float:
 
 def has_bf16() -> bool:
     """Whether bf16 is computed in hardware."""
-    return fitting.has_bf16(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return settings.has_bf16(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def forward_flops(model: PreTrainedModel, lengths: np.ndarray) -> float:

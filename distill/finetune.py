@@ -25,6 +25,7 @@ from distill.losses import HardLabels, Objective
 from distill.module import DistillationModule, freeze, predict_splits
 from distill.preflight import check_budget, check_length, check_processes, duration
 from distill.progress import console, notice, say
+from distill.settings import Settings
 from distill.tasks import SequenceTask
 
 KEPT_FORMAT = 3
@@ -98,7 +99,7 @@ class Source:
     """Where a teacher comes from, as a class of `teachers/` gives it, and how to fine-tune it; None: never."""
 
     weights: Any
-    settings: fitting.Settings | None
+    settings: Settings | None
 
 
 def locate(requested: Source, substitute: Callable[[], Source], task: SequenceTask) -> tuple[Source, bool]:
@@ -243,7 +244,7 @@ def _digest(parts: list[Any]) -> str:
 
 def _finetune(
     start: Any,
-    settings: fitting.Settings,
+    settings: Settings,
     task: SequenceTask,
     splits: data.TaskData,
     examples: dict[str, batches.Examples],

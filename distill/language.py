@@ -22,6 +22,7 @@ from distill.losses import MaskedLanguageModelling, Objective, SegmentOrder, Ter
 from distill.module import DistillationModule
 from distill.progress import console, notice, say
 from distill.record import Run
+from distill.settings import Settings
 from distill.tasks import LanguageModelTask
 from distill.vocabulary import logits_at_items, token_scores
 
@@ -132,9 +133,9 @@ def _train(config: DictConfig, run: Run, *, from_scratch: bool) -> None:
     _close(run, module.student, start.tokenizer, run.directory / "teacher" / "model")
 
 
-def _settings(config: DictConfig) -> tuple[fitting.Settings, LanguageModelTask]:
+def _settings(config: DictConfig) -> tuple[Settings, LanguageModelTask]:
     """The trainer and the task, and what can be wrong with them before anything is read."""
-    settings: fitting.Settings = parts.instantiate(config.trainer)
+    settings: Settings = parts.instantiate(config.trainer)
     task: LanguageModelTask = parts.instantiate(config.task)
     if config.baseline:
         raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
@@ -143,7 +144,7 @@ def _settings(config: DictConfig) -> tuple[fitting.Settings, LanguageModelTask]:
     return settings, task
 
 
-def _teacher(config: DictConfig, task: LanguageModelTask, settings: fitting.Settings) -> Teacher:
+def _teacher(config: DictConfig, task: LanguageModelTask, settings: Settings) -> Teacher:
     """A language model that teaches as it is.
 
     Raises:
@@ -214,7 +215,7 @@ def _texts(task: LanguageModelTask, cache_dir: Path) -> Iterator[str]:
 
 
 def _data(
-    config: DictConfig, task: LanguageModelTask, tokenizer: PreTrainedTokenizerBase, settings: fitting.Settings
+    config: DictConfig, task: LanguageModelTask, tokenizer: PreTrainedTokenizerBase, settings: Settings
 ) -> tuple[dict[str, sequences.Sequences], dict[str, DataLoader[Any]]]:
     """The sequences, of which a stream keeps dev alone, and their loaders."""
     examples, corpus = sequences.read(task, tokenizer, cache_dir=parts.cache_dir(config))
@@ -228,9 +229,7 @@ def _data(
     return examples, {"train": train, **batches.evaluation_loaders(examples)}  # type: ignore[arg-type]
 
 
-def _preflight(
-    module: DistillationModule, loaders: dict[str, Any], settings: fitting.Settings, *rows: tuple[str, str]
-) -> None:
+def _preflight(module: DistillationModule, loaders: dict[str, Any], settings: Settings, *rows: tuple[str, str]) -> None:
     train, dev = loaders["train"], loaders["dev"].dataset
     size = "streamed" if train.batch_sampler is None else f"{len(train.dataset):,} train"
     seconds = fitting.estimate_seconds(module, train, loaders["dev"], settings)
@@ -250,7 +249,7 @@ def _fit(
     run: Run,
     module: DistillationModule,
     loaders: dict[str, Any],
-    settings: fitting.Settings,
+    settings: Settings,
     title: str,
     **identity: str,
 ) -> fitting.Fit:

@@ -15,6 +15,7 @@ from distill.errors import UserError
 from distill.files import whole_directory
 from distill.losses import Objective
 from distill.module import DistillationModule
+from distill.settings import Settings
 from distill.tasks import Task
 
 
@@ -92,7 +93,7 @@ def module(
     student: PreTrainedModel,
     objective: Objective,
     task: Task,
-    settings: fitting.Settings,
+    settings: Settings,
     loaders: dict[str, Any],
     teacher: finetune.Teacher | None,
     answers: Answers | None,

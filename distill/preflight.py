@@ -15,11 +15,11 @@ from distill import processes
 from distill.batches import Examples, shown
 from distill.data import TaskData
 from distill.errors import UserError
-from distill.fitting import Settings
 from distill.forward import run_model
 from distill.losses import Objective
 from distill.module import DistillationModule
 from distill.progress import console
+from distill.settings import Settings
 from distill.tasks import SequenceTask, Task
 
 

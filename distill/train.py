@@ -19,13 +19,14 @@ from distill.losses import HardLabels, Objective
 from distill.module import DistillationModule, predict_splits
 from distill.progress import console, notice, say
 from distill.record import Run
+from distill.settings import Settings
 from distill.tasks import SequenceTask
 
 
 def run_finetune(config: DictConfig, run: Run) -> None:
     """The job `finetune`: a teacher that fits the task, kept in the cache."""
     task: SequenceTask = parts.instantiate(config.task)
-    settings: fitting.Settings = parts.instantiate(config.trainer)
+    settings: Settings = parts.instantiate(config.trainer)
     _, teacher, _ = _prepare(
         config, run, task, device=settings.device(), cache=parts.cache(config), rehearse=lambda *of_the_teacher: None
     )
@@ -38,7 +39,7 @@ def run_finetune(config: DictConfig, run: Run) -> None:
 def run_distill(config: DictConfig, run: Run) -> None:
     """The job `distill`: the whole chain from a teacher to a measured bundle."""
     # What can be wrong with the options is found before a teacher is trained for them.
-    settings: fitting.Settings = parts.instantiate(config.trainer)
+    settings: Settings = parts.instantiate(config.trainer)
     objective: Objective = parts.instantiate(config.objective)
     export_settings: export.Settings = parts.instantiate(config.export)
     timing: benchmark.Settings = parts.instantiate(config.benchmark)
@@ -158,7 +159,7 @@ def _preflight(
     module: DistillationModule,
     splits: data.TaskData,
     loaders: dict[str, Any],
-    settings: fitting.Settings,
+    settings: Settings,
     *,
     baseline: bool,
     why_not: str | None,
@@ -188,7 +189,7 @@ def _train_baseline(
     student: PreTrainedModel,
     task: SequenceTask,
     splits: data.TaskData,
-    settings: fitting.Settings,
+    settings: Settings,
     loaders: dict[str, Any],
     run: Run,
     *,

@@ -20,6 +20,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedMo
 from distill import batches, data, fitting
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.module import DistillationModule
+from distill.settings import Settings
 from distill.tasks import SequenceTask
 from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
@@ -104,9 +105,7 @@ def encoder_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedT
 
 
 # 64 examples to train on: four steps an epoch.
-SETTINGS = fitting.Settings(
-    learning_rate=3e-3, batch_size=16, max_epochs=2, precision="32-true", accelerator="cpu", seed=1
-)
+SETTINGS = Settings(learning_rate=3e-3, batch_size=16, max_epochs=2, precision="32-true", accelerator="cpu", seed=1)
 
 
 @dataclass
@@ -115,7 +114,7 @@ class Toy:
 
     module: DistillationModule
     loaders: dict[str, Any]
-    settings: fitting.Settings
+    settings: Settings
     tokenizer: PreTrainedTokenizerBase
     directory: Path
 

@@ -22,6 +22,7 @@ from distill.masking import Masking
 from distill.module import DistillationModule
 from distill.sequences import Sequences
 from distill.sequences import read as read_sequences
+from distill.settings import Settings
 from distill.tasks import LanguageModelTask, SequenceTask
 from distill.vocabulary import logits_at_items
 from students.distilbert import from_teacher
@@ -282,9 +283,7 @@ def test_the_student_is_the_same_with_kept_outputs(
         teacher = toy_bert(len(tokenizer), spread=0.05).eval()
         hidden_size = 32 if cosine else None
         terms = {"soft": SoftTargets(), "hard": HardLabels(), "cosine": Cosine(weight=cosine)}
-        settings = fitting.Settings(
-            learning_rate=1e-3, batch_size=8, max_epochs=3, precision="32-true", accelerator="cpu"
-        )
+        settings = Settings(learning_rate=1e-3, batch_size=8, max_epochs=3, precision="32-true", accelerator="cpu")
         loaders = batches.loaders({"train": examples, "dev": examples}, **settings.batches())
         cached = ask_once(
             lambda teacher=teacher: teacher, examples, cache=OutputCache(), directory=tmp_path / "outputs",

@@ -25,6 +25,7 @@ from distill import batches, data, fitting, preflight, processes
 from distill.errors import UserError
 from distill.losses import HardLabels
 from distill.processes import ProcessError
+from distill.settings import Settings
 from distill.tasks import SequenceTask
 from distill.travel import packed
 from teachers.cache import KeptOutputs
@@ -198,11 +199,11 @@ def test_a_checkpoint_of_two_processes_is_not_resumed_by_one(make: Make, pair: T
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
     settings = replace(SETTINGS, devices=4)
     preflight.check_processes(settings, "trainer")  # A processor serves any number.
-    monkeypatch.setattr(fitting.Settings, "device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(Settings, "device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UserError, match=r"trainer\.devices=4, but torch sees 2 GPU\(s\): take as many, or set"):
         preflight.check_processes(settings, "trainer")
-    monkeypatch.setattr(fitting.Settings, "device", lambda _: torch.device("mps"))
+    monkeypatch.setattr(Settings, "device", lambda _: torch.device("mps"))
     with pytest.raises(UserError, match="an Apple GPU serves one process: set it to 1"):
         preflight.check_processes(settings, "trainer")
 
