@@ -153,18 +153,19 @@ class LengthBuckets(Sampler[Step]):
         return -(-self._micro_batches // self.accumulate)
 
     def __iter__(self) -> Iterator[Step]:
-        micro_batches = [micro_batch[self.rank :: self.world] for micro_batch in self._epoch()]
+        micro_batches = self._epoch()
         first, self.skip = self.skip, 0
         for start in range(first * self.accumulate, len(micro_batches), self.accumulate):
-            yield micro_batches[start : start + self.accumulate]
+            step = micro_batches[start : start + self.accumulate]
+            yield [micro_batch[self.rank :: self.world].tolist() for micro_batch in step]
 
     def padding(self) -> float:
         """Share of an epoch's tokens that are padding."""
-        parts = (self.lengths[np.array(part) % len(self.lengths)] for part in self._epoch())
+        parts = (self.lengths[part % len(self.lengths)] for part in self._epoch())
         computed = sum(len(lengths) * padded_length(lengths.max(), self.longest) for lengths in parts)
         return 1 - int(self.lengths.sum()) / computed
 
-    def _epoch(self) -> Step:
+    def _epoch(self) -> list[np.ndarray]:
         """All micro-batches of the epoch, in their order."""
         if not self.shuffle:
             return self._cut(np.argsort(self.lengths, kind="stable"))[::-1]
@@ -179,14 +180,11 @@ class LengthBuckets(Sampler[Step]):
             members = order[start:end]
             micro_batches += self._cut(members[np.argsort(self.lengths[members], kind="stable")])
         visit = self.epoch if self.visits is None else self.epoch % self.visits
-        return [self._visited(micro_batches[i], visit) for i in random.permutation(len(micro_batches))]
+        return [micro_batches[i] + visit * len(self.lengths) for i in random.permutation(len(micro_batches))]
 
-    def _visited(self, micro_batch: list[int], visit: int) -> list[int]:
-        return [example + visit * len(self.lengths) for example in micro_batch] if visit else micro_batch
-
-    def _cut(self, order: np.ndarray) -> Step:
+    def _cut(self, order: np.ndarray) -> list[np.ndarray]:
         """Micro-batches out of examples that are sorted by length, shortest first."""
-        return [order[first:last].tolist() for first, last in self._bounds(self.lengths[order])]
+        return [order[first:last] for first, last in self._bounds(self.lengths[order])]
 
     def _bounds(self, lengths: np.ndarray) -> list[tuple[int, int]]:
         """First and last of every micro-batch, from the longest down, so that an odd one is of the shortest.
