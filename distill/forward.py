@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ModelOutput
 
+ENCODE = "run_encoder"  # Of a model whose weights are spread over processes: the method that gathers them for it.
+
 
 def run_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[str] = frozenset()) -> ModelOutput:
     """The model's output for those tensors of the batch that it knows; a pair's token types reach who has them."""

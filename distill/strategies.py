@@ -1,6 +1,7 @@
 """How Lightning trains in one of several processes: copies of a model that agree (ddp), or parts of one (fsdp)."""
 
 import os
+from types import MethodType
 
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -8,7 +9,9 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Sin
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from transformers import PreTrainedModel
 
+from distill.forward import ENCODE, run_encoder
 from distill.processes import local_gpu, rank, world
 
 
@@ -45,7 +48,11 @@ def shard(module: nn.Module, mesh: DeviceMesh) -> None:
             if any(True for _ in layer.parameters()):
                 fully_shard(layer, mesh=mesh)
     fully_shard(module, mesh=mesh)
-    if hasattr(module, "totals"):  # The way into an objective that is asked for some of its terms.
+    # The other ways in, besides a call of the whole: an encoder without its head, and some terms of an objective.
+    if isinstance(module, PreTrainedModel):
+        setattr(module, ENCODE, MethodType(run_encoder, module))
+        register_fsdp_forward_method(module, ENCODE)
+    else:
         register_fsdp_forward_method(module, "totals")
 
 

@@ -1,17 +1,17 @@
 """Losses and scores over a vocabulary: logits at the tokens that are read, some at a time, and never of all at once."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from distill.forward import run_encoder, run_head, run_model
+from distill.forward import ENCODE, run_encoder, run_head
 from distill.losses import Objective
 
 LOGITS_AT_ONCE = 2**25  # Numbers: 128 MiB in float32, about 1,100 tokens of BERT's vocabulary.
@@ -26,9 +26,9 @@ def totals(student: PreTrainedModel, objective: Objective, batch: Mapping[str, T
     forgotten and computed once more for the gradient: what is held does not grow with the batch.
     """
     told = ask(run_encoder, batch, objective.needs)
-    said = _said(student, batch, objective.needs)
+    said = _encoded(student, batch, objective.needs)
     read = objective.reads(batch)
-    states = (said.logits if is_whole(said) else said.last_hidden_state)[read]  # [n, V] or [n, H]
+    states = said.last_hidden_state[read]  # [n, H]
     told_states = told.last_hidden_state[read] if hasattr(told, "last_hidden_state") else None
     rows = {name: batch[name][read] for name in ("items", "labels", "attention_mask")}
 
@@ -39,8 +39,7 @@ def totals(student: PreTrainedModel, objective: Objective, batch: Mapping[str, T
             teacher_output = ask(run_head, told, told_states[first:last])
         elif told is not None:
             teacher_output = told.part(first, last)
-        output = SimpleNamespace(logits=states.unsqueeze(0)) if is_whole(said) else run_head(student, said, states)
-        return objective.totals(output, teacher_output, part, of_logits=True)
+        return objective.totals(run_head(student, said, states), teacher_output, part, of_logits=True)
 
     found = _of_the_rest(student, objective, batch, said, told)
     at_once = max(1, LOGITS_AT_ONCE // student.config.vocab_size)
@@ -61,32 +60,22 @@ def _of_the_rest(
     outputs = SimpleNamespace(hidden_states=getattr(said, "hidden_states", None))
     if "pair_labels" in batch:
         # The head of the segments reads the pooled output, whatever tokens there are.
-        output = said if is_whole(said) else run_head(student, said, said.last_hidden_state[:, 0])
+        output = run_head(student, said, said.last_hidden_state[:, 0])
         outputs.seq_relationship_logits = output.seq_relationship_logits
     return objective.totals(outputs, told, batch, of_logits=False)
 
 
 def logits_at_items(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Tensor:
     """Logits `[n, V]` of the n items of a batch, float32."""
-    said = _said(model, batch)
-    items = batch["items"]
-    found: Tensor = (
-        said.logits[items] if is_whole(said) else run_head(model, said, said.last_hidden_state[items]).logits[0]
-    )
+    said = _encoded(model, batch)
+    found: Tensor = run_head(model, said, said.last_hidden_state[batch["items"]]).logits[0]
     return found.float()
 
 
-def _said(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[str] = frozenset()) -> Any:
-    """What the encoder says; of a model whose weights are spread over processes, what all of it says.
-
-    Such a model gathers its weights when it is called as a whole, and not for a part of it.
-    """
-    return (run_model if isinstance(model, FSDPModule) else run_encoder)(model, batch, needs)
-
-
-def is_whole(said: Any) -> bool:
-    """Whether this is the answer of a whole model, with the logits of all tokens."""
-    return hasattr(said, "logits")
+def _encoded(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[str] = frozenset()) -> Any:
+    """What the encoder says; one whose weights are spread over processes has its own way to gather them for that."""
+    encode: Callable[..., Any] = getattr(model, ENCODE, partial(run_encoder, model))
+    return encode(batch, needs)
 
 
 def token_scores(logits: Tensor, labels: Tensor) -> Tensor:
