@@ -147,26 +147,13 @@ def prepare(
         UserError: when it would have to be fine-tuned and must not be.
     """
     directory = cache_dir / "teachers" / f"{source.weights.name}-{task.name}-{_fingerprint(source, task, splits)[:16]}"
-    seconds = 0.0
+    seconds, origin = 0.0, "kept"
     examples: dict[str, batches.Examples] | None = None
     if source.settings is not None and _is_kept(directory):
         say(f"Teacher: fine-tuned before, reused from {directory}")
-        origin = "kept"
     else:
-
-        def start_again() -> Any:
-            torch.manual_seed(0 if source.settings is None else source.settings.seed)  # Of a head that it lacks.
-            start = source.weights.load(task.auto_class, splits.labels, splits.splits["train"].texts)
-            adopt_special_tokens(start.model, start.tokenizer)
-            return start
-
-        start = start_again()
-        check_length(start.model, start.tokenizer, task, who="teacher")
-        if source.settings is not None:
-            check_budget(source.settings.batch_tokens, task, "teacher.finetune")
-            check_processes(source.settings, "teacher.finetune")
-        for text in start.notices:
-            notice(text)
+        start = _start(source, task, splits)
+        _check(start, source.settings, task)
         if start.fits:
             origin = "as it is"
         elif source.settings is None:
@@ -185,7 +172,7 @@ def prepare(
             origin = "fine-tuned"
     if origin == "as it is":
         weights = _digest([source.weights.fingerprint(), task.auto_class, splits.labels])
-        tokenizer, load, model = start.tokenizer, lambda: start_again().model, start.model
+        tokenizer, load, model = start.tokenizer, lambda: _start(source, task, splits).model, start.model
     else:
         weights = sha256(directory / CHECKSUMS)
         tokenizer, model = transformers.AutoTokenizer.from_pretrained(directory), None
@@ -196,6 +183,24 @@ def prepare(
         device=device, model=model,
     )  # fmt: skip
     return teacher, examples or batches.tokenize(splits, task, tokenizer, cache_dir=cache_dir)
+
+
+def _start(source: Source, task: SequenceTask, splits: data.TaskData) -> Any:
+    """The teacher as it comes; a head that it lacks is drawn, the same one each time."""
+    torch.manual_seed(0 if source.settings is None else source.settings.seed)
+    start = source.weights.load(task.auto_class, splits.labels, splits.splits["train"].texts)
+    adopt_special_tokens(start.model, start.tokenizer)
+    return start
+
+
+def _check(start: Any, settings: Settings | None, task: SequenceTask) -> None:
+    """What can be wrong with it for this task; tells what it has to say."""
+    check_length(start.model, start.tokenizer, task, who="teacher")
+    if settings is not None:
+        check_budget(settings.batch_tokens, task, "teacher.finetune")
+        check_processes(settings, "teacher.finetune")
+    for text in start.notices:
+        notice(text)
 
 
 def score(
