@@ -140,7 +140,6 @@ class LengthBuckets(Sampler[Step]):
         self.shuffle, self.seed, self.pool, self.epoch = shuffle, seed, pool, 0
         self.visits, self.rank, self.world = visits, rank, world
         self.skip = 0  # Steps of the next epoch that a resumed training has done already.
-        self.place = None  # Which says all about where it is; a stream has more to say.
         self.sampler = self  # Where Lightning looks for `set_epoch`.
         by_length = np.sort(lengths)
         bounds = self._bounds(by_length)

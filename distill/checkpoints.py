@@ -67,7 +67,9 @@ class Checkpoints(Callback):
             raise UserError(
                 f"{self.path} is of another training, with other {' and '.join(other)}: start anew, without resume"
             )
-        self.steps.skip, self.steps.place = done, places[processes.rank()]
+        self.steps.skip = done
+        if (place := places[processes.rank()]) is not None:
+            self.steps.place = place
 
     @contextmanager
     def asked_to_stop(self) -> Iterator[None]:
@@ -119,7 +121,8 @@ class Checkpoints(Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["identity"] = self.identity
-        checkpoint["places"] = processes.gathered(self.steps.place)  # Each process reads documents of its own.
+        # Each process reads documents of its own.
+        checkpoint["places"] = processes.gathered(getattr(self.steps, "place", None))
 
 
 @contextmanager

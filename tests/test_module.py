@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import batches, data, fitting
+from distill import batches, data, fitting, settings
 from distill.errors import NumericalError, UserError
 from distill.forward import run_model
 from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
@@ -452,7 +452,7 @@ def test_a_compiled_student_is_itself_again_afterwards(make: Make, monkeypatch: 
 
 
 def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fitting.shutil, "which", lambda name: None)
+    monkeypatch.setattr(settings.shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match="got compile=true, which needs a C\\+\\+ compiler, and there is no g"):
         replace(SETTINGS, compile=True)
 
