@@ -182,13 +182,11 @@ def _unknown_key(key: str) -> str:
 
     groups = sorted(path.name for path in config_directory().iterdir() if path.is_dir())
     head, _, rest = key.partition(".")
-    if head in ("teacher", "student"):
-        chosen = re.search(rf"\+{head}=(\S+)", " ".join(sys.argv))
-        if not rest or not chosen:
-            return f"{key} has nothing to act on: choose one with +{head}=NAME, one of {', '.join(_names(head))}"
-        overrides = [chosen.group(0)]
-    else:
-        overrides = [a for a in sys.argv[1:] if re.fullmatch(rf"({'|'.join(groups)})=[\w/]+", a)]
+    chosen = rest and any(argument.startswith(f"+{head}=") for argument in sys.argv)
+    if head in ("teacher", "student") and not chosen:
+        return f"{key} has nothing to act on: choose one with +{head}=NAME, one of {', '.join(_names(head))}"
+    choices = [a for a in sys.argv[1:] if re.fullmatch(rf"\+?({'|'.join(groups)})=[\w/,-]+", a)]
+    overrides = [choice.partition(",")[0] for choice in choices]  # Of a sweep its first run.
     try:
         with initialize_config_dir(str(config_directory()), version_base="1.3"):
             config = compose("config", overrides)

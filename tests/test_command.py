@@ -36,6 +36,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["+teacher=bert_base", "teacher.pth=x"], "did you mean teacher.path?"),
         (["+student=distilbert", "student.layer=[0]"], "did you mean student.layers?"),
         (["task=sst2", "task.datadir=x"], "did you mean task.data_dir?"),
+        (["+experiment=distilbert_lm", "task.maskng=static"], "did you mean task.masking?"),
         (["resume=nowhere", "seed=2"], "resume=DIR goes on with the options of that run: leave out seed=2"),
         (["resume=nowhere"], "nowhere is no run: it has no run.json"),
     ],
