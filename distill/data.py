@@ -212,7 +212,8 @@ def load_hub(hub_id: str, what: str, *, advice: str, streaming: bool = False, **
     except UnreachableError:
         datasets.config.HF_HUB_OFFLINE = True  # The loader then looks into its cache alone.
     else:
-        options |= {"streaming": True} if streaming else {}
+        if streaming:
+            options["streaming"] = True
     try:
         loaded = datasets.load_dataset(name, configuration or None, **options)
     except (ConnectionError, FileNotFoundError) as error:

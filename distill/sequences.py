@@ -112,7 +112,7 @@ class Stream(IterableDataset[list[Batch]]):
 
     def __getstate__(self) -> dict[str, Any]:
         """To another process goes what is read, and nothing of what it says."""
-        return {name: value for name, value in vars(self).items() if name not in ("sample", "_is_wanted")}
+        return {name: value for name, value in vars(self).items() if name not in ("sample", "is_wanted")}
 
     @cached_property
     def sample(self) -> Sequences:
@@ -120,7 +120,8 @@ class Stream(IterableDataset[list[Batch]]):
         return next(self._buffers())[1]
 
     @cached_property
-    def _is_wanted(self) -> Callable[[str], bool]:
+    def is_wanted(self) -> Callable[[str], bool]:
+        """Whether a document is trained on, by its key."""
         held_out = held_out_of(self.corpus, self.task)
         return lambda key: not held_out(key)
 
@@ -166,7 +167,7 @@ class Stream(IterableDataset[list[Batch]]):
             if "packer" in state:
                 packer.load_state_dict(state["packer"])
             state = {}
-            documents = self.corpus.documents(rank=self.rank, world=self.world, wanted=self._is_wanted, place=place)
+            documents = self.corpus.documents(rank=self.rank, world=self.world, wanted=self.is_wanted, place=place)
             ended = False
             while not ended:
                 at = {"number": number, "visit": visit, "corpus": asdict(place), "packer": packer.state_dict()}
@@ -242,14 +243,13 @@ def stream_loader(
     Raises:
         UserError: for fewer documents than processes.
     """
-    held_out = held_out_of(corpus, task)
-    found = len(list(itertools.islice((key for key in corpus.document_keys() if not held_out(key)), world)))
+    stream = Stream(corpus, task, tokenizer, steps=steps, batches=batches, world=world)
+    found = len(list(itertools.islice(filter(stream.is_wanted, corpus.document_keys()), world)))
     if found < world:
         raise UserError(
             f"{corpus.describe()} has {found} documents to train on, fewer than the {world} processes: start fewer, "
             "set task.documents=paragraph or line, or give more text"
         )
-    stream = Stream(corpus, task, tokenizer, steps=steps, batches=batches, world=world)
     return DataLoader(stream, batch_size=None, pin_memory=torch.cuda.is_available())
 
 

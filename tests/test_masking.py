@@ -442,4 +442,4 @@ def test_what_is_ignored_is_what_losses_ignore():
 
 def test_masking_needs_no_torch():
     program = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; import distill.masking"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -418,7 +418,7 @@ def test_what_is_behind_is_not_read_again(
     monkeypatch.setattr(readers, "blocks", lambda path: opened.append(path.name) or original(path))
     stream = stream_of(tmp_path, tokenizer, steps=30, documents="file")
     stream.skip, stream.place = 20, whole.place
-    stream._is_wanted  # noqa: B018 - what is held out is known from the first files, which this reads
+    stream.is_wanted  # noqa: B018 - what is held out is known from the first files, which this reads
     opened.clear()
     assert len(list(stream)) == 30 - len(steps)
     assert opened[0] > "08.txt"
