@@ -3,7 +3,7 @@
     python benchmarks/bilstm_against_bert_large.py
 
 Both have random weights, which cost the same time as trained ones: batch 1, length 32, hidden 150 in each direction.
-They take turns through the code that times every run (distill.benchmark).
+They take turns through the code that times every run (distill.benchmark.latency).
 """
 
 import argparse
@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import BertConfig, BertForSequenceClassification
 
-from distill import benchmark, export
-from distill.forward import input_names
+from distill.benchmark import latency
+from distill.export import exporting
+from distill.models.forward import input_names
 from students import bilstm
 
 LARGE = {
@@ -29,7 +30,7 @@ LARGE = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=benchmark.cores())
+    parser.add_argument("--threads", type=int, default=latency.cores())
     parser.add_argument("--seconds", type=float, default=5.0, help="spent on each model")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -37,21 +38,21 @@ def main() -> None:
     teacher = BertForSequenceClassification(BertConfig(**LARGE)).eval()
     student = bilstm.from_teacher(teacher, text=["sentence"], hidden_dim=150).eval()
 
-    def answer(feed: benchmark.Inputs) -> object:
+    def answer(feed: latency.Inputs) -> object:
         with torch.inference_mode():
             return teacher(**{key: torch.from_numpy(array) for key, array in feed.items()}).logits
 
     with tempfile.TemporaryDirectory() as directory:
-        files = {name: Path(directory) / file for name, file in export.FILES.items()}
-        export.export_onnx(student, files["fp32"])
-        export.quantize(files["fp32"], files["int8"], export.Settings())
+        files = {name: Path(directory) / file for name, file in exporting.FILES.items()}
+        exporting.export_onnx(student, files["fp32"])
+        exporting.quantize(files["fp32"], files["int8"], exporting.Settings())
         size = sum(parameter.numel() * parameter.element_size() for parameter in teacher.parameters())
-        candidates = [benchmark.Candidate("BERT-large", "torch", input_names(teacher), size, answer)]
+        candidates = [latency.Candidate("BERT-large", "torch", input_names(teacher), size, answer)]
         for name, path in files.items():
             candidates.append(
-                benchmark.onnx_candidate("BiLSTM", f"onnx-{name}", path, input_names(student), options.threads)
+                latency.onnx_candidate("BiLSTM", f"onnx-{name}", path, input_names(student), options.threads)
             )
-        rows = benchmark.measure(
+        rows = latency.measure(
             candidates, batches=[1], lengths=[32], threads=options.threads, seconds=options.seconds,
             vocabulary=teacher.config.vocab_size,
         )  # fmt: skip

@@ -24,13 +24,16 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
-from distill import answers, batches, data, fitting
+from distill.console import quiet
+from distill.data import batching, tables
 from distill.losses import HardLabels, Objective, SoftTargets
-from distill.module import DistillationModule, freeze, predict_logits
-from distill.settings import Settings
 from distill.tasks import SequenceTask
+from distill.teaching import outputs
+from distill.teaching.output_cache import OutputCache
+from distill.training import fitting
+from distill.training.module import DistillationModule, freeze, predict_logits
+from distill.training.settings import Settings
 from students.distilbert import from_teacher
-from teachers.cache import OutputCache
 
 IMPORTS = {"trainer": "transformers.trainer", "textbrewer": "textbrewer"}
 LEARNING_RATE, WARMUP, WEIGHT_DECAY, CLIP, TEMPERATURE, BATCH = 1e-4, 0.1, 0.01, 1.0, 2.0, 32
@@ -40,7 +43,7 @@ LEARNING_RATE, WARMUP, WEIGHT_DECAY, CLIP, TEMPERATURE, BATCH = 1e-4, 0.1, 0.01,
 class Race:
     """What everybody is given: raw examples, teacher, student, tokenizer, epochs and a directory to write to."""
 
-    splits: data.TaskData
+    splits: tables.TaskData
     task: SequenceTask
     teacher: PreTrainedModel | None
     student: PreTrainedModel
@@ -55,8 +58,8 @@ class Race:
 
 
 def distill(race: Race) -> tuple[np.ndarray, int, float]:
-    examples = batches.tokenize(race.splits, race.task, race.tokenizer, cache_dir=race.directory)
-    asked = answers.ask_once(
+    examples = batching.tokenize(race.splits, race.task, race.tokenizer, cache_dir=race.directory)
+    asked = outputs.ask_once(
         lambda: race.teacher, examples["train"], cache=OutputCache(), directory=race.directory / "outputs",
         fingerprint=race.precision,
     )  # fmt: skip
@@ -65,7 +68,7 @@ def distill(race: Race) -> tuple[np.ndarray, int, float]:
         learning_rate=LEARNING_RATE, batch_size=BATCH, max_epochs=race.epochs, warmup=WARMUP,
         weight_decay=WEIGHT_DECAY, clip=CLIP, accelerator="cpu", seed=race.seed,
     )  # fmt: skip
-    loaders = batches.loaders(examples, **settings.batches())
+    loaders = batching.loaders(examples, **settings.batches())
     terms = {"soft": SoftTargets(temperature=TEMPERATURE, weight=0.5), "hard": HardLabels(weight=0.5)}
     module = DistillationModule(
         student=race.student, objective=Objective(name="hinton", terms=terms), task=race.task, kept=asked.kept,
@@ -231,14 +234,14 @@ def main() -> None:
         parser.add_argument(name, required=True, type=int)
     parser.add_argument("--teacher-precision", required=True)
     options = parser.parse_args()
-    fitting.quiet()
+    quiet()
     transformers.logging.set_verbosity_error()
     torch.manual_seed(options.seed)
     task = SequenceTask(
         name="race", text=["sentence"], labels=["negative", "positive"], data_dir=str(options.data),
         train_examples=options.examples,
     )  # fmt: skip
-    splits = data.read(task, cache_dir=options.work)
+    splits = tables.read(task, cache_dir=options.work)
     load = transformers.AutoModelForSequenceClassification.from_pretrained
     ours = options.contestant == "distill"
     student = from_teacher(load(options.teacher, dtype=torch.float32))

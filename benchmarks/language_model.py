@@ -29,10 +29,11 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel
 
-from distill import fitting, kernels
 from distill.losses import Cosine, MaskedLanguageModelling, Objective, SoftTargets
-from distill.module import DistillationModule, freeze
+from distill.models import cpu_kernels
 from distill.tasks import SequenceTask
+from distill.training import fitting
+from distill.training.module import DistillationModule, freeze
 from students.distilbert import from_teacher
 
 TEMPERATURE, SOFT, MLM, COSINE = 2.0, 5.0, 2.0, 1.0
@@ -119,7 +120,7 @@ def measure(options: argparse.Namespace, way: str, device: str) -> dict[str, flo
             student.base_model.compile()
             answering.base_model.compile()
         elif way == "distill" and device == "cpu":
-            stack.enter_context(kernels.training_on_cpu(student))
+            stack.enter_context(cpu_kernels.training_on_cpu(student))
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             seconds = median_seconds(step, times=20, before=5)

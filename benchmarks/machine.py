@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # This checkout, whatever is installed.
 
-from distill import settings
-from distill.record import environment
+from distill.records.record import environment
+from distill.training import settings
 
 
 def median_seconds(work: Callable[[], object], *, times: int = 8, before: int = 2) -> float:

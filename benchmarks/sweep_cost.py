@@ -26,7 +26,7 @@ TEMPERATURES = (1, 2, 3, 4, 5, 6, 8, 10)
 # Tells when the first step is done, in seconds since the process began, and ends the process there.
 UNTIL_THE_FIRST_STEP = """
 import os, sys, time, psutil
-from distill import module
+from distill.training import module
 original = module.DistillationModule.training_step
 def training_step(self, *arguments):
     original(self, *arguments)

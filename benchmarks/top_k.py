@@ -21,14 +21,14 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoTokenizer, BertForMaskedLM, PreTrainedModel
 
-from distill import sequences
 from distill.losses import SoftTargets
-from distill.masking import Masking
-from distill.module import freeze
+from distill.models.chunked_logits import logits_at_items
 from distill.tasks import LanguageModelTask
-from distill.vocabulary import logits_at_items
+from distill.teaching.output_cache import OutputCache, ShortenedLogits
+from distill.text import sequences
+from distill.text.masking import Masking
+from distill.training.module import freeze
 from students.distilbert import from_teacher
-from teachers.cache import OutputCache, ShortenedLogits
 
 
 def loss_and_gradient(student_logits: Tensor, told: Any, temperature: float) -> tuple[float, Tensor]:

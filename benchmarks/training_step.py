@@ -23,10 +23,11 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedModel
 
-from distill import fitting, kernels
 from distill.losses import HardLabels, Objective, SoftTargets
-from distill.module import DistillationModule
+from distill.models import cpu_kernels
 from distill.tasks import SequenceTask
+from distill.training import fitting
+from distill.training.module import DistillationModule
 
 SHAPES = {"3 layers of 384": (3, 384, 12), "6 layers of 768": (6, 768, 12)}
 WAYS = ("plain", "distill", "torch's own", "dropout alone", "attention alone", "compiled")
@@ -44,13 +45,13 @@ def made_fast(student: PreTrainedModel, way: str) -> Iterator[None]:
         if way == "compiled":
             student.compile(dynamic=True)
         elif way == "attention alone":
-            stack.enter_context(mock.patch.object(kernels, "_forward", nn.Dropout.forward))
-            stack.enter_context(kernels.training_on_cpu(student))
+            stack.enter_context(mock.patch.object(cpu_kernels, "_forward", nn.Dropout.forward))
+            stack.enter_context(cpu_kernels.training_on_cpu(student))
         elif way == "dropout alone":
             stack.enter_context(mock.patch.object(student, "set_attn_implementation"))
-            stack.enter_context(kernels.training_on_cpu(student))
+            stack.enter_context(cpu_kernels.training_on_cpu(student))
         elif way == "distill":
-            stack.enter_context(kernels.training_on_cpu(student))
+            stack.enter_context(cpu_kernels.training_on_cpu(student))
         yield
         student._compiled_call_impl = None
 

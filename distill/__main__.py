@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distill import __version__
 from distill.errors import DistillError, Interrupted, UserError
 from distill.files import is_full_disk
 
@@ -38,6 +39,9 @@ def config_directory() -> Path:
 
 def main() -> int:
     """Run the command line; returns the exit code: 0, 2 (the user's), 3 (the numbers'), 130 (Ctrl-C)."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"distill {__version__}")
+        return 0
     asked = os.environ.get("HYDRA_FULL_ERROR")
     wants_traceback = asked == "1"
     launched = "RANK" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ
@@ -46,7 +50,7 @@ def main() -> int:
         if launched:
             if os.environ.get("RANK", os.environ.get("SLURM_PROCID")) != "0":
                 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Others than the first are silent.
-            from distill import processes
+            from distill.training import processes
 
             if processes.join():
                 return 0
@@ -60,7 +64,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return _tell(Interrupted("interrupted before anything began"))
     finally:
-        if launched and "distill.processes" in sys.modules:
+        if launched and "distill.training.processes" in sys.modules:
             processes.end(launched_too=True)
         if asked is None:
             os.environ.pop("HYDRA_FULL_ERROR", None)
@@ -109,7 +113,7 @@ def _run_one(config: "DictConfig") -> None:
         for group in ("teacher", "student"):
             if OmegaConf.is_missing(config, group) and not (group == "student" and config.job.name != "distill"):
                 raise UserError(f"no {group} chosen: add +{group}=NAME, one of {', '.join(_names(group))}")
-    from distill.jobs import run_job
+    from distill.jobs.run import run_job
 
     run_job(config)
 

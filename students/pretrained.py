@@ -5,7 +5,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from distill.errors import UserError
-from teachers.pretrained import check_directory, load_directory
+from distill.models.loading import check_directory, load_directory
 
 
 def from_teacher(teacher: PreTrainedModel, *, path: str | None, trust_remote_code: bool = False) -> PreTrainedModel:

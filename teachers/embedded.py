@@ -13,7 +13,8 @@ from transformers import BertConfig, BertTokenizer, PreTrainedTokenizerBase
 
 from distill.errors import UserError
 from distill.files import sha256
-from teachers.pretrained import Start, check_precision, has_tokenizer
+from distill.models.loading import Start, has_tokenizer
+from teachers.pretrained import check_precision
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_LENGTH = 512

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import batches, data, fitting
+from distill.data import batching, tables
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
-from distill.module import DistillationModule
-from distill.settings import Settings
 from distill.tasks import SequenceTask
+from distill.training import fitting
+from distill.training.module import DistillationModule
+from distill.training.settings import Settings
 from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
 
@@ -134,14 +135,14 @@ def task(data_dir: Path) -> SequenceTask:
 
 
 @pytest.fixture(scope="session")
-def splits(task: SequenceTask, tmp_path_factory: pytest.TempPathFactory) -> data.TaskData:
-    return data.read(task, cache_dir=tmp_path_factory.mktemp("cache"))
+def splits(task: SequenceTask, tmp_path_factory: pytest.TempPathFactory) -> tables.TaskData:
+    return tables.read(task, cache_dir=tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session")
 def make(
     task: SequenceTask,
-    splits: data.TaskData,
+    splits: tables.TaskData,
     tokenizer: PreTrainedTokenizerBase,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Make:
@@ -155,7 +156,7 @@ def make(
 
 def toy_training(
     task: SequenceTask,
-    splits: data.TaskData,
+    splits: tables.TaskData,
     tokenizer: PreTrainedTokenizerBase,
     directory: Path,
     *,
@@ -169,7 +170,7 @@ def toy_training(
     source = teacher if teacher_width == 32 else toy_bert(len(tokenizer))
     source.config.hidden_dropout_prob = source.config.attention_probs_dropout_prob = dropout
     settings = replace(SETTINGS, **options)
-    loaders = batches.loaders(batches.tokenize(splits, task, tokenizer), **settings.batches())
+    loaders = batching.loaders(batching.tokenize(splits, task, tokenizer), **settings.batches())
     terms = {"soft": SoftTargets(weight=5), "hard": HardLabels(weight=2), "cosine": Cosine(weight=cosine)}
     objective = Objective(name="distilbert", terms=terms)
     torch.manual_seed(0)

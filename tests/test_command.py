@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import distill
 from distill import __main__ as command_line
 
 ROOT = Path(command_line.__file__).resolve().parents[1]
@@ -73,6 +74,11 @@ def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> N
     assert "HYDRA_FULL_ERROR" not in os.environ
 
 
+def test_the_version_is_printed(tmp_path: Path) -> None:
+    done = run("--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"distill {distill.__version__}\n")
+
+
 def test_help_names_the_groups(tmp_path: Path) -> None:
     done = run("--help", cwd=tmp_path)
     assert done.returncode == 0
@@ -108,7 +114,7 @@ def test_without_the_extra_the_install_command_is_named(
 def test_a_wheel_carries_the_configuration(tmp_path: Path) -> None:
     source = tmp_path / "source"  # Building leaves files behind.
     for name in ("conf", "distill", "students", "teachers"):
-        shutil.copytree(ROOT / name, source / name)
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
@@ -118,5 +124,17 @@ def test_a_wheel_carries_the_configuration(tmp_path: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for path in (ROOT / "conf").rglob("*.yaml"):
         assert f"distill/conf/{path.relative_to(ROOT / 'conf').as_posix()}" in names
-    assert {"students/distilbert.py", "teachers/pretrained.py", "distill/edge.py"} <= names
-    assert not any(name.startswith("tests/") for name in names)
+    for package in ("distill", "students", "teachers"):
+        for path in (ROOT / package).rglob("*.py"):
+            assert path.relative_to(ROOT).as_posix() in names
+    assert not any(name.startswith(("tests/", "conf/")) for name in names)
+    installed = tmp_path / "installed"
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "-q", "--target", str(installed), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+    program = "import distill.__main__ as m, sys; sys.argv = ['distill', '--help']; sys.exit(m.main())"
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "student: bilstm, distilbert" in done.stdout

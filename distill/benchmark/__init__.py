@@ -1,0 +1,1 @@
+"""Latency of every exported file."""

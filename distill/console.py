@@ -1,0 +1,97 @@
+"""What a person sees while a job runs: one bar for a training, plain lines where the output is no terminal."""
+
+import logging
+import re
+import time
+import warnings
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+# A file or a pipe has no width of its own; 80 columns would break the tables.
+console = Console(highlight=False) if Console().is_terminal else Console(highlight=False, width=120)
+LINE_EVERY_SECONDS = 20.0
+
+
+def say(text: str, style: str | None = None) -> None:
+    """One line of a run's account, as it is: never broken, so that its paths can be copied."""
+    console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def notice(text: str) -> None:
+    """Something the user did not ask for and should know."""
+    say(f"Notice: {text}", style="yellow")
+
+
+class Meter:
+    """A bar in a terminal, a line every 20 seconds elsewhere, with the time left; a context around the work."""
+
+    def __init__(self, title: str, total: int, *, done: int = 0, unit: str = "steps") -> None:
+        self.title, self.total, self.unit = title, total, unit
+        self._first = self._done = done
+        self._status = ""
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> "Meter":
+        self._started = self._last_line = time.monotonic()
+        if console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[status]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self._bar = self._progress.add_task(self.title, total=self.total, completed=self._first, status="")
+            self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def advance(self, number: int) -> None:
+        """So much more is done."""
+        self.show(self._done + number)
+
+    def show(self, done: int, status: str | None = None, *, now: str | None = None) -> None:
+        """So much is done; `now` is said on a line of its own where there is no bar."""
+        self._done, self._status = done, self._status if status is None else status
+        if self._progress is not None:
+            self._progress.update(self._bar, completed=done, status=self._status)
+            return
+        time_now = time.monotonic()
+        if now is not None or time_now - self._last_line >= LINE_EVERY_SECONDS:
+            self._last_line = time_now
+            left = (time_now - self._started) / max(1, done - self._first) * (self.total - done)
+            count = f"{self.title}  {self.unit} {done:,}/{self.total:,}"
+            words = [count, self._status, now or "", f"{left:.0f} s left"]
+            say("  ".join(word for word in words if word))
+
+
+def quiet() -> None:
+    """Keep the libraries' notices about themselves out of the run's output; their warnings about ours stay."""
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    for message in (
+        "does not have many workers",
+        "exists and is not empty",
+        "is smaller than the logging interval",
+        "isinstance(treespec, LeafSpec)",
+        "your dataloader is not resumable",  # Ours begins where the checkpoint ended.
+        "`IterableDataset` has `__len__` defined",  # A stream's is that of the training.
+        "It is recommended to use `self.log(",  # With several processes, each of which scores all of dev.
+        "returned a view tensor",  # Nothing is changed in place.
+    ):
+        warnings.filterwarnings("ignore", message=f".*{re.escape(message)}")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"

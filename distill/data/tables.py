@@ -1,0 +1,325 @@
+"""From a data directory, one file or a Hub data set to the splits of a task."""
+
+import csv
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from distill import hub
+from distill.errors import UnreachableError, UserError
+from distill.files import is_full_disk
+from distill.tasks import SequenceTask
+
+if TYPE_CHECKING:
+    import datasets
+
+SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Raw examples: `texts`, for pairs their second texts, and for each its class as an index, or its number."""
+
+    texts: list[str]
+    pairs: list[str] | None
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """All splits of a task, the names of its classes in order, and a digest of the whole content.
+
+    A regression has one name: that of the column.
+    """
+
+    labels: tuple[str, ...]
+    splits: dict[str, Split]
+    sha256: str
+
+    def scored(self) -> dict[str, Split]:
+        """What is scored and never trained on: dev first."""
+        return {"dev": self.splits["dev"]} | {k: v for k, v in self.splits.items() if k not in ("train", "dev")}
+
+    def scored_labels(self) -> dict[str, np.ndarray]:
+        """Labels `[N]` of those splits."""
+        return {name: split.labels for name, split in self.scored().items()}
+
+
+def read(task: SequenceTask, *, cache_dir: Path) -> TaskData:
+    """Read `train`, `dev` and, where they have labels, the task's other splits.
+
+    A sample of `train_examples` is the same in every run, so that the seeds of a sweep share data and teacher.
+
+    Raises:
+        UserError: for a directory, file, column, text or label that is not there or not usable.
+        UnreachableError: when the data are neither in the cache nor to be had from the Hub.
+    """
+    if task.data_dir is not None:
+        place = Path(task.data_dir).expanduser()
+        tables = _read_one_file(task, place, cache_dir) if place.is_file() else _read_directory(task, place, cache_dir)
+    elif task.builtin:
+        from distill.data import docstrings
+
+        tables = _read_directory(task, docstrings.prepare(cache_dir, seed=0), cache_dir)
+    else:
+        tables = _read_hub(task)
+    labels = _label_names(task, *tables["train"])
+    splits = {
+        name: _split(task, table, source, labels)
+        for name, (table, source) in tables.items()
+        if name in ("train", "dev") or _is_labelled(task, table)
+    }
+    for name, wanted in (("train", task.train_examples), ("dev", task.dev_examples)):
+        splits[name] = _sample(splits[name], wanted)
+    return TaskData(labels=labels, splits=splits, sha256=_digest(labels, splits))
+
+
+def _read_directory(task: SequenceTask, directory: Path, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
+    """Split -> (table, where it came from) for every split that the directory holds."""
+    if not directory.is_dir():
+        raise UserError(f"task.data_dir={directory} does not exist, expected a directory with train and dev, or a file")
+    tables = {}
+    for split, stems in task.splits.items():
+        candidates = (directory / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
+        path = next((candidate for candidate in candidates if candidate.is_file()), None)
+        if path is not None:
+            tables[split] = (_read_file(path, cache_dir), str(path))
+        elif split in ("train", "dev"):
+            found = ", ".join(sorted(entry.name for entry in directory.iterdir())) or "nothing"
+            wanted = " or ".join(stems)
+            raise UserError(
+                f"{directory} has no {wanted} file (found {found}), expected {wanted} with one of "
+                f"{', '.join(SUFFIXES)}; task.data_dir=FILE takes dev from one file"
+            )
+    return tables
+
+
+def _read_one_file(task: SequenceTask, path: Path, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
+    """A single file, `dev_fraction` of it held out, class by class; the same examples in every run."""
+    from sklearn.model_selection import train_test_split
+
+    if not path.name.endswith(SUFFIXES):
+        raise UserError(f"task.data_dir={path} is of no known kind, expected one of {', '.join(SUFFIXES)}")
+    table = _read_file(path, cache_dir)
+    _check_columns(task, table, str(path))
+    classes = None if task.regression else list(map(str, table[_label_column(task, table)]))
+    try:
+        train, dev = train_test_split(
+            np.arange(len(table)), test_size=task.dev_fraction, random_state=0, stratify=classes
+        )
+    except ValueError as error:
+        raise UserError(
+            f"{path} cannot be split with task.dev_fraction={task.dev_fraction} so that train and dev hold every "
+            f"class ({error}): give a directory with train and dev instead"
+        ) from error
+    share = f"{path} without task.dev_fraction={task.dev_fraction}", f"{path}, task.dev_fraction={task.dev_fraction}"
+    return {
+        name: (table.select(np.sort(rows)), source)
+        for name, rows, source in zip(("train", "dev"), (train, dev), share, strict=True)
+    }
+
+
+def _read_file(path: Path, cache_dir: Path) -> "datasets.Dataset":
+    import datasets
+
+    datasets.disable_progress_bars()  # A file takes a second or two.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # What it finds wrong is told in one line of ours.
+
+    suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+    if path.stat().st_size == 0:
+        raise UserError(f"{path} is empty, expected a header and examples")
+    options: dict[str, Any] = {"cache_dir": str(cache_dir / "datasets"), "keep_in_memory": True}
+    try:
+        if suffix.startswith((".tsv", ".csv")):
+            # As strings, and TSV never quoted: the reader's own guesses turn "NA" into nothing and lose rows.
+            separator = "\t" if suffix.startswith(".tsv") else ","
+            quoting: Literal[0, 1, 2, 3] = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
+            columns = _header(path, separator, quoting)
+            features = datasets.Features({column: datasets.Value("string") for column in columns})
+            return datasets.Dataset.from_csv(
+                str(path), features=features, sep=separator, quoting=quoting, keep_default_na=False, **options
+            )
+        if suffix.startswith(".jsonl"):
+            return datasets.Dataset.from_json(str(path), **options)
+        return datasets.Dataset.from_parquet(str(path), **options)
+    except (
+        datasets.exceptions.DatasetGenerationError, OSError, ValueError, NotImplementedError, EOFError, csv.Error,
+        zlib.error,
+    ) as error:  # fmt: skip
+        if is_full_disk(error):
+            raise
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise UserError(f"{path} cannot be read: {reason}") from error
+
+
+def _header(path: Path, separator: str, quoting: Literal[0, 1, 2, 3]) -> list[str]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig") as lines:  # A spreadsheet begins its files with a mark.
+        rows = csv.reader(lines, delimiter=separator, quoting=quoting)
+        columns, first = next(rows, []), next(rows, None)
+    if first is None:
+        raise UserError(f"{path} has a header and no examples")
+    if len(first) > len(columns):
+        # pandas would take the first field for an index and move the others by one column.
+        raise UserError(f"{path} cannot be read: its first example has {len(first)} fields, its header {len(columns)}")
+    return columns
+
+
+def _read_hub(task: SequenceTask) -> "dict[str, tuple[datasets.Dataset, str]]":
+    if task.hub_id is None:
+        raise UserError(f"task {task.name} has no data of its own: give task.data_dir=DIR with train and dev files")
+    loaded = load_hub(
+        task.hub_id, f"data set {task.hub_id}",
+        advice="with train and dev files, go online once, or take the built-in data with task=docstrings",
+    )  # fmt: skip
+    tables = {}
+    for split, stems in task.splits.items():
+        found = next((stem for stem in stems if stem in loaded), None)
+        if found is not None:
+            tables[split] = (loaded[found], f"{task.hub_id} {found}")
+        elif split in ("train", "dev"):
+            raise UserError(f"data set {task.hub_id} has no split {' or '.join(stems)}: it has {', '.join(loaded)}")
+    return tables
+
+
+def load_hub(hub_id: str, what: str, *, advice: str, streaming: bool = False, **options: Any) -> Any:
+    """A data set of the Hub, `owner/name` or `owner/name:configuration`; from the Hugging Face cache without the Hub.
+
+    Args:
+        what: begins the message where it cannot be loaded.
+        advice: what there is besides task.data_dir=DIR, for a data set that cannot be had.
+        streaming: give an IterableDataset, out of the cache too; for one split.
+
+    Raises:
+        UserError: for a data set that cannot be loaded.
+        UnreachableError: for one that is neither in the cache nor to be had.
+    """
+    import datasets
+
+    name, _, configuration = hub_id.partition(":")
+    try:
+        hub.ask(name, ".gitattributes", kind="dataset")  # Which every data set has.
+    except UnreachableError:
+        datasets.config.HF_HUB_OFFLINE = True  # The loader then looks into its cache alone.
+    else:
+        if streaming:
+            options["streaming"] = True
+    try:
+        loaded = datasets.load_dataset(name, configuration or None, **options)
+    except (ConnectionError, FileNotFoundError) as error:
+        raise UnreachableError(
+            f"data set {hub_id} is neither in the cache nor to be had from the Hub: give task.data_dir=DIR {advice}"
+        ) from error
+    except (ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{what} cannot be loaded: {reason}") from error
+    if streaming and isinstance(loaded, datasets.Dataset):
+        return loaded.to_iterable_dataset()
+    return loaded
+
+
+def _check_columns(task: SequenceTask, table: "datasets.Dataset", source: str) -> None:
+    missing = [column for column in task.text if column not in table.column_names]
+    if not any(column in table.column_names for column in task.label):
+        missing.append(" or ".join(task.label))
+    if missing:
+        raise UserError(
+            f"{source} has no column {', '.join(missing)}: it has {', '.join(table.column_names)}; "
+            "name yours with task.text=[...] and task.label=..."
+        )
+    if len(table) == 0:
+        raise UserError(f"{source} has a header and no examples")
+
+
+def _label_column(task: SequenceTask, table: "datasets.Dataset") -> str:
+    return next(column for column in task.label if column in table.column_names)
+
+
+def _label_names(task: SequenceTask, train: "datasets.Dataset", source: str) -> tuple[str, ...]:
+    """The classes in order: the task's own, or the training split's, numbers by value and names by alphabet."""
+    _check_columns(task, train, source)
+    column = _label_column(task, train)
+    if task.regression:
+        return (column,)
+    found = {str(value) for value in train[column] if value not in (None, "")}
+    if len(found) < 2:
+        raise UserError(f"{source} has one class only ({', '.join(found) or 'none'}), expected at least two")
+    if task.label_names:
+        return task.label_names
+    numeric = all(value.removeprefix("-").isdecimal() for value in found)
+    return tuple(sorted(found, key=int) if numeric else sorted(found))
+
+
+def _is_labelled(task: SequenceTask, table: "datasets.Dataset") -> bool:
+    """Whether a split can be scored: the Hub's GLUE marks the labels of a test split that it keeps back with -1."""
+    columns = [column for column in task.label if column in table.column_names]
+    return bool(columns) and {str(value) for value in table[columns[0]]} not in ({"-1"}, {"-1.0"})
+
+
+def _split(task: SequenceTask, table: "datasets.Dataset", source: str, labels: tuple[str, ...]) -> Split:
+    _check_columns(task, table, source)
+    columns = [list(table[column]) for column in task.text]
+    for name, texts in zip(task.text, columns, strict=True):
+        for row, text in enumerate(texts):
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"{source}, example {row + 1}: column {name} is {text!r}, expected text")
+    values = list(table[_label_column(task, table)])
+    return Split(
+        texts=columns[0],
+        pairs=columns[1] if len(columns) == 2 else None,
+        labels=_numbers(values, source) if task.regression else _classes(task, values, labels, source),
+    )
+
+
+def _numbers(values: Sequence[Any], source: str) -> np.ndarray:
+    """Every label as a number, float32."""
+    numbers = np.empty(len(values), dtype=np.float32)
+    for row, value in enumerate(values):
+        try:
+            numbers[row] = float(value)
+        except (TypeError, ValueError):
+            numbers[row] = np.nan
+        if not np.isfinite(numbers[row]):
+            raise UserError(
+                f"{source}, example {row + 1}: label {value!r} is no number; for classes take task=classification"
+            )
+    return numbers
+
+
+def _classes(task: SequenceTask, values: Sequence[Any], labels: tuple[str, ...], source: str) -> np.ndarray:
+    """Index of every label; numbers are taken for indices only where the task itself names its classes."""
+    index = {str(number): number for number in range(len(labels))} if task.label_names else {}
+    index |= {name: number for number, name in enumerate(labels)}
+    classes = np.empty(len(values), dtype=np.int64)
+    for row, value in enumerate(values):
+        if str(value) not in index:
+            raise UserError(
+                f"{source}, example {row + 1}: label {value!r} is unknown, expected one of {', '.join(labels)}"
+            )
+        classes[row] = index[str(value)]
+    return classes
+
+
+def _sample(split: Split, wanted: int | None) -> Split:
+    if wanted is None or wanted >= len(split):
+        return split
+    chosen = np.sort(np.random.default_rng(0).permutation(len(split))[:wanted])
+    pairs = None if split.pairs is None else [split.pairs[i] for i in chosen]
+    return Split(texts=[split.texts[i] for i in chosen], pairs=pairs, labels=split.labels[chosen])
+
+
+def _digest(labels: tuple[str, ...], splits: dict[str, Split]) -> str:
+    digest = hashlib.sha256(json.dumps(labels).encode())
+    for name, split in splits.items():
+        digest.update(json.dumps([name, split.texts, split.pairs, split.labels.tolist()]).encode())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Models of transformers: forward passes, heads over a vocabulary, quicker kernels for a CPU."""

@@ -1,0 +1,143 @@
+"""Loading a model with its tokenizer and a head for the task from a directory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.errors import UserError
+
+
+@dataclass(frozen=True)
+class Start:
+    """A model to teach with, or to make a teacher of.
+
+    `fits` says that it has a trained head for the task's labels; otherwise `reason` says why not, and `fresh` names the
+    tensors that begin at random. `notices` are for the user's eyes.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    fits: bool
+    reason: str = ""
+    notices: list[str] = field(default_factory=list)
+    fresh: list[str] = field(default_factory=list)
+
+
+def check_directory(directory: Path, given: str) -> None:
+    """UserError, beginning with what was `given`, where there is no model in safetensors with its tokenizer."""
+    if not directory.is_dir():
+        raise UserError(f"{given} is no directory, expected one with config.json and weights")
+    if not (directory / "config.json").is_file():
+        raise UserError(f"{given} has no config.json, expected a directory that save_pretrained wrote")
+    if not list(directory.glob("*.safetensors")):
+        pickles = ", ".join(sorted(entry.name for entry in directory.glob("*.bin")))
+        found = f"only {pickles}, which can run code when read" if pickles else "no weights"
+        raise UserError(f"{given} holds {found}: save the model there again as safetensors (save_pretrained)")
+    if not has_tokenizer(directory):
+        raise UserError(f"{given} holds no tokenizer: call tokenizer.save_pretrained for the same directory")
+
+
+def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | None, *, trust_remote_code: bool) -> Start:
+    """The model with a head for `labels` in float32, its tokenizer, and whether that head is trained.
+
+    A head of the same labels in another order is put into the task's order; without labels it is over the vocabulary.
+
+    Raises:
+        UserError: for files that are damaged, or a model that has no such head.
+    """
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()  # Its report of a fresh head is told in our own words.
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
+        config = transformers.AutoConfig.from_pretrained(directory, **options)
+        order, reason, notices = _fit_labels(config, labels)
+        model, info = getattr(transformers, auto_class).from_pretrained(
+            directory,
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=order is None,
+            use_safetensors=True,
+            **options,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        # What transformers raises for broken files, unknown kinds of model, and those that have no such head.
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{directory} cannot be loaded: {line}") from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    if not tokenizer.is_fast or tokenizer.pad_token_id is None:
+        lacks = "padding token" if tokenizer.is_fast else "fast version (tokenizer.json)"
+        raise UserError(f"the tokenizer of {directory} has no {lacks}, which batches and bundles need")
+    fresh = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
+    if info["missing_keys"]:
+        reason = f"its head is not trained ({', '.join(fresh)})"
+    if reason:
+        return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh)
+    assert order is not None
+    if labels is not None:
+        reorder_head(model, order)
+    return Start(model, tokenizer, fits=True, notices=notices)
+
+
+def _fit_labels(config: Any, labels: Sequence[str] | None) -> tuple[list[int] | None, str, list[str]]:
+    """Give the configuration the task's labels; which of the model's own they are, as `match_labels` says."""
+    if labels is None:
+        return [], "", []
+    own = [str(config.id2label[index]) for index in sorted(config.id2label)]
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: index for index, label in enumerate(labels)}
+    config.problem_type = "regression" if len(labels) == 1 else "single_label_classification"
+    return match_labels(own, labels)
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Whether a tokenizer's vocabulary is there; without one transformers makes up a tokenizer of five tokens."""
+    names = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+    return any(next(directory.glob(name), None) is not None for name in names)
+
+
+def match_labels(own: Sequence[str], labels: Sequence[str]) -> tuple[list[int] | None, str, list[str]]:
+    """Which of the teacher's outputs is each of the task's labels: `(order, why not, notices)`.
+
+    Names that the teacher gave meet by name, whatever their case; the `LABEL_i` of a teacher that gave none meet by
+    index, with a notice.
+    """
+    if len(own) != len(labels):
+        return None, f"it has {len(own)} labels and the task {len(labels)}", []
+    if len(labels) == 1:  # The number of a regression, whatever it is called.
+        return [0], "", []
+    if all(name == f"LABEL_{index}" for index, name in enumerate(own)):
+        pairs = ", ".join(f"{name}={label}" for name, label in zip(own, labels, strict=True))
+        return list(range(len(labels))), "", [f"the teacher's labels have no names and are taken in order: {pairs}"]
+    position = {name.lower(): index for index, name in enumerate(own)}
+    if sorted(position) != sorted(label.lower() for label in labels):
+        return None, f"its labels are {', '.join(own)} and the task's {', '.join(labels)}", []
+    order = [position[label.lower()] for label in labels]
+    notices = (
+        [] if order == list(range(len(order))) else [f"the teacher's labels are put in order: {', '.join(labels)}"]
+    )
+    return order, "", notices
+
+
+@torch.no_grad()
+def reorder_head(model: PreTrainedModel, order: Sequence[int]) -> None:
+    """Permute the rows of the last linear layer, so that output `i` is what output `order[i]` was."""
+    if list(order) == list(range(len(order))):
+        return
+    heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == len(order)]
+    if not heads:
+        raise UserError(f"{type(model).__name__} has its labels in another order and no linear head to put in order")
+    index = torch.tensor(order)
+    heads[-1].weight.copy_(heads[-1].weight[index].clone())
+    if heads[-1].bias is not None:
+        heads[-1].bias.copy_(heads[-1].bias[index].clone())

@@ -1,0 +1,1 @@
+"""run.json, the reports made of it, and runs that are resumed."""

@@ -1,0 +1,1 @@
+"""The teacher: fine-tuned or adopted, and its outputs, computed once."""

@@ -1,0 +1,1 @@
+"""Raw text: files, documents, packed sequences, masks."""

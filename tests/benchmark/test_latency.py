@@ -1,0 +1,50 @@
+"""Every model is timed on the same work, and the figures are those of its own runs."""
+
+import time
+from typing import Any
+
+import pytest
+
+from distill.benchmark import latency
+
+
+def candidate(name: str, seconds: float, seen: list[Any], inputs: tuple[str, ...]) -> latency.Candidate:
+    def run(feed: latency.Inputs) -> None:
+        seen.append({key: array.shape for key, array in feed.items()})
+        time.sleep(seconds)
+
+    return latency.Candidate(name, "torch", inputs, 123, run)
+
+
+def test_rows_hold_what_was_measured() -> None:
+    slow_feeds: list[Any] = []
+    fast_feeds: list[Any] = []
+    candidates = [
+        candidate("teacher", 0.02, slow_feeds, ("input_ids", "attention_mask", "token_type_ids")),
+        candidate("student", 0.004, fast_feeds, ("input_ids",)),
+    ]
+    rows = latency.measure(candidates, batches=[1, 3], lengths=[7], threads=2, seconds=0.05, vocabulary=50)
+    assert [(row["model"], row["batch"], row["length"]) for row in rows] == [
+        ("teacher", 1, 7), ("student", 1, 7), ("teacher", 3, 7), ("student", 3, 7),
+    ]  # fmt: skip
+    for row, sleep in zip(rows, (20, 4, 20, 4), strict=True):
+        assert sleep <= row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
+        assert (row["threads"], row["bytes"]) == (2, 123)
+        assert row["runs"] >= latency.TURNS * latency.RUNS_A_TURN
+    assert set(fast_feeds[0]) == {"input_ids"}
+    assert {feed["input_ids"] for feed in slow_feeds} == {(1, 7), (3, 7)}
+    # One run a turn warms up and is not counted.
+    assert len(slow_feeds) == rows[0]["runs"] + rows[2]["runs"] + 2 * latency.TURNS
+
+
+def test_cores_are_those_that_this_process_may_use() -> None:
+    assert latency.cores() >= 1
+
+
+def test_percentiles_are_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "_take_turns", lambda candidates, feed, seconds: [[0.001, 0.002, 0.003]])
+    [row] = latency.measure(
+        [candidate("student", 0, [], ())], batches=[1], lengths=[1], threads=1, seconds=0, vocabulary=9
+    )
+    assert (row["p50_ms"], row["runs"]) == (pytest.approx(2.0), 3)
+    assert row["p99_ms"] == pytest.approx(2.98)

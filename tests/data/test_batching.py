@@ -1,0 +1,332 @@
+"""Is every example seen once an epoch, padded to its own batch, and the same each time?"""
+
+import copy
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
+from distill.data import batching, token_cache
+from distill.data.batching import Examples, LengthBuckets, padded_length
+from distill.data.tables import Split, TaskData
+from distill.errors import UserError
+from distill.tasks import SequenceTask
+from teachers.embedded import train_tokenizer
+from tests.conftest import at_once, sentences
+
+quick = settings(max_examples=60, deadline=None, derandomize=True)
+some_lengths = st.lists(st.integers(3, 128), min_size=1, max_size=200).map(np.array)
+sizes = {"batch_size": st.integers(1, 20), "accumulate": st.integers(1, 4), "pool": st.integers(1, 5)}
+
+
+@quick
+@given(some_lengths, st.fixed_dictionaries(sizes), st.booleans(), st.integers(0, 3))
+def test_every_example_comes_once_an_epoch(lengths: np.ndarray, sizes: dict[str, int], shuffle: bool, epoch: int):
+    buckets = LengthBuckets(lengths, **sizes, shuffle=shuffle)
+    buckets.set_epoch(epoch)
+    steps = list(buckets)
+    assert sorted(chain(*chain(*steps))) == list(range(len(lengths)))
+    assert len(steps) == len(buckets)
+    assert all(len(step) == sizes["accumulate"] for step in steps[:-1])
+    assert all(1 <= len(micro_batch) <= sizes["batch_size"] for step in steps for micro_batch in step)
+
+
+@quick
+@given(some_lengths, st.integers(128, 600), st.integers(1, 3), st.integers(0, 3))
+def test_a_budget_of_tokens_is_kept(lengths: np.ndarray, budget: int, accumulate: int, epoch: int):
+    buckets = LengthBuckets(lengths, batch_tokens=budget, accumulate=accumulate, seed=1)
+    buckets.set_epoch(epoch)
+    steps = list(buckets)
+    assert sorted(chain(*chain(*steps))) == list(range(len(lengths)))
+    assert len(steps) == len(buckets)  # In every epoch, or the schedule would not know its end.
+    assert all(len(part) * padded_length(max(lengths[part]), max(lengths)) <= budget for part in chain(*steps))
+
+
+@quick
+@given(
+    some_lengths,
+    st.sampled_from([{"batch_size": 2}, {"batch_size": 7, "pool": 1}, {"batch_tokens": 300}]),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(0, 3),
+)
+def test_several_processes_share_an_epoch(
+    lengths: np.ndarray, size: dict[str, int], accumulate: int, world: int, epoch: int
+):
+    assume(len(lengths) >= world)
+    ranks = [LengthBuckets(lengths, **size, accumulate=accumulate, rank=rank, world=world) for rank in range(world)]
+    for buckets in ranks:
+        buckets.set_epoch(epoch)
+    parts = [list(buckets) for buckets in ranks]
+    assert sorted(chain(*chain(*chain(*parts)))) == list(range(len(lengths)))
+    assert {len(steps) for steps in parts} == {len(ranks[0])}  # None waits for another at the end,
+    for steps in zip(*parts, strict=True):
+        assert len({len(step) for step in steps}) == 1  # nor within a step.
+    for micro_batch in chain(*chain(*parts)):
+        assert 1 <= len(micro_batch) <= size.get("batch_size", 200)
+        assert len(micro_batch) * padded_length(max(lengths[micro_batch]), max(lengths)) <= size.get(
+            "batch_tokens", 1e9
+        )
+
+
+@quick
+@given(some_lengths, st.integers(2, 8), st.integers(1, 3), st.integers(2, 3))
+def test_several_processes_see_what_one_with_larger_batches_sees(
+    lengths: np.ndarray, size: int, accumulate: int, world: int
+):
+    assume(len(lengths) % (size * world) not in range(1, world))  # The odd batch is large enough for all.
+    whole = list(LengthBuckets(lengths, batch_size=size * world, accumulate=accumulate))
+    parts = [
+        list(LengthBuckets(lengths, batch_size=size, accumulate=accumulate, rank=rank, world=world))
+        for rank in range(world)
+    ]
+    for step, *shares in zip(whole, *parts, strict=True):
+        assert [sorted(micro_batch) for micro_batch in step] == [
+            sorted(chain(*together)) for together in zip(*shares, strict=True)
+        ]
+
+
+@pytest.mark.parametrize(("number", "size", "world"), [(3, {"batch_size": 2}, 4), (7, {"batch_size": 1}, 2)])
+def test_fewer_examples_than_processes_need_are_refused(number: int, size: dict[str, int], world: int):
+    with pytest.raises(UserError, match=f"got {number} examples to train on and {world} processes, too few for each"):
+        LengthBuckets(np.arange(3, 3 + number), **size, world=world)
+
+
+def test_an_example_that_is_longer_than_the_budget_is_refused():
+    with pytest.raises(UserError, match="got batch_tokens=32, expected at least 40: so long is the longest example"):
+        LengthBuckets(np.array([5, 40]), batch_tokens=32)
+
+
+def test_padding_is_what_an_epoch_computes_in_vain():
+    buckets = LengthBuckets(np.array([4, 8, 2, 2]), batch_size=2, shuffle=False)
+    assert buckets.padding() == pytest.approx(1 - 16 / 20)
+
+
+def test_a_batch_is_padded_to_one_of_few_lengths():
+    lengths = [padded_length(longest, 512) for longest in range(1, 513)]
+    assert all(longest <= length <= 17 / 16 * longest for longest, length in enumerate(lengths, start=1))
+    assert [lengths[longest - 1] for longest in (31, 33, 64, 65, 257)] == [31, 34, 64, 68, 272]
+    assert len(set(lengths)) == 15 + 5 * 16 + 1  # Of 512; 16 between a number and its double.
+
+
+def test_no_batch_is_longer_than_the_longest_example(tokenizer: PreTrainedTokenizerBase):
+    assert padded_length(509, 510) == 510  # A model may have no more positions.
+    texts = [" ".join(["film"] * count) for count in (39, 35, 10)]
+    examples = Examples(split_of(*texts), TASK, tokenizer)
+    longest, second, _ = examples.lengths.tolist()
+    assert (longest, second) == (41, 37)
+    widths = [examples[index]["input_ids"].shape[1] for index in ([0, 2], [1, 2], [2])]
+    assert widths == [41, 38, 12]
+    assert examples[[1]]["attention_mask"].sum() == second
+
+
+def test_the_order_follows_from_seed_and_epoch():
+    lengths = np.random.default_rng(0).integers(3, 128, size=100)
+
+    def order(seed: int, epoch: int) -> list[list[list[int]]]:
+        buckets = LengthBuckets(lengths, batch_size=8, seed=seed)
+        buckets.set_epoch(epoch)
+        return list(buckets)
+
+    assert order(0, 0) == order(0, 0)
+    assert len({str(order(seed, epoch)) for seed, epoch in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))}) == 5
+
+
+def test_the_global_random_state_has_no_part_in_the_order():
+    lengths = np.arange(3, 103)
+    orders = []
+    for seed in (0, 1):
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        orders.append(list(LengthBuckets(lengths, batch_size=8)))
+    assert orders[0] == orders[1]
+
+
+def padded(lengths: np.ndarray, steps: list[list[list[int]]]) -> int:
+    return sum(len(micro_batch) * max(lengths[micro_batch]) for step in steps for micro_batch in step)
+
+
+def test_buckets_pad_less_than_a_random_order():
+    random = np.random.default_rng(0)
+    lengths = random.geometric(0.05, size=1000) + 2
+    shuffled = [[chunk.tolist()] for chunk in np.array_split(random.permutation(1000), 63)]
+    waste = [
+        padded(lengths, steps) / lengths.sum() - 1 for steps in (list(LengthBuckets(lengths, batch_size=16)), shuffled)
+    ]
+    assert waste[0] < 0.2 * waste[1]
+
+
+def test_buckets_are_drawn_anew_so_that_examples_meet_others():
+    lengths = np.full(64, 9)
+    buckets = LengthBuckets(lengths, batch_size=8)
+    companions = set()
+    for epoch in range(3):
+        buckets.set_epoch(epoch)
+        companions |= {frozenset(micro_batch) for step in buckets for micro_batch in step if 0 in micro_batch}
+    assert len(companions) == 3
+
+
+def test_without_shuffling_the_longest_come_first():
+    lengths = np.array([5, 9, 3, 9, 7])
+    assert list(LengthBuckets(lengths, batch_size=2, shuffle=False)) == [[[1, 3]], [[0, 4]], [[2]]]
+
+
+@pytest.mark.parametrize("sizes", [{"batch_size": 0}, {"batch_size": 4, "accumulate": 0}])
+def test_buckets_of_nothing_are_refused(sizes: dict[str, int]):
+    with pytest.raises(UserError, match="expected at least 1 of each"):
+        LengthBuckets(np.arange(9), **sizes)
+
+
+# Batches
+
+
+TASK = SequenceTask(name="toy", text=["sentence"])
+
+
+def split_of(*texts: str, pairs: list[str] | None = None) -> Split:
+    return Split(texts=list(texts), pairs=pairs, labels=np.arange(len(texts)) % 2)
+
+
+def test_a_batch_is_padded_to_its_own_longest_example(tokenizer: PreTrainedTokenizerBase):
+    examples = Examples(split_of("a film", "a lovely and moving film", "dull"), TASK, tokenizer)
+    steps = list(batching.loader(examples, [[[1, 0], [2]]]))
+    (batch, single) = steps[0]
+    lengths = examples.lengths.tolist()
+    assert batch.keys() == {"input_ids", "attention_mask", "token_type_ids", "labels", "items", "example_id"}
+    assert [batch[name].shape for name in ("input_ids", "attention_mask", "token_type_ids")] == [(2, lengths[1])] * 3
+    assert single["input_ids"].shape == (1, lengths[2])
+    assert batch["attention_mask"].sum(dim=1).tolist() == [lengths[1], lengths[0]]
+    assert (batch["input_ids"][1, lengths[0] :] == tokenizer.pad_token_id).all()
+    assert (batch["labels"].tolist(), batch["example_id"].tolist()) == ([1, 0], [1, 0])
+    assert batch["items"].tolist() == [True, True]
+    assert {name: batch[name].dtype for name in ("input_ids", "labels", "items")} == {
+        "input_ids": torch.int64,
+        "labels": torch.int64,
+        "items": torch.bool,
+    }
+    assert tokenizer.decode(batch["input_ids"][0], skip_special_tokens=True) == "a lovely and moving film"
+
+
+def test_the_second_text_of_a_pair_has_token_type_one(tokenizer: PreTrainedTokenizerBase):
+    examples = Examples(split_of("a film", "dull", pairs=["i loved every minute", "a bore"]), TASK, tokenizer)
+    (batch,) = next(iter(batching.loader(examples, [[[0, 1]]])))
+    first = len(tokenizer("a film")["input_ids"])
+    total = int(examples.lengths[0])
+    assert batch["token_type_ids"][0].tolist() == [0] * first + [1] * (total - first)
+    assert batch["token_type_ids"][1].sum() == len(tokenizer("a bore")["input_ids"]) - 1
+    assert not batch["token_type_ids"][1][~batch["attention_mask"][1].bool()].any()
+
+
+def test_what_was_cut_is_counted(tokenizer: PreTrainedTokenizerBase):
+    texts = ("a film", "a lovely and moving film", "a dull and lifeless mess")
+
+    def examples(length: int, split: Split | None = None) -> Examples:
+        task = SequenceTask(name="toy", text=["sentence"], max_length=length)
+        return Examples(split or split_of(*texts), task, tokenizer)
+
+    whole = examples(128)
+    assert whole.truncated == 0
+    assert examples(int(whole.lengths.max())).truncated == 0
+    cut = examples(5)
+    assert cut.truncated == 2
+    assert cut.lengths.max() == 5
+    pairs = examples(8, split_of("a film", "a lovely and moving film", pairs=["a joy"] * 2))
+    assert (pairs.truncated, pairs.lengths.max()) == (1, 8)
+
+
+def test_dev_comes_longest_first_and_whole(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(batching.scoring_steps, "__defaults__", (64,))
+    texts = [text for text, _ in sentences(24)]
+    examples = Examples(split_of(*texts), TASK, tokenizer)
+    found = [batch for step in batching.evaluation_loader(examples) for batch in step]
+    assert len(found) > 3
+    assert all(batch["input_ids"].numel() <= 64 for batch in found)
+    assert sorted(chain(*(batch["example_id"].tolist() for batch in found))) == list(range(24))
+    widths = [batch["input_ids"].shape[1] for batch in found]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] == examples.lengths.max()
+
+
+def test_the_loaders_of_a_training(tokenizer: PreTrainedTokenizerBase):
+    texts, labels = zip(*sentences(22), strict=True)
+    train, dev = (Split(list(texts[:size]), None, np.array(labels[:size])) for size in (22, 6))
+    splits = TaskData(labels=("bad", "good"), splits={"train": train, "dev": dev}, sha256="")
+    loaders = batching.loaders(batching.tokenize(splits, TASK, tokenizer), batch_size=4, accumulate=2, seed=0)
+    steps = list(loaders["train"])
+    assert len(steps) == len(loaders["train"]) == 3  # six micro-batches, two a step
+    for batch in chain(*steps):
+        for ids, mask, label, example in zip(
+            *(batch[name] for name in ("input_ids", "attention_mask", "labels", "example_id")), strict=True
+        ):
+            text, expected = texts[example], labels[example]
+            assert ids[mask.bool()].tolist() == tokenizer(text)["input_ids"]
+            assert label == expected
+    assert sum(len(batch["example_id"]) for step in loaders["dev"] for batch in step) == 6
+
+
+def test_a_tokenizer_that_pads_on_the_left_is_followed(tokenizer: PreTrainedTokenizerBase):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.padding_side = "left"
+    examples = Examples(split_of("a film", "a lovely and moving film"), TASK, tokenizer)
+    batch = examples[[0, 1]]
+    expected = tokenizer(["a film", "a lovely and moving film"], padding=True, return_tensors="pt")
+    for name in ("input_ids", "attention_mask", "token_type_ids"):
+        assert torch.equal(batch[name], expected[name])
+
+
+# What is kept on disk
+
+
+def test_tokens_are_made_once(tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    split = split_of("a film", "a lovely and moving film", "dull")
+    first = Examples(split, TASK, tokenizer, tmp_path)
+    monkeypatch.setattr(token_cache, "_table", None)  # Nobody may tokenize again.
+    again = Examples(replace(split, labels=np.array([1, 1, 0])), TASK, tokenizer, tmp_path)
+    assert again.truncated == first.truncated
+    for name in ("input_ids", "attention_mask", "token_type_ids"):
+        assert torch.equal(again[[2, 0]][name], first[[2, 0]][name])
+    assert again[[2, 0]]["labels"].tolist() == [0, 1]
+
+
+def _tokenized(directory: Path, barrier: Any, results: Any) -> None:
+    tokenizer = train_tokenizer([text for text, _ in sentences(64)], 300)
+    split = split_of(*(text for text, _ in sentences(64)))
+    barrier.wait()
+    results.put(Examples(split, TASK, tokenizer, directory)[[3, 60]]["input_ids"].tolist())
+
+
+def test_processes_that_tokenize_at_once_do_not_disturb_each_other(tmp_path: Path):
+    found = at_once(_tokenized, tmp_path)
+    assert found[0] == found[1] == found[2]
+    assert len(list((tmp_path / "tokens").iterdir())) == 1  # Nothing half written is left.
+
+
+def test_other_texts_lengths_and_vocabularies_are_other_tokens(tokenizer: PreTrainedTokenizerBase):
+    split = split_of("a film", "dull")
+    other = train_tokenizer(["quite another text"], 300)
+    digests = {
+        token_cache.digest(split, tokenizer, 128),
+        token_cache.digest(split, tokenizer, 64),
+        token_cache.digest(split, other, 128),
+        token_cache.digest(split_of("a film", "dul"), tokenizer, 128),
+        token_cache.digest(split_of("a film", "dull", pairs=["a", "b"]), tokenizer, 128),
+    }
+    assert len(digests) == 5
+    tokenizer(["a"], truncation=True, max_length=7, padding=True)  # Leaves its settings behind.
+    assert token_cache.digest(split, tokenizer, 128) in digests
+
+
+def test_damaged_tokens_are_made_again(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+    split = split_of("a film", "a lovely and moving film")
+    first = Examples(split, TASK, tokenizer, tmp_path)[[0, 1]]["input_ids"]
+    [path] = tmp_path.rglob("tokens.arrow")
+    for content in (path.read_bytes()[:-100], b""):
+        path.write_bytes(content)
+        assert torch.equal(Examples(split, TASK, tokenizer, tmp_path)[[0, 1]]["input_ids"], first)

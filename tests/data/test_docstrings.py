@@ -1,0 +1,240 @@
+"""The built-in data set: clean sentences, masked names, the same files every time, and only whole ones."""
+
+import collections
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import distill
+from distill import files
+from distill.data import docstrings
+
+ROOT = Path(distill.__file__).resolve().parents[1]
+SIZE = 20
+
+SOURCE = b'''
+"""Tools for the analysis of signals.  They need NumPy (imported as ``np``) and
+nothing else, cf. the manual."""
+
+def transform(signal, axis=0):
+    """
+    Return the :class:`~signals.Spectrum` of a *real* signal,
+    computed with ``fft`` along one axis.
+
+    Too short here.
+
+    .. note:: The body of a directive is not used here.
+       Nor is the second line of its body.
+
+    Parameters
+    ----------
+    signal : array_like
+        The description of a parameter is indented and left out.
+    axis : int, see the `manual <https://example.org>`_ for what it means here.
+
+    Notes
+    -----
+    The result is `scaled <https://example.org>`_ by the length [1]_ of the signal! Is it always real?
+
+    - An item of a list that is a whole sentence.
+    with a second line that belongs to the item.
+
+    See https://example.org for more about all of this.
+
+    ========  =========================================
+    name      The text of a table is not a sentence.
+    ========  =========================================
+
+    Examples
+    --------
+    The following example shows the transform of a pulse::
+
+        This is a literal block and not a sentence.
+
+    It prints the values of the spectrum.
+    >>> transform([1, 0])
+    This is the output of the doctest here.
+
+    ```python
+    This is the inside of a fenced block.
+
+    The fence is closed after an empty line.
+    ```
+    The text goes on after the fence.
+    """
+
+    async def inner():
+        r"""A formula such as \\alpha + 1 drops the whole sentence."""
+
+add_newdoc("signals", "window", """Return the window that belongs to a signal.""")
+print("""A string that is not a docstring is not used.""")
+'''
+
+
+def rows(directory: Path, name: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (directory / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return docstrings.prepare(tmp_path_factory.mktemp("cache"), sentences_per_class=SIZE)
+
+
+def test_sentences_are_the_prose_of_the_docstrings() -> None:
+    found = [sentence for text in docstrings.docstrings(SOURCE) for sentence in docstrings.sentences(text)]
+    assert found == [
+        "Tools for the analysis of signals.",
+        "They need package (imported as package) and nothing else, cf. the manual.",
+        "Return the Spectrum of a real signal, computed with fft along one axis.",
+        "The result is scaled by the length of the signal!",
+        "It prints the values of the spectrum.",
+        "The text goes on after the fence.",
+        "Return the window that belongs to a signal.",
+    ]
+
+
+def test_sources_that_cannot_be_parsed_or_hardly_hold_prose_yield_nothing() -> None:
+    assert docstrings.docstrings(b'"""Text."""\nprint "Python 2"\n') == []
+    assert docstrings.docstrings(b'"""Text."""\n' + b"x = 1\n" * 2000) == []
+    assert docstrings.docstrings(b'# This file was automatically generated from a.py\n"""Text."""\n') == []
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("PyTorch and torch.nn.Linear differ.", "package and package.Linear differ."),
+        ("Hugging Face's HF hub and huggingface_hub.", "package's package hub and package_hub."),
+        (
+            "A pd.DataFrame, np.array or nx.Graph in CPython.",
+            "A package.DataFrame, package.array or package.Graph in package.",
+        ),
+        ("Sympify the symbolic input; inputs stay simple.", "package the symbolic input; inputs stay simple."),
+    ],
+)
+def test_names_of_the_packages_are_masked(text: str, masked: str) -> None:
+    assert docstrings.mask_names(text) == masked
+
+
+def test_sentences_that_differ_in_names_and_numbers_only_have_the_same_key() -> None:
+    key = docstrings.near_key("Construct a BERT tokenizer with 12 layers and vocab_size words.")
+    assert key == docstrings.near_key("Construct a GPT2 tokenizer with 24 layers and n_vocab words.")
+    assert key != docstrings.near_key("Construct a fast tokenizer with 12 layers and vocab_size words.")
+
+
+def test_collect_caps_a_file_until_the_package_runs_dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docstrings, "SENTENCES_PER_FILE", 2)
+    names = {"a": ("red", "green", "blue", "black"), "b": ("round", "square"), "test_c": ("long", "short")}
+    for name, words in names.items():
+        texts = [f'def {word}():\n    """This one returns the {word} things."""\n' for word in words]
+        (tmp_path / f"{name}.py").write_text("".join(texts), encoding="utf-8")
+    for seed in range(5):
+        four = docstrings.collect(tmp_path, wanted=4, order=random.Random(seed), seen=set())
+        assert sum("round" in text or "square" in text for text in four) == 2
+    six = docstrings.collect(tmp_path, wanted=9, order=random.Random(0), seen=set())
+    assert len(six) == len(set(six)) == 6
+
+
+def test_classes_are_balanced_and_the_splits_disjoint(prepared: Path) -> None:
+    train, dev = rows(prepared, "train"), rows(prepared, "dev")
+    assert collections.Counter(row["label"] for row in train) == dict.fromkeys(docstrings.LABELS, SIZE - SIZE // 10)
+    assert collections.Counter(row["label"] for row in dev) == dict.fromkeys(docstrings.LABELS, SIZE // 10)
+    keys = [docstrings.near_key(row["sentence"]) for row in train + dev]
+    assert len(set(keys)) == len(keys)
+    for row in train + dev:
+        assert set(row) == {"sentence", "label"}
+        assert 5 <= len(row["sentence"].split()) <= 60
+        assert docstrings.mask_names(row["sentence"]) == row["sentence"]
+
+
+def test_the_same_files_in_every_cache_other_ones_for_another_seed(prepared: Path, tmp_path: Path) -> None:
+    again = docstrings.prepare(tmp_path, sentences_per_class=SIZE)
+    assert again.name == prepared.name
+    for name in (*docstrings.DATA_FILES, files.CHECKSUMS):
+        assert (again / name).read_bytes() == (prepared / name).read_bytes()
+    other = docstrings.prepare(tmp_path, sentences_per_class=SIZE, seed=1)
+    assert other.name != again.name
+    assert (other / "train.jsonl").read_bytes() != (again / "train.jsonl").read_bytes()
+
+
+def test_a_second_call_reads_nothing_anew(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {file.name: file.stat().st_mtime_ns for file in prepared.iterdir()}
+    monkeypatch.setattr(docstrings, "build", lambda *_, **__: pytest.fail("it was made again"))
+    assert docstrings.prepare(prepared.parents[1], sentences_per_class=SIZE) == prepared
+    assert {file.name: file.stat().st_mtime_ns for file in prepared.iterdir()} == before
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing", "no checksums"])
+def test_a_damaged_entry_is_made_again(
+    prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    copy = tmp_path / "data" / prepared.name
+    shutil.copytree(prepared, copy)
+    if damage == "changed":
+        (copy / "dev.jsonl").write_text("half a ro", encoding="utf-8")
+    else:
+        (copy / ("train.jsonl" if damage == "missing" else files.CHECKSUMS)).unlink()
+    with caplog.at_level(logging.WARNING):
+        assert docstrings.prepare(tmp_path, sentences_per_class=SIZE) == copy
+    assert "is damaged (its checksums do not match): it is made again" in caplog.text
+    assert (copy / "dev.jsonl").read_bytes() == (prepared / "dev.jsonl").read_bytes()
+    assert files.is_intact(copy)
+    assert [entry.name for entry in copy.parent.iterdir()] == [copy.name]
+
+
+def test_two_processes_at_once_both_succeed_without_importing_the_packages(tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib\n"
+        "from distill.data import docstrings\n"
+        "print(docstrings.prepare(pathlib.Path(sys.argv[1]), sentences_per_class=10))\n"
+        "sys.exit(bool(set(docstrings.LABELS[1:]) & set(sys.modules)))\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    paths = {Path(process.communicate()[0].strip()) for process in running}
+    assert [process.returncode for process in running] == [0, 0]
+    assert list((tmp_path / "data").iterdir()) == list(paths)
+    assert files.is_intact(paths.pop())
+
+
+def test_a_class_that_runs_short_shortens_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, words in {"few": ("red", "green"), "many": ("round", "square", "flat", "long")}.items():
+        (tmp_path / name).mkdir()
+        texts = [f'def {word}():\n    """This one returns the {word} things."""\n' for word in words]
+        (tmp_path / name / "file.py").write_text("".join(texts), encoding="utf-8")
+    roots = {"few": tmp_path / "few", "many": tmp_path / "many"}
+    splits = docstrings.build(roots, sentences_per_class=4, seed=0)
+    assert "fewer than 4 sentences for: few 2; 2 are taken of every class" in caplog.text
+    assert collections.Counter(row["label"] for row in splits["train.jsonl"]) == {"few": 2, "many": 2}
+
+
+def test_a_missing_package_is_answered_with_the_install_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sympy" else found(name))
+    expected = r"sources of 'sympy', which is not installed: pip install 'distill\[train\]'$"
+    with pytest.raises(ModuleNotFoundError, match=expected):
+        docstrings.prepare(tmp_path, sentences_per_class=SIZE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sources_without_a_version_count_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", no_version)
+    with pytest.raises(ModuleNotFoundError, match="sources of 'numpy', which is not installed"):
+        docstrings.fingerprint(SIZE, 0)
+
+
+def test_too_small_a_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="sentences_per_class is 9; it must be at least 10"):
+        docstrings.prepare(tmp_path, sentences_per_class=9)

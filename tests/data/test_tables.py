@@ -1,0 +1,388 @@
+"""Do the data arrive whole: every row read, every example once an epoch, mistakes told in one line?"""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distill.data import tables
+from distill.data.tables import TaskData
+from distill.errors import UnreachableError, UserError
+from distill.tasks import SequenceTask
+
+Row = tuple[Any, ...]
+# Each of them has been lost, split or turned into nothing by a reader's guess.
+AWKWARD = ('he said "no', '""', "NA", "null", "nan", "007", "a, b", "  spaced  ", "1e5", "#no comment", "it's")
+TEXTS = (*AWKWARD, "caf\u00e9 \u2014 \u4f60\u597d")
+ROWS: list[Row] = [(text, index % 2) for index, text in enumerate(TEXTS)]
+DEV: list[Row] = [("good", 1), ("bad", 0)]
+NUMBER = {"regression": True, "metrics": ["pearson"]}
+
+
+def tsv(rows: list[Row], header: str = "sentence\tlabel") -> str:
+    return "\n".join([header, *("\t".join(map(str, row)) for row in rows)]) + "\n"
+
+
+def csv(rows: list[Row]) -> str:
+    quoted = ('"' + str(text).replace('"', '""') + f'",{label}' for text, label in rows)
+    return "\n".join(["sentence,label", *quoted]) + "\n"
+
+
+def jsonl(rows: list[Row]) -> str:
+    return "".join(json.dumps({"sentence": text, "label": label}) + "\n" for text, label in rows)
+
+
+WRITERS: dict[str, Callable[[list[Row]], str]] = {".tsv": tsv, ".csv": csv, ".jsonl": jsonl}
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    """In the format that the name asks for."""
+    if path.suffix == ".parquet":
+        import datasets
+
+        texts, labels = zip(*rows, strict=True)
+        datasets.Dataset.from_dict({"sentence": texts, "label": labels}).to_parquet(str(path))
+        return
+    content = WRITERS[path.name.removesuffix(".gz")[path.name.index(".") :]](rows).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+@pytest.fixture
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskData]:
+    """Writes files into a directory and reads it: contents by name, and options of the task."""
+
+    def reading(files: dict[str, str | list[Row]], **options: Any) -> TaskData:
+        directory = tmp_path / "data"
+        directory.mkdir(exist_ok=True)
+        for name, content in files.items():
+            if isinstance(content, str):
+                (directory / name).write_text(content, encoding="utf-8")
+            else:
+                write(directory / name, content)
+        options = {"name": "toy", "text": ["sentence"], "data_dir": str(directory)} | options
+        return tables.read(SequenceTask(**options), cache_dir=tmp_path / "cache")
+
+    return reading
+
+
+Read = Callable[..., TaskData]
+
+# Files
+
+
+@pytest.mark.parametrize("suffix", tables.SUFFIXES)
+def test_every_format_is_read_whole(read: Read, suffix: str):
+    splits = read({f"train{suffix}": ROWS, f"dev{suffix}": DEV}).splits
+    assert splits["train"].texts == list(TEXTS)
+    assert splits["train"].labels.tolist() == [label for _, label in ROWS]
+    assert splits["train"].pairs is None
+    assert splits["dev"].texts == ["good", "bad"]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(read: Read):
+    splits = read({"train.csv": "\ufeff" + csv(ROWS), "dev.tsv": "\ufeff" + tsv(DEV)}).splits
+    assert (splits["train"].texts, splits["dev"].texts) == (list(TEXTS), ["good", "bad"])
+
+
+def test_validation_is_a_name_of_dev(read: Read):
+    found = read({"train.tsv": ROWS, "validation.tsv": DEV, "test.tsv": [("fine", 1)]})
+    assert found.splits["dev"].texts == ["good", "bad"]
+    assert found.splits["test"].labels.tolist() == [1]
+
+
+def test_a_test_split_without_labels_counts_as_absent(read: Read):
+    assert set(read({"train.tsv": ROWS, "dev.tsv": DEV, "test.tsv": [("a", -1), ("b", -1)]}).splits) == {"train", "dev"}
+
+
+def test_a_pair_has_two_columns(read: Read):
+    header = "question\tanswer\tlabel\n"
+    files = {"train.tsv": header + "q1\ta1\t0\nq2\ta2\t1\n", "dev.tsv": header + "q3\ta3\t1\n"}
+    found = read(files, text=["question", "answer"]).splits
+    assert (found["train"].texts, found["train"].pairs) == (["q1", "q2"], ["a1", "a2"])
+    assert (found["dev"].texts, found["dev"].pairs) == (["q3"], ["a3"])
+
+
+# Labels
+
+
+def test_labels_by_name_are_in_the_order_of_the_alphabet(read: Read):
+    found = read({"train.tsv": [("a", "pos"), ("b", "neg"), ("c", "neutral")], "dev.tsv": [("d", "pos"), ("e", "neg")]})
+    assert found.labels == ("neg", "neutral", "pos")
+    assert found.splits["train"].labels.tolist() == [2, 0, 1]
+    assert found.splits["dev"].labels.tolist() == [2, 0]
+
+
+def test_labels_by_number_are_in_the_order_of_their_values(read: Read):
+    found = read({"train.tsv": [("a", 10), ("b", 9), ("c", -2)], "dev.tsv": [("d", 10)]})
+    assert found.labels == ("-2", "9", "10")
+    assert found.splits["train"].labels.tolist() == [2, 1, 0]
+    assert found.splits["dev"].labels.tolist() == [2]
+
+
+def test_the_training_split_decides_whatever_dev_holds(read: Read):
+    found = read({"train.tsv": [("a", "x"), ("b", "y")], "dev.tsv": [("c", "y")]})
+    assert found.labels == ("x", "y")
+    assert found.splits["dev"].labels.tolist() == [1]
+
+
+def test_numbers_stand_for_the_names_that_the_task_gives(read: Read):
+    names = ["negative", "positive"]
+    found = read({"train.tsv": [("a", 1), ("b", 0)], "dev.tsv": [("c", "positive"), ("d", "negative")]}, labels=names)
+    assert found.labels == tuple(names)
+    assert found.splits["train"].labels.tolist() == [1, 0]
+    assert found.splits["dev"].labels.tolist() == [1, 0]
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "message"),
+    [
+        (
+            {"train.tsv": ROWS},
+            {},
+            r"has no dev or validation file \(found train\.tsv\), expected dev or",
+        ),
+        ({"dev.tsv": DEV}, {}, r"has no train file \(found dev\.tsv\), expected train with one of \.tsv, \.csv"),
+        ({}, {}, r"has no train file \(found nothing\)"),
+        ({"train.tsv": "", "dev.tsv": DEV}, {}, r"train\.tsv is empty, expected a header and examples"),
+        ({"train.tsv": "sentence\tlabel\n", "dev.tsv": DEV}, {}, r"train\.tsv has a header and no examples"),
+        ({"train.tsv": ROWS, "dev.tsv": "sentence\tlabel\n"}, {}, r"dev\.tsv has a header and no examples"),
+        (
+            {"train.tsv": ROWS, "dev.tsv": DEV},
+            {"text": ["text"], "label": "class"},
+            r"train\.tsv has no column text, class: it has sentence, label; name yours with task\.text=",
+        ),
+        (
+            {"train.tsv": ROWS, "dev.tsv": "sentence\tkind\na\t1\n"},
+            {},
+            r"dev\.tsv has no column label: it has sentence, kind",
+        ),
+        (
+            {"train.tsv": ROWS, "dev.tsv": [("good", 1), ("odd", 2)]},
+            {},
+            r"dev\.tsv, example 2: label '2' is unknown, expected one of 0, 1",
+        ),
+        (
+            {"train.tsv": [("a", "yes"), ("b", "no")], "dev.tsv": DEV},
+            {},
+            r"dev\.tsv, example 1: label '1' is unknown, expected one of no, yes",
+        ),
+        (
+            {"train.tsv": [("a", 1), ("b", 1)], "dev.tsv": DEV},
+            {},
+            r"train\.tsv has one class only \(1\)",
+        ),
+        (
+            {"train.tsv": [("a", 1), ("  ", 0)], "dev.tsv": DEV},
+            {},
+            r"train\.tsv, example 2: column sentence is '  ', expected text",
+        ),
+        (
+            {"train.jsonl": '{"sentence": 3, "label": 0}\n{"sentence": 4, "label": 1}\n', "dev.tsv": DEV},
+            {},
+            r"train\.jsonl, example 1: column sentence is 3, expected text",
+        ),
+        ({"train.jsonl": "no json\n", "dev.tsv": DEV}, {}, r"train\.jsonl cannot be read: "),
+        ({"train.tsv": "sentence\tlabel\na\t0\n\tb\t1\n", "dev.tsv": DEV}, {}, r"train\.tsv cannot be read: "),
+        ({"train.tsv": "sentence\tlabel\na\t0\tmore\nb\t1\tx\n", "dev.tsv": DEV}, {}, r"train\.tsv cannot be read: "),
+        ({"train.tsv.gz": "no gzip\n", "dev.tsv": DEV}, {}, r"train\.tsv\.gz cannot be read: "),
+        ({"train.parquet": "no parquet\n", "dev.tsv": DEV}, {}, r"train\.parquet cannot be read: "),
+        ({"train.tsv": [("a", 0), ("b", 1), ("c", "")], "dev.tsv": DEV}, {}, r"train\.tsv, example 3: label "),
+        ({"train.tsv": "sentence\tlabel\na\t0\nb\nc\t1\n", "dev.tsv": DEV}, {}, r"train\.tsv, example 2: label "),
+        ({"train.jsonl": [("a", 0), ("b", 1), ("c", None)], "dev.tsv": DEV}, {}, r"train\.jsonl, example 3: label "),
+        (
+            {"train.jsonl": [("a", 0), ("b", "one")], "dev.tsv": DEV},
+            {},
+            r"label '1' is unknown, expected one of 0, one",
+        ),
+        (
+            {"train.tsv": [("a", "3.5"), ("b", "good")], "dev.tsv": DEV},
+            NUMBER,
+            r"train\.tsv, example 2: label 'good' is no number; for classes take task=classification",
+        ),
+        ({"train.tsv": [("a", "3.5"), ("b", "nan")], "dev.tsv": DEV}, NUMBER, r"example 2: label 'nan' is no number"),
+        ({"train.jsonl": [("a", 3), ("b", None)], "dev.tsv": DEV}, NUMBER, r"example 2: label None is no number"),
+    ],
+)
+def test_a_mistake_in_the_files_is_told(read: Read, files: Any, options: dict[str, Any], message: str):
+    with pytest.raises(UserError, match=message) as told:
+        read(files, **options)
+    assert told.value.exit_code == 2
+
+
+def test_a_directory_that_is_not_there_is_told(read: Read):
+    with pytest.raises(UserError, match=r"task\.data_dir=/nowhere does not exist, expected a directory with train"):
+        read({}, data_dir="/nowhere")
+
+
+def test_a_task_without_data_says_what_to_give(read: Read):
+    with pytest.raises(UserError, match=r"task toy has no data of its own: give task\.data_dir=DIR"):
+        read({}, data_dir=None)
+
+
+def test_broken_characters_are_told(read: Read, tmp_path: Path):
+    read({"train.tsv": ROWS, "dev.tsv": DEV})
+    (tmp_path / "data" / "dev.tsv").write_bytes("sentence\tlabel\ncaf\u00e9\t1\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"dev\.tsv cannot be read: .*utf-8"):
+        read({})
+
+
+# Numbers
+
+
+def test_numbers_are_read_as_they_stand(read: Read):
+    found = read({"train.csv": csv([("a", "2.500"), ("b", "-1"), ("c", "1e1")]), "dev.tsv": [("d", 3)]}, **NUMBER)
+    assert found.labels == ("label",)
+    assert found.splits["train"].labels.tolist() == [2.5, -1.0, 10.0]
+    assert found.splits["train"].labels.dtype == np.float32
+
+
+def test_the_first_label_column_that_is_there_is_the_label(read: Read):
+    files = {"train.tsv": "sentence\tscore\na\t1\nb\t2\n", "dev.tsv": "sentence\tscore\na\t1\n"}
+    found = read(files, **NUMBER, label=["label", "score"])
+    assert found.labels == ("score",)
+    with pytest.raises(UserError, match=r"has no column label or mark: it has sentence, score"):
+        read({}, **NUMBER, label=["label", "mark"])
+
+
+# Splits
+
+
+def test_a_split_has_the_names_that_the_task_gives_it(read: Read):
+    files = {"train.tsv": ROWS, "dev_matched.tsv": DEV, "dev_mismatched.tsv": DEV[::-1], "test.tsv": DEV}
+    found = read(files, splits={"dev": ["matched", "dev_matched"], "mismatched": ["dev_mismatched"]})
+    assert list(found.scored()) == ["dev", "test", "mismatched"]
+    assert found.scored_labels()["mismatched"].tolist() == [0, 1]
+
+
+def test_a_test_split_without_a_label_column_counts_as_absent(read: Read):
+    files = {"train.tsv": ROWS, "dev.tsv": DEV, "test.tsv": "sentence\na\n"}
+    assert set(read(files).splits) == {"train", "dev"}
+
+
+def test_dev_is_taken_from_a_single_file_class_by_class(read: Read, tmp_path: Path):
+    rows = [(f"text {index}", "rare" if index % 5 == 0 else "often") for index in range(100)]
+    file = tmp_path / "mine.tsv"
+    write(file, rows)
+    first, again = (read({}, data_dir=str(file), dev_fraction=0.2) for _ in range(2))
+    train, dev = first.splits["train"], first.splits["dev"]
+    assert (len(train), len(dev)) == (80, 20)
+    assert sorted(train.texts + dev.texts) == sorted(text for text, _ in rows)
+    assert first.labels == ("often", "rare")
+    assert (train.labels.mean(), dev.labels.mean()) == (0.2, 0.2)
+    assert first.sha256 == again.sha256
+    numbers = read({}, data_dir=str(_numbered(tmp_path)), dev_fraction=0.3, **NUMBER)
+    assert len(numbers.splits["dev"]) == 3
+
+
+def _numbered(directory: Path) -> Path:
+    write(directory / "numbers.tsv", [(f"text {index}", index / 2) for index in range(10)])
+    return directory / "numbers.tsv"
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("mine.tsv", [("a", 0), ("b", 0), ("c", 1)], r"cannot be split with task\.dev_fraction=0\.1 so that train"),
+        ("mine.txt", None, r"mine\.txt is of no known kind, expected one of \.tsv, \.csv"),
+        ("mine.csv", "text,label\na,1\nb,0\n", r"mine\.csv has no column sentence: it has text, label"),
+    ],
+)
+def test_a_single_file_that_does_not_do_is_told(read: Read, tmp_path: Path, name: str, rows: Any, message: str):
+    file = tmp_path / name
+    if isinstance(rows, list):
+        write(file, rows)
+    else:
+        file.write_text(rows or "anything")
+    with pytest.raises(UserError, match=message):
+        read({}, data_dir=str(file))
+
+
+# The Hub's cache
+
+
+def cached(root: Path, splits: dict[str, list[Row]]) -> None:
+    """Lay out in `root` what the loader keeps of the configuration `toy` of `owner/films`."""
+    import datasets
+    from datasets.arrow_writer import ArrowWriter
+    from datasets.splits import SplitDict
+
+    directory = root / "owner___films" / "toy" / "0.0.0" / f"{1:040}"
+    directory.mkdir(parents=True)
+    infos = SplitDict()
+    for name, rows in splits.items():
+        texts, labels = zip(*rows, strict=True)
+        table = datasets.Dataset.from_dict({"sentence": texts, "label": labels})
+        writer = ArrowWriter(path=str(directory / f"films-{name}.arrow"), features=table.features)
+        writer.write_table(table.data.table)
+        examples, size = writer.finalize()
+        infos[name] = datasets.SplitInfo(name=name, num_bytes=size, num_examples=examples, dataset_name="films")
+    datasets.DatasetInfo(
+        features=table.features, splits=infos, builder_name="parquet", dataset_name="films", config_name="toy",
+        version="0.0.0",
+    ).write_to_directory(str(directory))  # fmt: skip
+
+
+def test_a_data_set_of_the_hub_is_found_in_its_cache(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    options = {"data_dir": None, "hub_id": "owner/films:toy"}
+    with pytest.raises(
+        UnreachableError, match=r"data set owner/films:toy is neither in the cache nor .* task\.data_dir"
+    ):
+        read({}, **options)
+    cached(tmp_path / "hub", {"train": ROWS, "validation": DEV, "test": [("a", -1)]})
+    found = read({}, **options)
+    assert set(found.splits) == {"train", "dev"}
+    assert found.splits["train"].texts == list(TEXTS)
+    assert found.splits["dev"].labels.tolist() == [1, 0]
+
+
+def test_a_data_set_of_the_hub_without_dev_is_told(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    cached(tmp_path / "hub", {"train": ROWS})
+    with pytest.raises(UserError, match=r"owner/films:toy has no split dev or validation: it has train"):
+        read({}, data_dir=None, hub_id="owner/films:toy")
+
+
+# What is read is the same each time
+
+
+def test_a_sample_is_the_same_every_time_and_keeps_text_and_label_together(read: Read):
+    rows = [(f"text {index}", index % 2) for index in range(50)]
+    files = {"train.tsv": rows, "dev.tsv": rows}
+    first, again = (read(files, train_examples=20, dev_examples=7) for _ in range(2))
+    assert first.splits["train"].texts == again.splits["train"].texts
+    assert (len(first.splits["train"]), len(first.splits["dev"])) == (20, 7)
+    assert len(set(first.splits["train"].texts)) == 20
+    for split in first.splits.values():
+        assert split.labels.tolist() == [int(text.split()[1]) % 2 for text in split.texts]
+    assert first.sha256 == again.sha256
+    assert len(read(files, train_examples=100).splits["train"]) == 50
+
+
+def test_the_digest_changes_with_the_content_alone(read: Read):
+    digests = [
+        read(files, **options).sha256
+        for files, options in (
+            ({"train.tsv": ROWS, "dev.tsv": DEV}, {}),
+            ({"train.tsv": [("other", 0), *ROWS[1:]]}, {}),
+            ({"train.tsv": [(TEXTS[0], 1), *ROWS[1:]]}, {}),
+            ({"train.tsv": ROWS}, {"train_examples": 5}),
+            ({"train.tsv": ROWS}, {"labels": ["no", "yes"]}),
+            ({"dev.tsv": DEV[::-1]}, {}),
+        )
+    ]
+    assert len(set(digests)) == len(digests)
+    assert read({"dev.tsv": DEV}, name="another").sha256 == digests[0]

@@ -1,0 +1,138 @@
+"""The runtime on the device: from text to labels, and what it answers to mistakes."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from transformers import PreTrainedTokenizerBase
+
+from distill.edge import decode
+from distill.edge.__main__ import main
+from distill.edge.bundle import FORMAT, Bundle
+from distill.errors import UserError
+from distill.files import sha256, write_json
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """A bundle whose model can be worked out by hand: logits [tokens that count, 4]."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+            helper.make_node("ReduceSum", ["mask", "axis"], ["count"], keepdims=1),
+            helper.make_node("Mul", ["count", "zero"], ["nothing"]),
+            helper.make_node("Add", ["nothing", "four"], ["fours"]),
+            helper.make_node("Concat", ["count", "fours"], ["logits"], axis=1),
+            helper.make_node("Identity", ["input_ids"], ["unused"]),
+        ],
+        "toy",
+        [
+            helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"])
+            for name in ("input_ids", "attention_mask")
+        ],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 2])],
+        [
+            helper.make_tensor("axis", TensorProto.INT64, [1], [1]),
+            helper.make_tensor("zero", TensorProto.FLOAT, [1], [0.0]),
+            helper.make_tensor("four", TensorProto.FLOAT, [1], [4.0]),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, str(tmp_path / "model.onnx"))
+    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    write_json(
+        tmp_path / "bundle.json",
+        {
+            "format": FORMAT, "kind": "sequence", "answer": "classes", "labels": ["long", "short"], "pair": False,
+            "max_length": 8,
+            "inputs": ["input_ids", "attention_mask"], "padding": {"input_ids": 0, "attention_mask": 0},
+            "padding_side": "right", "models": {"fp32": "model.onnx"}, "recommended": "fp32",
+            "files": {name: sha256(tmp_path / name) for name in ("model.onnx", "tokenizer.json")},
+        },
+    )  # fmt: skip
+    return tmp_path
+
+
+def test_answers_keep_the_order_of_the_texts_and_ignore_padding(bundle: Path) -> None:
+    texts = ["a film", "", "a dull film and a moving film", "film"]
+    tokens = [min(8, len(encoding.ids)) for encoding in Bundle(bundle).tokenizer.encode_batch(texts)]
+    logits = Bundle(bundle).logits(texts, batch_size=2)
+    assert logits[:, 0].tolist() == tokens
+    assert logits[:, 1].tolist() == [4.0] * 4
+
+
+def test_probabilities_add_up_and_the_larger_logit_wins(bundle: Path) -> None:
+    [answer] = Bundle(bundle).predict(["a dull film and a moving film"])
+    assert answer["label"] == "long"
+    expected = np.exp(8) / (np.exp(8) + np.exp(4))
+    assert answer["probability"] == pytest.approx(expected)
+    assert answer["probabilities"] == pytest.approx({"long": expected, "short": 1 - expected})
+
+
+def test_no_text_gives_no_answer(bundle: Path) -> None:
+    assert Bundle(bundle).predict([]) == []
+
+
+def test_softmax_of_large_logits_is_finite() -> None:
+    assert decode.softmax(np.array([[1000.0, 0.0], [-1000.0, -1000.0]])).tolist() == [[1.0, 0.0], [0.5, 0.5]]
+
+
+def test_the_command_line_prints_a_line_for_a_text(
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main([str(bundle), "a dull film and a moving film", "--threads", "1"]) == 0
+    assert capsys.readouterr().out == "long\t0.9820\ta dull film and a moving film\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("a film\n\nfilm\n"))
+    assert main([str(bundle), "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["text"] for row in rows] == ["a film", "film"]
+    assert set(rows[0]["probabilities"]) == {"long", "short"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        ("no bundle.json", "is no bundle: it has no bundle.json"),
+        ("other format", "is of format 99, this version of distill reads 1"),
+        ("broken json", "is damaged"),
+        ("other model", "model.onnx is damaged: its SHA-256 is not the one in bundle.json"),
+    ],
+)
+def test_a_broken_bundle_is_answered_in_one_line(
+    bundle: Path, damage: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = bundle / "bundle.json"
+    if damage == "no bundle.json":
+        about.unlink()
+    elif damage == "other format":
+        about.write_text(json.dumps({"format": 99}))
+    elif damage == "broken json":
+        about.write_text("{")
+    else:
+        (bundle / "model.onnx").write_bytes(b"something else")
+    assert main([str(bundle), "text"]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_model_that_is_not_there_and_pairs_that_are_not_read(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(bundle), "text", "--model", "int8"]) == 2
+    assert "has no model int8, expected one of fp32" in capsys.readouterr().err
+    with pytest.raises(UserError, match="got pairs, the bundle reads single texts"):
+        Bundle(bundle).logits(["a"], ["b"])
+
+
+def test_a_regression_answers_with_a_number(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    about = json.loads((bundle / "bundle.json").read_text())
+    write_json(bundle / "bundle.json", about | {"answer": "number"})
+    number = Bundle(bundle).logits(["a lovely film"])[0, 0]
+    assert Bundle(bundle).predict(["a lovely film"]) == [{"value": number}]
+    assert main([str(bundle), "a lovely film"]) == 0
+    assert capsys.readouterr().out == f"{number:.4f}\ta lovely film\n"

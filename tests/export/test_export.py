@@ -1,0 +1,200 @@
+"""The exported files say what torch says, at every shape; the gate notices when they do not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.data.tables import Split
+from distill.edge.bundle import Bundle, session
+from distill.export import exporting
+from distill.tasks import SequenceTask
+from distill.training.module import freeze
+from students.distilbert import from_teacher
+from teachers.embedded import train_tokenizer
+from tests.conftest import LABELS, sentences, toy_bert
+
+LONGEST = 80
+
+
+def inputs(batch: int, length: int, *, padded: bool, vocabulary: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(length)
+    mask = np.ones((batch, length), dtype=np.int64)
+    if padded:
+        for row in range(batch):
+            mask[row, max(1, length // (row + 2)) :] = 0
+    ids = random.integers(5, vocabulary, (batch, length))
+    return {"input_ids": np.where(mask == 1, ids, 0), "attention_mask": mask, "token_type_ids": ids % 2 * mask}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """A teacher, which reads token types, and its student, both in torch and in ONNX."""
+    directory = tmp_path_factory.mktemp("onnx")
+    teacher = toy_bert(len(tokenizer), layers=2).eval()
+    student = from_teacher(teacher, layers=[0, 1]).eval()
+    models = {"teacher": teacher, "student": student}
+    for name, model in models.items():
+        exporting.export_onnx(model, directory / f"{name}.onnx")
+    sessions = {name: session(directory / f"{name}.onnx") for name in models}
+    return {"directory": directory, "models": models, "sessions": sessions}
+
+
+@pytest.mark.parametrize("name", ["teacher", "student"])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("length", [1, 7, 64, LONGEST])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_onnx_equals_torch(exported: dict[str, Any], name: str, batch: int, length: int, padded: bool) -> None:
+    model: PreTrainedModel = exported["models"][name]
+    session = exported["sessions"][name]
+    names = [value.name for value in session.get_inputs()]
+    feed = inputs(batch, length, padded=padded, vocabulary=model.config.vocab_size)
+    feed = {key: value for key, value in feed.items() if key in names}
+    with torch.no_grad():
+        expected = model(**{key: torch.from_numpy(value) for key, value in feed.items()}).logits.numpy()
+    assert np.ptp(expected) > 1e-3 or batch == 1
+    np.testing.assert_allclose(session.run(["logits"], feed)[0], expected, atol=2e-5)
+
+
+def test_a_teacher_reads_token_types_and_a_student_does_not(exported: dict[str, Any]) -> None:
+    names = {name: [v.name for v in session.get_inputs()] for name, session in exported["sessions"].items()}
+    assert "token_type_ids" in names["teacher"]
+    assert "token_type_ids" not in names["student"]
+
+
+def test_exporting_leaves_the_model_as_it_was(exported: dict[str, Any], tmp_path: Path) -> None:
+    model = exported["models"]["student"].train()
+    exporting.export_onnx(model, tmp_path / "model.onnx")
+    assert model.training
+    model.eval()
+
+
+def test_a_bfloat16_model_is_exported_in_float32(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    model = freeze(toy_bert(len(tokenizer), layers=1).bfloat16())
+    exporting.export_onnx(model, tmp_path / "model.onnx")
+    assert model.dtype == torch.bfloat16
+    feed = inputs(2, 7, padded=True, vocabulary=len(tokenizer))
+    with torch.no_grad():
+        expected = model.float()(**{key: torch.from_numpy(value) for key, value in feed.items()}).logits.numpy()
+    np.testing.assert_allclose(session(tmp_path / "model.onnx").run(["logits"], feed)[0], expected, atol=2e-5)
+
+
+def test_int8_weights_keep_to_seven_bits(exported: dict[str, Any], tmp_path: Path) -> None:
+    """Eight bits saturate on processors without VNNI: two products of 255 x 127 do not fit into 16 bits."""
+    recipe = exporting.quantize(exported["directory"] / "student.onnx", tmp_path / "int8.onnx", exporting.Settings())
+    assert "7-bit" in recipe
+    graph = onnx.load(str(tmp_path / "int8.onnx")).graph
+    multiplied = {node.input[1] for node in graph.node if node.op_type == "MatMulInteger"}
+    weights = [onnx.numpy_helper.to_array(t) for t in graph.initializer if t.name in multiplied]
+    assert weights
+    assert all(weight.dtype == np.int8 and np.abs(weight.astype(int)).max() <= 64 for weight in weights)
+    assert [path.name for path in tmp_path.iterdir()] == ["int8.onnx"]
+
+
+def split() -> Split:
+    texts, labels = zip(*sentences(24), strict=True)
+    return Split(texts=list(texts), pairs=None, labels=np.array(labels))
+
+
+def write(
+    directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **settings: Any
+) -> dict[str, dict[str, Any]]:
+    task = SequenceTask(name="toy", text=["sentence"], labels=LABELS, max_length=16)
+    dev = split()
+    encoded = tokenizer(dev.texts, padding=True, truncation=True, max_length=16, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).logits.numpy()
+    return exporting.write_bundle(
+        directory, model=model, tokenizer=tokenizer, task=task, labels=LABELS,
+        splits={"dev": dev}, logits={"dev": logits}, settings=exporting.Settings(**settings),
+    )  # fmt: skip
+
+
+def test_a_bundle_says_from_the_text_on_what_torch_says(
+    exported: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    formats = write(tmp_path, exported["models"]["student"], tokenizer, max_drop=1.0)
+    assert formats["fp32"]["max_abs_diff"] < 2e-5
+    assert formats["fp32"]["agreement"] == 1.0
+    assert formats["fp32"]["gate"] == "passed"
+    assert formats["int8"]["bytes"] < formats["fp32"]["bytes"]
+    about = json.loads((tmp_path / "bundle.json").read_text())
+    assert about["recommended"] == "int8"
+    assert set(about["files"]) == {"model.onnx", "model.int8.onnx", "tokenizer.json"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "bundle.json", "model.int8.onnx", "model.onnx", "tokenizer.json",
+    ]  # fmt: skip
+
+
+def test_a_collapsed_int8_fails_its_gate_and_is_not_recommended(
+    exported: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Bundle.logits
+
+    def collapsed(self: Bundle, *args: Any, **kwargs: Any) -> np.ndarray:
+        logits = real(self, *args, **kwargs)
+        return -logits if self.model == "int8" else logits
+
+    monkeypatch.setattr(Bundle, "logits", collapsed)
+    model = exported["models"]["student"]
+    dev = split()
+    # Labels that the model gets right, so that the negated logits are all wrong.
+    monkeypatch.setattr("tests.export.test_export.split", lambda: _labelled_by(model, tokenizer, dev))
+    formats = write(tmp_path, model, tokenizer)
+    assert formats["int8"]["drop"] > 0.5
+    assert formats["int8"]["gate"] == "failed"
+    assert formats["fp32"]["gate"] == "passed"
+    assert json.loads((tmp_path / "bundle.json").read_text())["recommended"] == "fp32"
+
+
+def _labelled_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dev: Split) -> Split:
+    encoded = tokenizer(dev.texts, padding=True, truncation=True, max_length=16, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).logits
+    return Split(dev.texts, None, logits.argmax(-1).numpy())
+
+
+def test_the_gate_lets_through_exactly_what_it_says() -> None:
+    settings = exporting.Settings(max_drop=0.01)
+    for before, after, agreement, name, passed in (
+        (0.762, 0.752, 0.98, "int8", True),  # Five of 500, and in floating point a little more.
+        (0.762, 0.750, 0.98, "int8", False),
+        (0.762, 0.770, 0.5, "int8", True),
+        (0.762, 0.762, 0.998, "fp32", False),
+        (0.762, 0.762, 0.999, "fp32", True),
+    ):
+        assert exporting.passes(name, {"drop": before - after, "agreement": agreement}, settings) == passed
+
+
+def test_where_every_gate_failed_nothing_is_recommended() -> None:
+    assert (
+        exporting.recommended({"fp32": {"gate": "failed", "bytes": 2}, "int8": {"gate": "failed", "bytes": 1}}) is None
+    )
+
+
+def test_a_negative_drop_allowance_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_drop=-1, expected 0 or more"):
+        exporting.Settings(max_drop=-1)
+
+
+def test_a_tokenizer_of_pairs_and_truncation_is_shipped_as_it_was(tmp_path: Path) -> None:
+    """The bundle's tokenizer and the training's give the same tokens for pairs that are too long."""
+    texts = ["one two three four five six seven", "a b"]
+    pairs = ["eight nine", "c d e f g h i j k l m n o p"]
+    tokenizer = train_tokenizer([*texts, *pairs] * 2, 200)
+    model = toy_bert(len(tokenizer), layers=1).eval()
+    task = SequenceTask(name="toy", text=["one", "two"], labels=LABELS, max_length=9)
+    encoded = tokenizer(texts, pairs, padding=True, truncation=True, max_length=9, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**encoded).logits.numpy()
+    formats = exporting.write_bundle(
+        tmp_path, model=model, tokenizer=tokenizer, task=task, labels=LABELS,
+        splits={"dev": Split(texts, pairs, np.array([0, 1]))}, logits={"dev": logits},
+        settings=exporting.Settings(max_drop=1.0),
+    )  # fmt: skip
+    assert formats["fp32"]["max_abs_diff"] < 2e-5

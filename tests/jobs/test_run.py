@@ -1,0 +1,401 @@
+"""Whole runs at toy size: what the command prints, writes, reuses and resumes."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+import students  # noqa: F401  so that the auto classes know every student
+from distill import __main__ as command_line
+from distill.edge.bundle import Bundle
+from distill.errors import UserError
+from distill.teaching import finetune
+from distill.training import fitting
+from tests.conftest import sentences
+
+SMALL = (
+    "task.max_length=32",
+    "trainer.max_epochs=2",
+    "trainer.batch_size=16",
+    "trainer.learning_rate=1e-3",
+    "benchmark.batches=[1]",
+    "benchmark.lengths=[8]",
+    "benchmark.seconds=0.01",
+)
+TEACHER = ("teacher.finetune.max_epochs=15", "teacher.finetune.learning_rate=3e-3", "teacher.finetune.batch_size=16")
+
+
+def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "distill", *arguments],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def records(output: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Every run below `output`, oldest first."""
+    found = [(path.parent, json.loads(path.read_text())) for path in output.rglob("run.json")]
+    return sorted(found, key=lambda item: item[0].name)
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir: Path) -> dict[str, Any]:
+    """The main job on a toy teacher without a head, with a baseline, twice in one cache."""
+    root = tmp_path_factory.mktemp("chain")
+    arguments = (
+        "+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=distilbert", "task=sst2",
+        f"task.data_dir={data_dir}", f"cache_dir={root / 'cache'}", f"output_dir={root / 'runs'}", *SMALL, *TEACHER,
+    )  # fmt: skip
+    first = command(*arguments, "baseline=true", cwd=root)
+    second = command(*arguments, "logger=wandb", cwd=root)
+    return {"root": root, "arguments": arguments, "first": first, "second": second, "runs": records(root / "runs")}
+
+
+def test_the_chain_ends_well_and_says_what_it_found(chain: dict[str, Any]) -> None:
+    first = chain["first"]
+    assert first.returncode == 0, first.stderr
+    assert "Traceback" not in first.stderr
+    for expected in (
+        "is fine-tuned on sst2 first, its head is not trained",
+        "layers 4 -> 2 (0, 3)",
+        "0 negative, 1 positive",
+        "read the same",
+        "student int8",
+        "baseline, no teacher",
+        "Bundle",
+    ):
+        assert expected in first.stdout
+
+
+def test_the_record_holds_what_was_measured(chain: dict[str, Any]) -> None:
+    directory, record = chain["runs"][0]
+    assert record["schema"] == 1
+    assert (record["status"], record["error"], record["job"]) == ("finished", None, "distill")
+    assert record["task"]["examples"] == {"train": 64, "dev": 24, "test": 0}
+    assert record["teacher"]["substituted"] is False
+    assert record["teacher"]["origin"] == "fine-tuned"
+    assert record["teacher"]["metrics"]["accuracy"] > 0.6
+    for name, row in record["export"].items():
+        file = directory / "bundle" / row["file"]
+        assert file.stat().st_size == row["bytes"]
+        share = row["metrics"]["accuracy"] / record["teacher"]["metrics"]["accuracy"]
+        assert record["retention"][name] == pytest.approx(share)
+    assert record["export"]["fp32"]["max_abs_diff"] < 1e-4
+    assert record["export"]["fp32"]["agreement"] == 1.0
+    timed = {(row["model"], row["format"]) for row in record["benchmark"]}
+    formats = ("torch", "onnx-fp32", "onnx-int8")
+    assert timed == {(model, format) for model in ("teacher", "student") for format in formats}
+    assert all(0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"] for row in record["benchmark"])
+    training = record["training"]
+    assert training["steps"] == 8
+    assert training["epochs"] == 2
+    assert 0 <= training["padding"] < 1
+    assert training["examples_per_second"] > 0
+    assert training["teacher_seconds"] > 0
+    assert 0 <= record["baseline"]["metrics"]["accuracy"] <= 1
+
+
+def test_the_student_loads_like_any_other_model_and_its_metric_is_true(chain: dict[str, Any]) -> None:
+    directory, record = chain["runs"][0]
+    student = AutoModelForSequenceClassification.from_pretrained(directory / "student")
+    assert type(student).__name__ == "DistilBertForSequenceClassification"
+    assert student.config.id2label == {0: "negative", 1: "positive"}
+    assert sum(p.numel() for p in student.parameters()) == record["student"]["parameters"]
+
+
+def test_the_bundle_predicts_from_text(chain: dict[str, Any]) -> None:
+    directory, record = chain["runs"][0]
+    bundle = Bundle(directory / "bundle", model="fp32")
+    answers = bundle.predict(["a lovely and moving film 2", "a dull and lifeless mess 3"])
+    assert all(answer["label"] in ("negative", "positive") for answer in answers)
+    assert all(sum(answer["probabilities"].values()) == pytest.approx(1) for answer in answers)  # type: ignore[attr-defined]
+    card = (directory / "bundle" / "README.md").read_text()
+    assert record["teacher"]["resolved"] in card
+
+
+def test_no_checkpoint_holds_the_teacher(chain: dict[str, Any]) -> None:
+    directory, _ = chain["runs"][0]
+    for name in ("best", "last"):
+        state = torch.load(directory / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
+        assert state
+        assert all(key.startswith(("student.", "objective.")) for key in state)
+
+
+def test_every_term_is_logged_by_name(chain: dict[str, Any]) -> None:
+    directory, _ = chain["runs"][0]
+    with open(directory / "metrics.csv", encoding="utf-8") as file:
+        columns = csv.DictReader(file).fieldnames
+    assert {"train/loss", "train/soft", "train/hard", "train/cosine", "dev/accuracy"} <= set(columns or ())
+
+
+def test_the_second_run_reuses_the_teacher_and_gives_the_same_numbers(chain: dict[str, Any]) -> None:
+    second = chain["second"]
+    assert second.returncode == 0, second.stderr
+    assert "fine-tuned before, reused" in second.stdout
+    assert "Teacher: answers" not in second.stdout  # What it said on dev, just trained, is found again.
+    (_, before), (_, after) = chain["runs"]
+    assert after["teacher"]["origin"] == "kept"
+    assert after["teacher"]["metrics"] == before["teacher"]["metrics"]
+    assert after["student"]["metrics"] == before["student"]["metrics"]
+    for name in ("fp32", "int8"):
+        assert after["export"][name]["metrics"] == before["export"][name]["metrics"]
+    one, two = (
+        AutoModelForSequenceClassification.from_pretrained(directory / "student").state_dict()
+        for directory, _ in chain["runs"]
+    )
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_wandb_works_offline(chain: dict[str, Any]) -> None:
+    directory, _ = chain["runs"][1]
+    assert list(directory.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_a_finished_run_is_not_run_again(chain: dict[str, Any]) -> None:
+    directory, _ = chain["runs"][0]
+    again = command(f"resume={directory}", cwd=chain["root"])
+    assert again.returncode == 0
+    assert "finished already" in again.stdout
+
+
+def test_an_unfinished_run_goes_on_where_it_stopped(chain: dict[str, Any]) -> None:
+    """Its last checkpoint says that training is over: only the rest of the chain is done again."""
+    directory, record = chain["runs"][0]
+    (directory / "run.json").write_text(json.dumps({**record, "status": "running", "export": {}}))
+    resumed = command("resume=true", *chain["arguments"], "baseline=true", cwd=chain["root"])
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"Resuming {directory}" in resumed.stdout
+    after = json.loads((directory / "run.json").read_text())
+    assert after["status"] == "finished"
+    assert after["student"]["metrics"] == record["student"]["metrics"]
+    assert after["export"]["fp32"]["metrics"] == record["export"]["fp32"]["metrics"]
+
+
+def test_a_teacher_whose_fine_tuning_was_terminated_is_resumed_to_the_bit(
+    chain: dict[str, Any], tmp_path: Path
+) -> None:
+    arguments = [argument for argument in chain["arguments"] if not argument.startswith(("cache_dir", "output_dir"))]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distill", *arguments, "teacher.finetune.checkpoint_steps=1", f"cache_dir={tmp_path}"],
+        cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    deadline = time.monotonic() + 90
+    try:
+        while not list(tmp_path.glob("runs/*/*/*/teacher/checkpoints/last.ckpt")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.terminate()
+        _, error = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 130, error
+    assert "Stopping after this step" in error
+    assert "teacher/checkpoints/last.ckpt holds the training so far; python -m distill resume=" in error
+    [(directory, record)] = records(tmp_path)
+    assert (record["status"], record["error"]) == ("failed", "interrupted")
+    assert not list(tmp_path.glob("teachers/*"))
+    resumed = command(f"resume={directory}", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    teachers = [
+        [path.read_bytes() for path in cache.glob("teachers/*/model.safetensors")]
+        for cache in (tmp_path, chain["root"] / "cache")
+    ]
+    assert len(teachers[0]) == len(teachers[1]) == 1
+    assert teachers[0] == teachers[1]
+    after = json.loads((directory / "run.json").read_text())
+    assert after["student"]["metrics"] == chain["runs"][0][1]["student"]["metrics"]
+
+
+def test_a_sweep_asks_the_teacher_once(chain: dict[str, Any]) -> None:
+    output = chain["root"] / "asked"
+    done = command(
+        "-m", *chain["arguments"], f"output_dir={output}", "trainer.max_steps=1", "benchmark.enabled=false",
+        "objective=hinton", "objective.terms.soft.temperature=1,4", "seed=0,1", cwd=chain["root"],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    trainings = [record["training"] for _, record in records(output)]
+    assert [training["teacher_cache"]["hit"] for training in trainings] == [False, True, True, True]
+    assert trainings[0]["teacher_seconds"] > 0
+    assert [training["teacher_seconds"] for training in trainings[1:]] == [0, 0, 0]
+    assert done.stdout.count("Teacher: answers 64 examples once") == 1
+    assert done.stdout.count("asked once, kept in") == 4
+    assert "the teacher is asked in every step: cosine reads hidden states" in chain["first"].stdout
+
+
+def test_with_kept_outputs_the_teacher_is_not_in_memory(
+    chain: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded: list[Any] = []
+    original = finetune._load
+
+    def load(*arguments: Any) -> Any:
+        model = original(*arguments)
+        loaded.append(weakref.ref(model))
+        return model
+
+    def fit(*arguments: Any, **options: Any) -> Any:
+        raise UserError(f"alive: {sum(reference() is not None for reference in loaded)} of {len(loaded)}")
+
+    monkeypatch.chdir(chain["root"])
+    monkeypatch.setattr(finetune, "_load", load)
+    monkeypatch.setattr(fitting, "fit", fit)
+    for objective, expected in (("hinton", 0), ("distilbert", 1), ("supervised", 0)):
+        loaded.clear()
+        arguments = ["distill", *chain["arguments"], f"output_dir={chain['root'] / 'memory'}", f"objective={objective}"]
+        monkeypatch.setattr(sys, "argv", arguments)
+        assert command_line.main() == 2
+        assert f"alive: {expected} of 1" in capsys.readouterr().err
+
+
+def test_a_sweep_makes_a_run_for_every_value(chain: dict[str, Any]) -> None:
+    output = chain["root"] / "sweep"
+    done = command(
+        "-m", *chain["arguments"], f"output_dir={output}", "trainer.max_steps=1",
+        "objective.terms.soft.temperature=1,4", "benchmark.enabled=false", cwd=chain["root"],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = [record["objective"]["terms"]["soft"]["temperature"] for _, record in records(output)]
+    assert sorted(found) == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("objective.terms.soft.temperature=0", "objective.terms.soft: got temperature 0, expected a number above 0"),
+        ("student.layers=[0,9]", "student.layers has 9, expected indices from 0 to 3: the teacher has 4 layers"),
+        ("trainer.batch_size=0", "trainer: got batch_size=0, expected a whole number of at least 1"),
+        ("export.max_drop=-1", "got export.max_drop=-1, expected 0 or more"),
+        ("task.max_length=100", "task.max_length=100, but the teacher reads 80 tokens at most"),
+        ("task.text=[review]", "has no column review: it has sentence, label"),
+        ("teacher.finetune=false", "does not fit task sst2: its head is not trained"),
+    ],
+)
+def test_what_cannot_be_is_said_before_a_teacher_is_trained(
+    option: str, expected: str, data_dir: Path, encoder_dir: Path, tmp_path: Path
+) -> None:
+    done = command(
+        "+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=distilbert", "task=sst2",
+        f"task.data_dir={data_dir}", f"cache_dir={tmp_path}", f"output_dir={tmp_path / 'runs'}", "task.max_length=32",
+        option, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "is fine-tuned" not in done.stdout
+
+
+def test_an_unreachable_teacher_stops_the_run_with_three_remedies(data_dir: Path, tmp_path: Path) -> None:
+    done = command(
+        "+teacher=bert_base", "+student=distilbert", "task=sst2", f"task.data_dir={data_dir}",
+        f"cache_dir={tmp_path}", f"output_dir={tmp_path / 'runs'}", cwd=tmp_path, HF_HOME=str(tmp_path / "hf"),
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    for remedy in ("teacher.path=DIR", "hf download google-bert/bert-base-uncased", "+teacher=embedded"):
+        assert remedy in done.stderr
+
+
+def test_the_built_in_task_accepts_a_substitute_and_says_so(tmp_path: Path) -> None:
+    done = command(
+        "+teacher=bert_base", "+student=distilbert", "task.train_examples=400", "task.dev_examples=100",
+        f"cache_dir={tmp_path}", f"output_dir={tmp_path / 'runs'}", *SMALL, "substitute.hidden_size=32",
+        "substitute.layers=2", "substitute.vocabulary=500", "substitute.finetune.max_epochs=6",
+        "substitute.finetune.learning_rate=3e-3", "trainer.max_epochs=1",
+        cwd=tmp_path, HF_HOME=str(tmp_path / "hf"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "ANOTHER TEACHER TEACHES" in done.stdout
+    [(directory, record)] = records(tmp_path / "runs")
+    assert record["teacher"]["substituted"] is True
+    assert record["teacher"]["requested"] == "bert_base"
+    assert record["teacher"]["resolved"].startswith("embedded")
+    for document in (directory / "report.md", directory / "bundle" / "README.md"):
+        text = document.read_text()
+        assert "Not the teacher that was asked for" in text
+        assert record["teacher"]["resolved"] in text
+
+
+def test_finetune_alone_keeps_a_teacher_that_teaches_as_it_is(
+    chain: dict[str, Any], data_dir: Path, encoder_dir: Path
+) -> None:
+    arguments = [argument for argument in chain["arguments"] if not argument.startswith("+student")]
+    output = chain["root"] / "finetune"
+    done = command("job=finetune", *arguments, f"output_dir={output}", cwd=chain["root"])
+    assert done.returncode == 0, done.stderr
+    assert "fine-tuned before, reused" in done.stdout
+    [(directory, record)] = records(output)
+    assert record["status"] == "finished"
+    other = command(
+        "job=finetune", "+teacher=pretrained", f"teacher.path={directory / 'teacher' / 'model'}",
+        "teacher.finetune=false", "task.max_length=32", "task=sst2", f"task.data_dir={data_dir}",
+        f"cache_dir={chain['root'] / 'cache'}",
+        f"output_dir={chain['root'] / 'as-it-is'}", cwd=chain["root"],
+    )  # fmt: skip
+    assert other.returncode == 0, other.stderr
+    assert "(as it is)" in other.stdout
+
+
+def test_a_damaged_kept_teacher_is_made_again(chain: dict[str, Any]) -> None:
+    [kept] = (chain["root"] / "cache" / "teachers").iterdir()
+    with open(kept / "model.safetensors", "r+b") as file:
+        file.truncate(1000)
+    done = command("job=finetune", *chain["arguments"], f"output_dir={chain['root'] / 'again'}", cwd=chain["root"])
+    assert done.returncode == 0, done.stderr
+    assert "is damaged and made again" in done.stdout
+    [(_, record)] = records(chain["root"] / "again")
+    assert record["teacher"]["metrics"] == chain["runs"][0][1]["teacher"]["metrics"]
+
+
+def test_onnxruntime_alone_gives_the_recorded_answers(chain: dict[str, Any]) -> None:
+    """The shipped file, opened by hand: nothing of ours between the file and its numbers."""
+    directory, _ = chain["runs"][0]
+    session = onnxruntime.InferenceSession(str(directory / "bundle" / "model.onnx"))
+    assert [value.name for value in session.get_outputs()] == ["logits"]
+    assert sorted(value.name for value in session.get_inputs()) == ["attention_mask", "input_ids"]
+
+
+def test_a_number_for_a_pair_goes_the_whole_way_to_a_bilstm(tmp_path: Path, encoder_dir: Path) -> None:
+    rows = [("first", "second", "score")]
+    for index, (text, label) in enumerate(sentences(120)):
+        rows.append((text, f"and then {text}" if index % 3 else "something else", str(5.0 * label)))
+    with open(tmp_path / "mine.csv", "w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(rows)
+    shared = (
+        "+teacher=pretrained", f"teacher.path={encoder_dir}", "task=regression", "task.data_dir=mine.csv",
+        "task.text=[first,second]", "task.label=score", f"cache_dir={tmp_path / 'cache'}",
+        f"output_dir={tmp_path / 'runs'}", *SMALL, *TEACHER, "export.max_drop=0.2",
+    )  # fmt: skip
+    done = command(*shared, "+student=bilstm", "student.hidden_dim=16", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "a number, score: 0 to 5" in done.stdout
+    [(directory, record)] = records(tmp_path / "runs")
+    assert record["task"]["examples"] == {"train": 108, "dev": 12, "test": 0}
+    assert (record["task"]["answer"], record["task"]["metric"]) == ("number", "pearson")
+    assert set(record["student"]["metrics"]) == {"pearson", "spearman", "mae"}
+    assert record["export"]["fp32"]["agreement"] == 1.0
+    assert record["export"]["fp32"]["gate"] == "passed"
+    bundle = Bundle(directory / "bundle", model="fp32")
+    [answer] = bundle.predict(["a lovely and moving film"], ["something else"])
+    assert set(answer) == {"value"}
+    model = AutoModelForSequenceClassification.from_pretrained(directory / "student", dtype=torch.float32)
+    assert type(model).__name__ == "BilstmForSequenceClassification"
+    assert model.config.pair
+    # The same student goes on from where it is.
+    again = command(*shared, "+student=pretrained", f"student.path={directory / 'student'}", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "13 tensors copied, 0 fresh" in again.stdout

@@ -1,0 +1,401 @@
+"""Whole jobs over raw text at toy size: what they leave, how one follows another, what they answer to mistakes."""
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+from distill import __main__ as command_line
+from distill.data.batching import evaluation_loader
+from distill.jobs.text import score
+from distill.tasks import LanguageModelTask
+from distill.text.masking import Masking
+from distill.text.packing import Sequence
+from distill.text.sequences import Sequences, _in_memory
+from distill.training.module import DistillationModule
+from tests.conftest import BAD, GOOD, sentences
+
+Run = Callable[..., tuple[int, str, Path]]
+SMALL = (
+    "task=mlm", "task.max_length=32", "task.dev_fraction=0.2", "trainer.batch_size=16", "trainer.max_epochs=2",
+    "trainer.learning_rate=3e-3", "trainer.precision=32-true", "trainer.accelerator=cpu",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty files of short sentences."""
+    root = tmp_path_factory.mktemp("corpus")
+    for number in range(30):
+        lines = [f"{(GOOD + BAD)[(number * 3 + line) % 8].capitalize()} {line}." for line in range(10 + number % 7)]
+        (root / f"{number:02}.txt").write_text("\n".join(lines), encoding="utf-8")
+    return root
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def run(
+    corpus: Path, cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """The command in this process: its exit code, what it printed, and the last run's directory."""
+
+    def called(*options: str, output: Path = tmp_path / "runs") -> tuple[int, str, Path]:
+        given = {option.partition("=")[0] for option in options}
+        defaults = [option for option in SMALL if option.partition("=")[0] not in given]
+        if "task" in given:
+            defaults = [option for option in defaults if not option.startswith("task.")]
+        if not {"task.data_dir", "resume"} & given:
+            defaults.append(f"task.data_dir={corpus}")
+        if "resume" in given:
+            defaults = []
+        else:
+            defaults += [f"cache_dir={cache_dir}", f"output_dir={output}"]
+        monkeypatch.setattr("sys.argv", ["distill", *defaults, *options])
+        code = command_line.main()
+        printed = capsys.readouterr()
+        runs = sorted(output.rglob("run.json"), key=lambda path: path.stat().st_mtime)
+        return code, printed.out + printed.err, runs[-1].parent if runs else output
+
+    return called
+
+
+PRETRAIN = ("job=pretrain", "+teacher=bert_tiny", "teacher.vocabulary=300", "teacher.hidden_size=32")
+
+
+def record(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "run.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache_dir: Path) -> tuple[Path, dict[str, Any]]:
+    """A teacher of four layers out of random weights, and the record of its training."""
+    root = tmp_path_factory.mktemp("pretrained")
+    patch = pytest.MonkeyPatch()
+    options = [*SMALL, *PRETRAIN, "teacher.layers=4", "trainer.max_epochs=8",
+        "trainer.learning_rate=1e-2", f"task.data_dir={corpus}",
+               f"cache_dir={cache_dir}", f"output_dir={root}"]  # fmt: skip
+    for other in ("trainer.max_epochs=2", "trainer.learning_rate=3e-3"):
+        options.remove(other)
+    patch.setattr("sys.argv", ["distill", *options])
+    assert command_line.main() == 0
+    patch.undo()
+    [path] = root.rglob("run.json")
+    return path.parent / "teacher" / "model", record(path.parent)
+
+
+# Chains
+
+
+def test_a_teacher_out_of_random_weights_learns_and_is_an_ordinary_checkpoint(
+    pretrained: tuple[Path, dict[str, Any]],
+) -> None:
+    directory, found = pretrained
+    assert found["status"] == "finished"
+    assert found["teacher"]["origin"] == "from random weights"
+    assert found["teacher"]["metrics"]["perplexity"] < 40  # Of 300 tokens; untrained it is about 300.
+    assert found["training"]["steps"] > 0
+    model, tokenizer = AutoModelForMaskedLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
+    assert model.config.num_hidden_layers == 4
+    assert model.config.vocab_size == len(tokenizer)
+    assert "from random weights" not in (directory.parents[1] / "report.md").read_text()
+
+
+def test_a_student_follows_a_language_model_and_then_a_classifier(
+    run: Run, pretrained: tuple[Path, dict[str, Any]], data_dir: Path
+) -> None:
+    teacher = (f"teacher.path={pretrained[0]}", "+teacher=pretrained")
+    code, text, directory = run(*teacher, "+student=distilbert", "objective=language_model")
+    assert code == 0, text
+    assert "layers 4 -> 2 (0, 3)" in text
+    assert "the teacher is asked in every step: the inputs change every epoch" in text
+    found = record(directory)
+    assert found["objective"]["terms"].keys() == {"soft", "mlm", "cosine"}
+    metrics = found["student"]["metrics"]
+    assert metrics["perplexity"] == pytest.approx(float(torch.tensor(metrics["loss"]).exp()), rel=1e-4)
+    assert 0 < metrics["agreement_top1"] <= metrics["agreement_top5"] <= 1
+    assert "agreement_top1" in (directory / "report.md").read_text()
+    student = directory / "student"
+    assert type(AutoModelForMaskedLM.from_pretrained(student)).__name__ == "DistilBertForMaskedLM"
+    # The same student, distilled a second time on a task.
+    code, text, directory = run(
+        *teacher, "+student=pretrained", f"student.path={student}", "task=sst2", f"task.data_dir={data_dir}",
+        "teacher.finetune.max_epochs=1", "trainer.max_epochs=1", "benchmark.enabled=false",
+    )  # fmt: skip
+    assert code == 0, text
+    assert "DistilBertForSequenceClassification" in text
+    assert type(AutoModelForSequenceClassification.from_pretrained(directory / "student")).__name__ == (
+        "DistilBertForSequenceClassification"
+    )
+
+
+def test_an_encoder_without_a_head_gets_one(run: Run, encoder_dir: Path) -> None:
+    code, text, directory = run("job=finetune", "+teacher=pretrained", f"teacher.path={encoder_dir}")
+    assert code == 0, text
+    assert "gets a language-model head" in text
+    model = directory / "teacher" / "model"
+    assert record(directory)["teacher"]["origin"] == "adapted"
+    # And may go on, with the score that it begins with.
+    code, text, directory = run("job=finetune", "+teacher=pretrained", f"teacher.path={model}")
+    assert code == 0, text
+    before, after = (record(directory)["teacher"][name]["perplexity"] for name in ("before", "metrics"))
+    assert after < before
+
+
+@pytest.mark.parametrize("pair", ["nsp", "sop"])
+def test_segments_are_put_in_order_too(run: Run, pair: str) -> None:
+    code, text, directory = run(*PRETRAIN, "task.packing=segment_pair", f"task.pair={pair}", "task.max_length=48")
+    assert code == 0, text
+    assert record(directory)["objective"]["terms"].keys() == {"mlm", pair}
+    columns = (directory / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert f"train/{pair}" in columns
+    assert 0 <= record(directory)["teacher"]["metrics"][f"{pair}_accuracy"] <= 1
+    AutoModelForMaskedLM.from_pretrained(directory / "teacher" / "model")
+
+
+def test_a_stream_trains_for_so_many_steps(run: Run) -> None:
+    code, text, directory = run(*PRETRAIN, "task.streaming=true", "trainer.max_steps=5", "trainer.max_epochs=null")
+    assert code == 0, text
+    assert "streamed, " in text
+    training = record(directory)["training"]
+    assert (training["steps"], training["epochs"]) == (5, None)
+
+
+def test_answers_to_static_masks_are_kept_and_found_again(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:
+    options = (
+        "+teacher=pretrained", f"teacher.path={pretrained[0]}", "+student=distilbert", "objective=language_model",
+        "task.masking=static", "task.masks=2", "teacher.cache.hidden=true", "trainer.precision=bf16-mixed",
+    )  # fmt: skip
+    code, text, first = run(*options)
+    assert code == 0, text
+    assert "of the probability" in text
+    code, text, second = run(*options)
+    assert code == 0, text
+    cached = [record(directory)["training"]["teacher_cache"]["hit"] for directory in (first, second)]
+    assert cached == [False, True]
+    scores = [record(directory)["student"]["metrics"] for directory in (first, second)]
+    assert scores[0] == scores[1]
+    # And nearly those of a teacher that is asked in every step.
+    code, text, asked = run(*options, "teacher.cache.enabled=false")
+    assert code == 0, text
+    assert record(asked)["student"]["metrics"]["loss"] == pytest.approx(scores[0]["loss"], abs=0.02)
+    code, text, _ = run(*options, "teacher.cache.top_k=1", "trainer.max_steps=1")
+    assert code == 0, text
+    assert "Notice: the 1 largest logits hold" in text
+    assert "and what it says beyond them is lost on the student: raise teacher.cache.top_k" in text
+
+
+# Stopped, and in several processes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("task.masking=static", "task.masks=2"),
+        ("task.streaming=true", "trainer.max_steps=9", "trainer.max_epochs=null"),
+        ("task.packing=segment_pair", "task.pair=nsp", "task.mask.unit=span"),
+    ],
+    ids=["dynamic", "static", "stream", "pairs"],
+)
+def test_a_stopped_training_ends_as_if_nothing_had_been(
+    run: Run, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = (*PRETRAIN, "trainer.batch_size=8", "trainer.checkpoint_steps=2", *options)
+    code, text, whole = run(*options, output=tmp_path / "whole")
+    assert code == 0, text
+    original = DistillationModule.training_step
+
+    def stopping(module: DistillationModule, *arguments: Any) -> None:
+        if module.global_step == 5:
+            raise RuntimeError("stopped")
+        original(module, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DistillationModule, "training_step", stopping)
+        with pytest.raises(RuntimeError, match="stopped"):
+            run(*options, output=tmp_path / "stopped")
+    [path] = (tmp_path / "stopped").rglob("run.json")
+    code, text, _ = run(f"resume={path.parent}")
+    assert code == 0, text
+    assert record(path.parent)["training"]["steps"] == record(whole)["training"]["steps"] > 5
+    weights = [load_file(run / "teacher" / "model" / "model.safetensors") for run in (whole, path.parent)]
+    assert all(tensor.equal(weights[1][name]) for name, tensor in weights[0].items())
+
+
+def test_several_processes_are_one_with_as_large_a_batch(
+    run: Run, pretrained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Each way to train together has the losses of one process, to 1e-5, without dropout."""
+    model = AutoModelForMaskedLM.from_pretrained(pretrained[0])
+    model.config.hidden_dropout_prob = 0.0
+    model.save_pretrained(tmp_path / "teacher")
+    AutoTokenizer.from_pretrained(pretrained[0]).save_pretrained(tmp_path / "teacher")
+    options = (
+        "+teacher=pretrained", f"teacher.path={tmp_path / 'teacher'}", "+student=distilbert",
+        "objective=language_model", "trainer.max_epochs=1", "trainer.learning_rate=3e-4", "student.depth=1",
+    )  # fmt: skip
+    losses: dict[str, list[float]] = {}
+    for name, own in {"one": (), "two": ("trainer=ddp",), "shared": ("trainer=fsdp",)}.items():
+        batch = "trainer.batch_size=6" if own else "trainer.batch_size=12"
+        code, text, directory = run(*options, *own, batch, output=tmp_path / name)
+        assert code == 0, text
+        rows = list(csv.DictReader((directory / "metrics.csv").open()))
+        losses[name] = [float(row["train/loss"]) for row in rows if row["train/loss"]]
+        losses[name].append(record(directory)["student"]["metrics"]["loss"])
+    assert len(losses["one"]) > 3
+    assert losses["two"] == pytest.approx(losses["one"], rel=1e-5)
+    assert losses["shared"] == pytest.approx(losses["one"], rel=1e-5)
+
+
+# Scores
+
+
+def test_a_model_agrees_with_itself(pretrained: tuple[Path, dict[str, Any]]) -> None:
+    model = AutoModelForMaskedLM.from_pretrained(pretrained[0]).eval()
+    tokenizer = AutoTokenizer.from_pretrained(pretrained[0])
+    task = LanguageModelTask(name="text", mask=Masking(), max_length=32)
+    ids = [tokenizer(text)["input_ids"] for text, _ in sentences(20)]
+    kept = _in_memory([Sequence(torch.tensor(row).numpy()) for row in ids], task)
+    dev = evaluation_loader(Sequences(kept, task, tokenizer))  # type: ignore[arg-type]
+    found = score(model, task, dev, device=torch.device("cpu"), teacher=model)
+    assert (found["agreement_top1"], found["agreement_top5"]) == (1, 1)
+    assert found["loss"] > 0
+
+
+# Mistakes
+
+
+def test_a_teacher_without_a_head_is_told_how_to_get_one(run: Run, encoder_dir: Path) -> None:
+    code, text, _ = run("+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=distilbert")
+    assert code == 2
+    assert "is no language model: its head is not trained" in text
+    assert "give it a head with python -m distill job=finetune task=mlm +teacher=pretrained" in text
+
+
+MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
+    "a single document": ((), "is a single document, and a held-out part is taken by document"),
+    "an empty corpus": (("empty",), "holds no text: there is not one word in it"),
+    "a corpus shorter than a sequence": (("short",), "is shorter than one sequence of task.max_length=32 tokens"),
+    "a missing column": (("rows",), "has no column text"),
+    "spans longer than a sequence": (
+        ("task.mask.unit=span", "task.mask.span_longest=40"),
+        "task.mask.span_longest=40, but a sequence of task.max_length=32 tokens has at most 30",
+    ),
+    "a span of nothing": (("task.mask.unit=span", "task.mask.span_longest=0"), "got span_longest 0"),
+    "an unknown packing": (("task.packing=lines",), "got task.packing=lines, expected one of full_sentences"),
+    "a pair that is none": (("task.pair=nsp",), "pairs want task.packing=segment_pair"),
+    "another trainer": (
+        ("teacher.finetune.max_epochs=1",),
+        "teacher.finetune.max_epochs=1 would change nothing in job=pretrain task=mlm: leave it out, trainer.* is what",
+    ),
+    "a baseline": (("baseline=true",), "baseline=true is for other tasks than task=mlm: +ablation=mlm_alone"),
+    "an endless stream": (("task.streaming=true",), "give trainer.max_steps"),
+    "sequences that are too long": (("task.max_length=4000",), "the teacher reads 512 tokens at most"),
+    "a trained teacher": (("+teacher=minilm",), "teacher minilm is trained already: job=finetune goes on with it"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_in_one_line(run: Run, mistake: str, tmp_path: Path) -> None:
+    options, expected = MISTAKES[mistake]
+    folder = tmp_path / "text"
+    folder.mkdir()
+    if mistake == "a single document":
+        (folder / "one.txt").write_text("One sentence. " * 100)
+    elif options == ("empty",):
+        (folder / "one.txt").write_text(" \n\n")
+    elif options == ("short",):
+        (folder / "one.txt").write_text("Few words.")
+        (folder / "two.txt").write_text("No more.")
+    elif options == ("rows",):
+        (folder / "one.jsonl").write_text('{"review": "good"}\n')
+    given = [option for option in options if "=" in option]
+    if next(folder.iterdir(), None) is not None:
+        given.append(f"task.data_dir={folder}")
+    teacher = [] if any("+teacher" in option for option in given) else list(PRETRAIN[1:])
+    code, text, _ = run("job=pretrain", *teacher, *given)
+    error = text.strip().splitlines()[-1]
+    assert code == 2
+    assert error.startswith("error: ")
+    assert expected in error
+
+
+def test_a_job_over_text_wants_text(run: Run, data_dir: Path) -> None:
+    code, text, _ = run("job=pretrain", "+teacher=bert_tiny", "task=sst2", f"task.data_dir={data_dir}")
+    assert code == 2
+    assert "job=pretrain is not for task=sst2: take a task over text, task=mlm" in text
+
+
+def test_each_job_says_which_teachers_are_its_own(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:
+    code, text, _ = run("job=pretrain", "+teacher=pretrained", f"teacher.path={pretrained[0]}")
+    assert code == 2
+    assert "teacher pretrained is trained already: job=finetune goes on with it" in text
+    code, text, _ = run("job=finetune", *PRETRAIN[1:])
+    assert code == 2
+    assert "teacher bert_tiny begins with random weights: job=pretrain trains it" in text
+
+
+def test_a_checkpoint_of_another_corpus_is_refused(run: Run, corpus: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(corpus, other)
+    options = (*PRETRAIN, f"task.data_dir={other}", "trainer.max_epochs=1")
+    code, text, directory = run(*options)
+    assert code == 0, text
+    found = record(directory)
+    (directory / "run.json").write_text(json.dumps({**found, "status": "failed"}))
+    (other / "00.txt").write_text("Something else altogether.\n" * 40)
+    code, text, _ = run(f"resume={directory}")
+    assert code == 2
+    assert "last.ckpt is of another training, with other data" in text
+
+
+def test_a_student_without_a_vocabulary_is_refused(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:
+    code, text, _ = run("+teacher=pretrained", f"teacher.path={pretrained[0]}", "+student=bilstm")
+    assert code == 2
+    assert "student bilstm (BilstmForSequenceClassification) answers four tokens with logits of shape [1, 2]" in text
+
+
+def test_an_untrained_teacher_is_sent_to_its_job(run: Run) -> None:
+    code, text, _ = run(*PRETRAIN[1:], "+student=distilbert")
+    assert code == 2
+    assert "teacher bert_tiny begins with random weights: train it with python -m distill job=pretrain" in text
+
+
+def test_pairs_want_a_head_for_them(run: Run, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    config = RobertaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    RobertaForMaskedLM(config).save_pretrained(tmp_path / "roberta")
+    tokenizer.save_pretrained(tmp_path / "roberta")
+    code, text, _ = run(
+        "job=finetune", "+teacher=pretrained", f"teacher.path={tmp_path / 'roberta'}", "task.packing=segment_pair",
+        "task.pair=sop",
+    )  # fmt: skip
+    assert code == 2
+    assert "task.pair=sop wants a model with a head for two segments, as a BERT has, and a RobertaForMaskedLM" in text
+
+
+def test_a_data_set_of_the_hub_is_no_docstrings(run: Run) -> None:
+    code, text, _ = run(*PRETRAIN, "task.data_dir=null", "task.hub_id=nobody/nothing", "trainer.max_steps=1")
+    assert code == 2
+    assert "data set nobody/nothing is neither in the cache nor to be had from the Hub" in text

@@ -1,0 +1,169 @@
+"""Are logits that are computed in parts, at the tokens that are read, those of the whole model?"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, PreTrainedModel
+
+from distill.losses import Cosine, MaskedLanguageModelling, Objective, SegmentOrder, SoftTargets
+from distill.models import chunked_logits
+from distill.models.forward import run_encoder, run_head, run_model
+from distill.training.module import DistillationModule
+from students.distilbert import from_teacher
+from tests.conftest import toy_bert
+
+VOCABULARY = 60
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "intermediate_size": 64, "max_position_embeddings": 80, "initializer_range": 0.3}  # fmt: skip
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "bert": lambda: BertForMaskedLM(BertConfig(**SMALL)),
+    "distilbert": lambda: from_teacher(BertForMaskedLM(BertConfig(**SMALL))),
+    "roberta": lambda: transformers.RobertaForMaskedLM(transformers.RobertaConfig(**SMALL)),
+    "electra": lambda: transformers.ElectraForMaskedLM(transformers.ElectraConfig(embedding_size=16, **SMALL)),
+    "albert": lambda: transformers.AlbertForMaskedLM(transformers.AlbertConfig(embedding_size=16, **SMALL)),
+    "deberta": lambda: transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(**SMALL)),
+    "modernbert": lambda: transformers.ModernBertForMaskedLM(
+        transformers.ModernBertConfig(pad_token_id=0, cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2,
+                                      **{k: v for k, v in SMALL.items() if k != "max_position_embeddings"})
+    ),
+}  # fmt: skip
+
+
+def batch_of(*, chosen: float = 0.4) -> dict[str, Tensor]:
+    """Three sequences of up to seven tokens, some of which are to be predicted."""
+    torch.manual_seed(0)
+    ids = torch.randint(5, VOCABULARY, (3, 7))
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = 0
+    items = (torch.rand(ids.shape) < chosen) & mask.bool()
+    return {
+        "input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~items, -100), "items": items,
+        "example_id": torch.arange(3),
+    }  # fmt: skip
+
+
+def language_model(positions: str = "masked") -> Objective:
+    terms = {
+        "soft": SoftTargets(weight=5, positions=positions),
+        "mlm": MaskedLanguageModelling(weight=2),
+        "cosine": Cosine(),
+    }
+    return Objective(name="language_model", terms=terms)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_over_some_tokens_says_what_the_whole_model_says(family: str) -> None:
+    torch.manual_seed(0)
+    model, batch = FAMILIES[family]().eval(), batch_of()
+    encoder = model.base_model
+    with torch.no_grad():
+        whole = run_model(model, batch).logits[batch["items"]]
+        said = run_encoder(model, batch)
+        torch.testing.assert_close(run_head(model, said, said.last_hidden_state[batch["items"]]).logits[0], whole)
+        torch.testing.assert_close(chunked_logits.logits_at_items(model, batch), whole)
+    assert model.base_model is encoder
+
+
+@pytest.mark.parametrize("positions", ["masked", "all"])
+@pytest.mark.parametrize("tokens_at_once", [1, 4, 1000])
+def test_parts_have_the_loss_and_the_gradient_of_the_whole(
+    positions: str, tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunked_logits, "LOGITS_AT_ONCE", tokens_at_once * VOCABULARY)
+    teacher = BertForMaskedLM(BertConfig(**SMALL)).eval()
+    student, batch, objective = from_teacher(teacher).eval(), batch_of(), language_model(positions)
+    needs = frozenset({"hidden_states"})
+    with torch.no_grad():
+        told = run_model(teacher, batch, needs)
+    expected, expected_sums = objective(run_model(student, batch, needs), told, batch)
+    gradients = torch.autograd.grad(expected, list(student.parameters()))
+    seen: list[int] = []
+    student.vocab_projector.register_forward_hook(lambda layer, inputs, output: seen.append(output.shape[1]))
+    module = DistillationModule(student=student, objective=objective, task=None, teacher=teacher)  # type: ignore[arg-type]
+    student.eval()
+    loss, sums = module.losses(batch)
+    torch.testing.assert_close((loss, sums), (expected, expected_sums))
+    loss.backward()
+    for parameter, gradient in zip(student.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-5, rtol=1e-4)
+    read = int((batch["items"] if positions == "masked" else batch["attention_mask"]).sum())
+    assert max(seen) <= tokens_at_once
+    assert sum(seen) == (read if read <= tokens_at_once else 2 * read)  # Once more for the gradient.
+
+
+def test_soft_targets_of_all_tokens_average_over_those_that_are_no_padding() -> None:
+    batch = batch_of(chosen=0.0)
+    torch.manual_seed(1)
+    student, teacher = torch.randn(2, 3, 7, VOCABULARY)
+    term = SoftTargets(temperature=2, positions="all")
+    total, count = term(Output(student), Output(teacher), batch)
+    rows = batch["attention_mask"].bool()
+    by_hand = -4 * ((teacher[rows] / 2).softmax(-1) * (student[rows] / 2).log_softmax(-1)).sum()
+    torch.testing.assert_close(total, by_hand)
+    assert count == batch["attention_mask"].sum() == 18
+    classes = {"items": torch.ones(3, dtype=torch.bool), "attention_mask": batch["attention_mask"],
+               "labels": torch.zeros(3, dtype=torch.long)}  # fmt: skip
+    assert term.count(classes) == 3  # Of a classification nothing else counts than before.
+
+
+def test_positions_are_masked_or_all() -> None:
+    with pytest.raises(ValueError, match="got positions=some, expected masked or all"):
+        SoftTargets(positions="some")
+
+
+class Output:
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+# Pairs
+
+
+def test_the_order_of_segments_is_learned_beside_the_tokens() -> None:
+    config = BertConfig(**SMALL)
+    torch.manual_seed(0)
+    model, batch = BertForPreTraining(config).eval(), batch_of()
+    batch["pair_labels"] = torch.tensor([0, 1, -100])
+    objective = Objective(name="pairs", terms={"mlm": MaskedLanguageModelling(), "nsp": SegmentOrder()})
+    whole = run_model(model, batch)
+    expected = torch.stack([
+        torch.nn.functional.cross_entropy(whole.prediction_logits[batch["items"]], batch["labels"][batch["items"]]),
+        torch.nn.functional.cross_entropy(whole.seq_relationship_logits[:2], batch["pair_labels"][:2]),
+    ]).sum()  # fmt: skip
+    module = DistillationModule(student=model, objective=objective, task=None)  # type: ignore[arg-type]
+    model.eval()
+    loss, _ = module.losses(batch)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert model.cls.seq_relationship.weight.grad.abs().sum() > 0
+
+
+def test_segment_order_is_a_cross_entropy_over_pairs() -> None:
+    output: Any = type("Output", (), {"seq_relationship_logits": torch.tensor([[0.0, 0.0], [1.0, 3.0], [9.0, 9.0]])})
+    total, count = SegmentOrder()(output, None, {"pair_labels": torch.tensor([0, 1, -100])})
+    assert float(total) == pytest.approx(0.693147 + 0.126928, abs=1e-5)
+    assert count == 2
+
+
+# Scores
+
+
+def test_scores_are_cross_entropy_and_whether_the_first_choice_is_right() -> None:
+    logits = torch.tensor([[0.0, 0.0, 0.0], [0.0, 5.0, 0.0]])
+    scores = chunked_logits.token_scores(logits, torch.tensor([2, 1]))
+    torch.testing.assert_close(scores, torch.tensor([[1.098612, 0.0], [0.013386, 1.0]]), atol=1e-5, rtol=0)
+
+
+def test_a_bert_without_tokens_to_predict_has_a_loss_of_zero_and_gradients() -> None:
+    teacher = BertForMaskedLM(toy_bert(VOCABULARY).config).eval()
+    student = from_teacher(teacher)
+    objective = Objective(name="tokens", terms={"soft": SoftTargets(), "mlm": MaskedLanguageModelling()})
+    module = DistillationModule(student=student, objective=objective, task=None, teacher=teacher)  # type: ignore[arg-type]
+    loss, _ = module.losses(batch_of(chosen=0.0))
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in student.parameters())

@@ -1,0 +1,181 @@
+"""Every family of teachers that has a YAML, at toy size, found in a directory laid out as the Hub's cache."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from huggingface_hub import constants
+from omegaconf import OmegaConf
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from distill.__main__ import config_directory
+from distill.data import batching, tables
+from distill.edge.bundle import session
+from distill.errors import UserError
+from distill.export import exporting
+from distill.models import checks, cpu_kernels
+from distill.models.forward import input_names
+from distill.tasks import SequenceTask
+from distill.teaching import finetune
+from students import bilstm, distilbert
+from teachers.pretrained import Pretrained
+from tests.conftest import LABELS, sentences
+from tests.teaching.test_teacher import hub_cache
+
+AUTO_CLASS = "AutoModelForSequenceClassification"
+SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+# Teacher's YAML -> its configuration at toy size, and the layers that a half-depth student takes.
+FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
+    "bert_large": (transformers.BertConfig, {}),
+    "roberta_base": (transformers.RobertaConfig, {"max_position_embeddings": 82, "type_vocab_size": 1}),
+    "electra_base": (transformers.ElectraConfig, {"embedding_size": 16}),
+    "albert_base": (transformers.AlbertConfig, {"embedding_size": 16}),
+    "deberta_v3_small": (
+        transformers.DebertaV2Config,
+        {
+            "relative_attention": True, "position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+            "pos_att_type": ["p2c", "c2p"], "position_biased_input": False, "type_vocab_size": 0,
+            "max_relative_positions": -1,
+        },
+    ),
+    "modernbert_base": (transformers.ModernBertConfig, {"global_attn_every_n_layers": 3, "local_attention": 8}),
+}  # fmt: skip
+
+
+def family_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """A tokenizer as the family has it: `<s> a </s></s> b </s>` for RoBERTa, `[CLS] a [SEP] b [SEP]` for the others."""
+    roberta = name.startswith("roberta")
+    pad, unknown, start, end = ("<pad>", "<unk>", "<s>", "</s>") if roberta else ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+    special = [start, pad, end, unknown] if roberta else [pad, unknown, start, end]
+    tokenizer = Tokenizer(models.BPE(unk_token=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer.train_from_iterator(
+        [text for text, _ in sentences(64)],
+        trainers.BpeTrainer(vocab_size=200, special_tokens=special, show_progress=False),
+    )
+    ids = [(token, tokenizer.token_to_id(token)) for token in (start, end)]
+    middle = f"{end} {end}" if roberta else end
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {end}", pair=f"{start} $A {middle} $B {end}", special_tokens=ids
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=pad, unk_token=unknown, cls_token=start, sep_token=end,
+        model_max_length=80,
+    )  # fmt: skip
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Name, untrained teacher with a head for two labels, and tokenizer, as `+teacher=NAME` finds them."""
+    name: str = request.param
+    config_class, options = FAMILIES[name]
+    tokenizer = family_tokenizer(name)
+    torch.manual_seed(0)
+    config = config_class(
+        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id,
+        **(SIZES | {"max_position_embeddings": 80} | options),
+    )  # fmt: skip
+    encoder = transformers.AutoModel.from_config(config)
+    for parameter in encoder.parameters():
+        if parameter.dim() > 1:
+            parameter.data.mul_(4)  # Large enough for differences to show.
+    encoder.save_pretrained(tmp_path / "source")
+    tokenizer.save_pretrained(tmp_path / "source")
+    values = OmegaConf.load(config_directory() / "teacher" / f"{name}.yaml")
+    hub_cache(tmp_path / "hub", values.id, tmp_path / "source")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    start = Pretrained(name=name, id=values.id).load(AUTO_CLASS, LABELS, [])
+    assert not start.fits
+    finetune.adopt_special_tokens(start.model, start.tokenizer)
+    return name, start.model.eval(), start.tokenizer
+
+
+def answers(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(**{name: batch[name] for name in input_names(model) if name in batch}).logits
+
+
+def spread(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> float:
+    """How large the model's logits are."""
+    return max(1.0, float(answers(model, batch).abs().max()))
+
+
+def test_the_family_teaches_and_gives_its_layers(family: Any, tmp_path: Path) -> None:
+    name, teacher, tokenizer = family
+    batch = dict(tokenizer(["a lovely film", "dull"], padding=True, return_tensors="pt"))
+    if name == "albert_base":
+        with pytest.raises(UserError, match="it can teach a student of another architecture, not give its layers"):
+            distilbert.from_teacher(teacher)
+        student: PreTrainedModel = bilstm.from_teacher(teacher, text=["sentence"])
+    else:
+        student = distilbert.from_teacher(teacher)
+        assert student.config.num_hidden_layers == 2
+        copied = [tensor for tensor in student.inherited if "layer" in tensor]
+        assert copied, "no tensor of a layer was copied"
+        whole = distilbert.from_teacher(teacher, layers=[0, 1, 2, 3])
+        if name != "bert_large":  # A DistilBERT has another head.
+            torch.testing.assert_close(answers(whole, batch), answers(teacher, batch), atol=1e-5, rtol=1e-4)
+    assert answers(student, batch).shape == (2, 2)
+    student.save_pretrained(tmp_path / "student")
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "student", dtype=torch.float32)
+    torch.testing.assert_close(answers(again, batch), answers(student, batch))
+
+
+def test_the_teachers_exported_file_equals_torch(family: Any, tmp_path: Path) -> None:
+    _, teacher, tokenizer = family
+    exporting.export_onnx(teacher, tmp_path / "model.onnx")
+    exporting.quantize(tmp_path / "model.onnx", tmp_path / "model.int8.onnx", exporting.Settings())
+    fp32, int8 = (session(tmp_path / file) for file in ("model.onnx", "model.int8.onnx"))
+    for texts in (["a lovely film"], ["dull", "a lovely and moving film, funny , warm and clever, every minute", "x"]):
+        batch = dict(tokenizer(texts, padding=True, return_tensors="pt"))
+        feed = {name: batch[name].numpy() for name in input_names(teacher) if name in batch}
+        if "token_type_ids" in input_names(teacher) and "token_type_ids" not in feed:
+            feed["token_type_ids"] = np.zeros_like(feed["input_ids"])
+        np.testing.assert_allclose(fp32.run(["logits"], feed)[0], answers(teacher, batch).numpy(), atol=2e-5)
+        np.testing.assert_allclose(
+            int8.run(["logits"], feed)[0], answers(teacher, batch).numpy(), atol=0.25 * spread(teacher, batch)
+        )
+
+
+def test_pairs_reach_the_bilstm_of_every_family(family: Any) -> None:
+    _, teacher, tokenizer = family
+    student = bilstm.from_teacher(teacher, text=["one", "two"], hidden_dim=8, classifier_dim=8)
+    first, second = "a lovely film", "dull and stale"
+    batch = tokenizer([first], [second], return_tensors="pt")
+    starts, lengths = student._texts(batch["input_ids"], batch["attention_mask"])
+    boundary = len(tokenizer(first)["input_ids"])  # With both special tokens around it.
+    assert starts.tolist() == [[0, boundary]]
+    assert lengths.sum().item() == batch["input_ids"].shape[1]
+
+
+def test_no_more_tokens_than_the_tokenizer_allows(family: Any) -> None:
+    _, teacher, tokenizer = family
+    task = SequenceTask(name="toy", text=["sentence"], max_length=81)
+    with pytest.raises(UserError, match="task.max_length=81, but the teacher reads 80 tokens at most"):
+        checks.check_length(teacher, tokenizer, task, who="teacher")
+    task = SequenceTask(name="toy", text=["sentence"], max_length=80)
+    batch = batching.Examples(tables.Split(["film " * 200], None, np.zeros(1, int)), task, tokenizer)[[0]]
+    assert batch["input_ids"].shape == (1, 80)
+    assert answers(teacher, batch).shape == (1, 2)
+
+
+def test_a_step_on_the_cpu_is_that_of_torch(family: Any) -> None:
+    """Dropout aside, every family trains with our attention as with its own."""
+    _, teacher, tokenizer = family
+    model = copy.deepcopy(teacher).train()
+    for name, value in vars(model.config).items():
+        if "dropout" in name and isinstance(value, float):
+            setattr(model.config, name, 0.0)
+    model = type(model)(model.config).train()
+    model.load_state_dict(teacher.state_dict())
+    batch = tokenizer(["a film", "a lovely and moving film"], padding=True, return_tensors="pt")
+    inputs = {name: batch[name] for name in input_names(model) if name in batch}
+    expected = model(**inputs).logits
+    with cpu_kernels.training_on_cpu(model):
+        found = model(**inputs).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

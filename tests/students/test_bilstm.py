@@ -1,0 +1,204 @@
+"""The BiLSTM student: padding, pairs, what it starts from, and that it is saved whole."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AlbertConfig,
+    AlbertForSequenceClassification,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+from distill.edge.bundle import session
+from distill.errors import UserError
+from distill.export import exporting
+from students import bilstm
+from students.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification, BilstmLayer
+
+SEPARATOR = 3
+VOCABULARY = 100
+
+
+def model(*, layers: int = 2, pair: bool = False, pooling: str = "last") -> BilstmForSequenceClassification:
+    """Weights that are large enough for differences to show."""
+    torch.manual_seed(0)
+    config = BilstmConfig(
+        vocab_size=VOCABULARY, embedding_dim=16, hidden_dim=8, num_hidden_layers=layers, classifier_dim=12,
+        pair=pair, pooling=pooling, sep_token_id=SEPARATOR, num_labels=3,
+    )  # fmt: skip
+    built = BilstmForSequenceClassification(config).eval()
+    for parameter in built.parameters():
+        parameter.data.mul_(3)
+    return built
+
+
+def tokens(batch: int, length: int, *, seed: int = 0) -> Tensor:
+    """`[B, L]` with a separator in the middle and one at the end."""
+    ids = torch.randint(5, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+    ids[:, length // 2] = ids[:, -1] = SEPARATOR
+    return ids
+
+
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("pooling", bilstm.POOLINGS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(pair: bool, pooling: str, side: str) -> None:
+    network, ids = model(pair=pair, pooling=pooling), tokens(3, 9)
+    garbage = torch.full((3, 5), 7)
+    parts = (garbage, ids) if side == "left" else (ids, garbage)
+    mask = torch.cat([torch.zeros_like(garbage), torch.ones_like(ids)], dim=1)
+    mask = mask if side == "left" else mask.flip(1)
+    plain = network(ids, output_hidden_states=True)
+    padded = network(torch.cat(parts, dim=1), mask, output_hidden_states=True)
+    torch.testing.assert_close(plain.logits, padded.logits)
+    for before, after in zip(plain.hidden_states, padded.hidden_states, strict=True):
+        torch.testing.assert_close(before, after[mask.bool()].view_as(before))
+        assert not after[~mask.bool()].any()
+
+
+def test_a_layer_is_a_bidirectional_lstm_over_packed_sequences() -> None:
+    torch.manual_seed(0)
+    layer, reference = BilstmLayer(4, 3), nn.LSTM(4, 3, batch_first=True, bidirectional=True)
+    for name, parameter in reference.named_parameters():
+        own = layer.backwards if name.endswith("_reverse") else layer.forwards
+        own.get_parameter(name.removesuffix("_reverse")).data.copy_(parameter)
+    lengths = torch.tensor([5, 2, 3])
+    states = torch.randn(3, 5, 4)
+    packed = nn.utils.rnn.pack_padded_sequence(states, lengths, batch_first=True, enforce_sorted=False)
+    expected, _ = nn.utils.rnn.pad_packed_sequence(reference(packed)[0], batch_first=True)
+    result = layer(states, lengths)
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(result[row, :length], expected[row, :length])
+
+
+def test_a_pair_is_two_texts_encoded_alike_and_compared() -> None:
+    network = model(pair=True, pooling="max", layers=1)
+    seen: list[Tensor] = []
+    network.pre_classifier.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    first, second = torch.tensor([[9, 8, SEPARATOR]]), torch.tensor([[7, 6, 5, SEPARATOR]])
+    network(torch.cat([first, second], dim=1))
+    network(torch.cat([first, first], dim=1))
+    u, v, product, difference = seen[0].chunk(4, dim=-1)
+    torch.testing.assert_close(product, u * v)
+    torch.testing.assert_close(difference, (u - v).abs())
+    u_again, same, _, nothing = seen[1].chunk(4, dim=-1)
+    torch.testing.assert_close(u_again, u)
+    torch.testing.assert_close(same, u)
+    assert not nothing.any()
+
+
+def test_a_missing_second_text_is_nothing_and_no_nan() -> None:
+    for pooling in bilstm.POOLINGS:
+        output = model(pair=True, pooling=pooling)(torch.tensor([[9, 8, 7]]), output_hidden_states=True)
+        assert torch.isfinite(output.logits).all()
+        assert output.hidden_states[-1].shape == (1, 3, 16)
+
+
+def test_the_embeddings_start_from_the_teachers(teacher: PreTrainedModel) -> None:
+    width = teacher.config.hidden_size
+    whole = bilstm.from_teacher(teacher, text=["sentence"], embedding_dim=None)
+    source = teacher.get_input_embeddings().weight
+    scale = bilstm.EMBEDDING_RMS / source.square().mean().sqrt()
+    torch.testing.assert_close(whole.embeddings.weight, source * scale)
+    assert whole.inherited == {"embeddings.weight": "bert.embeddings.word_embeddings.weight"}
+    assert whole.training
+    assert whole.config.id2label == teacher.config.id2label
+    half = bilstm.from_teacher(teacher, text=["sentence"], embedding_dim=width // 2)
+    assert half.embeddings.weight.shape == (teacher.config.vocab_size, width // 2)
+    # The largest singular values of the teacher's, up to their scale.
+    expected = torch.linalg.svdvals(source)[: width // 2]
+    found = torch.linalg.svdvals(half.embeddings.weight.detach())
+    torch.testing.assert_close(found / found[0], expected / expected[0], rtol=1e-3, atol=1e-3)
+    random = bilstm.from_teacher(teacher, text=["sentence"], init="random")
+    assert random.inherited == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"hidden_dim": 0}, "got student.hidden_dim=0, expected a whole number of at least 1"),
+        ({"layers": 1.5}, "got student.layers=1.5, expected a whole number"),
+        ({"dropout": 1}, "got student.dropout=1, expected a share"),
+        ({"pooling": "sum"}, "student.pooling=sum is unknown, expected one of last, max, mean"),
+        ({"init": "zero"}, "student.init=zero is unknown, expected one of teacher, random"),
+        ({"text": ["a", "b"]}, "has no separator between two texts"),
+    ],
+)
+def test_what_cannot_be_built_is_said(teacher: PreTrainedModel, options: dict[str, object], expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        bilstm.from_teacher(teacher, **({"text": ["sentence"]} | options))
+
+
+def test_it_learns_from_other_families() -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    albert = AlbertForSequenceClassification(AlbertConfig(vocab_size=VOCABULARY, embedding_size=16, **sizes))
+    student = bilstm.from_teacher(albert, text=["sentence"])
+    assert student.embeddings.weight.shape == (VOCABULARY, 16)
+    roberta = RobertaForSequenceClassification(RobertaConfig(vocab_size=VOCABULARY, **sizes))
+    roberta.config.sep_token_id = 2
+    pairs = bilstm.from_teacher(roberta, text=["a", "b"], hidden_dim=8, classifier_dim=8).eval()
+    # <s> a </s></s> b </s>: the second text begins after the first separator.
+    starts, lengths = pairs._texts(torch.tensor([[0, 9, 8, 2, 2, 7, 2, 1]]), torch.tensor([[1, 1, 1, 1, 1, 1, 1, 0]]))
+    assert starts.tolist() == [[0, 4]]
+    assert lengths.tolist() == [[4, 3]]
+
+
+def test_it_is_saved_with_its_code_and_loads_where_distill_is_not(tmp_path: Path) -> None:
+    network, ids = model(pair=True), tokens(2, 9)
+    network.save_pretrained(tmp_path / "saved")
+    here = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved").eval()
+    torch.testing.assert_close(here(ids).logits, network(ids).logits)
+    program = (
+        "import sys, torch\n"
+        "sys.modules['distill'] = sys.modules['students'] = None\n"
+        "from transformers import AutoModelForSequenceClassification as Auto\n"
+        "model = Auto.from_pretrained(sys.argv[1], trust_remote_code=True).eval()\n"
+        "print(model(torch.tensor(eval(sys.argv[2]))).logits.tolist())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "saved"), str(ids.tolist())],
+        cwd=tmp_path, env={"PATH": "", "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.array(eval(done.stdout)), network(ids).logits.detach().numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_the_exported_files_equal_torch(tmp_path: Path, pair: bool) -> None:
+    network = model(pair=pair, pooling="max")
+    fp32, int8 = tmp_path / "model.onnx", tmp_path / "model.int8.onnx"
+    exporting.export_onnx(
+        model(layers=1, pair=pair), tmp_path / "another.onnx"
+    )  # The first export must not fix this one.
+    exporting.export_onnx(network, fp32)
+    exporting.quantize(fp32, int8, exporting.Settings())
+    sessions = {path: session(path) for path in (fp32, int8)}
+    for batch in (1, 3):
+        for length in (1, 7, 64, 300):
+            for padded in (False, True):
+                ids = tokens(batch, length, seed=length)
+                mask = torch.ones_like(ids)
+                if padded:
+                    mask[-1, (length + 1) // 2 :] = 0
+                with torch.no_grad():
+                    expected = network(ids, mask).logits.numpy()
+                feed = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+                np.testing.assert_allclose(sessions[fp32].run(["logits"], feed)[0], expected, atol=2e-5)
+                np.testing.assert_allclose(sessions[int8].run(["logits"], feed)[0], expected, atol=0.2)
+
+
+def test_the_embedding_table_is_quantized(tmp_path: Path, teacher: PreTrainedModel) -> None:
+    torch.manual_seed(0)
+    config = BilstmConfig(vocab_size=5000, embedding_dim=64, hidden_dim=8, classifier_dim=8, num_labels=2)
+    exporting.export_onnx(BilstmForSequenceClassification(config), tmp_path / "model.onnx")
+    exporting.quantize(tmp_path / "model.onnx", tmp_path / "model.int8.onnx", exporting.Settings())
+    assert (tmp_path / "model.int8.onnx").stat().st_size < 0.35 * (tmp_path / "model.onnx").stat().st_size

@@ -1,0 +1,212 @@
+"""Finding a teacher, fitting it to the task's labels, and never running a pickle."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from transformers import PreTrainedTokenizerBase
+
+from distill.errors import UnreachableError, UserError
+from distill.models.loading import match_labels, reorder_head
+from distill.tasks import SequenceTask
+from distill.teaching import finetune
+from distill.training.module import freeze
+from teachers.embedded import Embedded
+from teachers.pretrained import Pretrained
+from tests.conftest import LABELS, toy_bert
+
+ROOT = Path(finetune.__file__).resolve().parents[1]
+AUTO_CLASS = "AutoModelForSequenceClassification"
+
+
+@pytest.fixture
+def classifier_dir(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+    toy_bert(len(tokenizer)).save_pretrained(tmp_path / "classifier")
+    tokenizer.save_pretrained(tmp_path / "classifier")
+    return tmp_path / "classifier"
+
+
+def test_a_head_that_fits_teaches_as_it_is(classifier_dir: Path) -> None:
+    start = Pretrained(name="toy", path=str(classifier_dir)).load(AUTO_CLASS, LABELS, [])
+    assert start.fits
+    assert start.notices == []
+
+
+def test_an_encoder_without_a_head_is_to_be_finetuned_in_float32(encoder_dir: Path) -> None:
+    start = Pretrained(name="toy", path=str(encoder_dir)).load(AUTO_CLASS, LABELS, [])
+    assert not start.fits
+    assert "its head is not trained (classifier.bias, classifier.weight)" in start.reason
+    assert {parameter.dtype for parameter in start.model.parameters()} == {torch.float32}
+    assert start.model.config.id2label == dict(enumerate(LABELS))
+
+
+def test_precision_is_what_was_asked_for(encoder_dir: Path) -> None:
+    source = Pretrained(name="toy", path=str(encoder_dir), precision="bfloat16")
+    assert {p.dtype for p in source.load(AUTO_CLASS, LABELS, []).model.parameters()} == {torch.float32}  # To copy from.
+    assert source.precision == "bfloat16"
+    with pytest.raises(UserError, match="teacher.precision=float8 is unknown, expected one of float32, bfloat16"):
+        Pretrained(name="toy", path=str(encoder_dir), precision="float8")
+
+
+def test_labels_in_another_order_are_put_in_order(classifier_dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    inputs = dict(tokenizer(["a dull film", "warm and clever"], padding=True, return_tensors="pt"))
+    straight = Pretrained(name="toy", path=str(classifier_dir)).load(AUTO_CLASS, LABELS, [])
+    turned = Pretrained(name="toy", path=str(classifier_dir)).load(AUTO_CLASS, LABELS[::-1], [])
+    assert turned.fits
+    assert "put in order: positive, negative" in turned.notices[0]
+    with torch.no_grad():
+        expected, found = straight.model.eval()(**inputs).logits, turned.model.eval()(**inputs).logits
+    torch.testing.assert_close(found, expected.flip(-1))
+    assert turned.model.config.id2label == {0: "positive", 1: "negative"}
+
+
+@pytest.mark.parametrize(
+    ("own", "labels", "order", "reason"),
+    [
+        (["LABEL_0", "LABEL_1"], ["no", "yes"], [0, 1], ""),
+        (["NO", "YES"], ["no", "yes"], [0, 1], ""),
+        (["yes", "no"], ["no", "yes"], [1, 0], ""),
+        (["a", "b", "c"], ["no", "yes"], None, "it has 3 labels and the task 2"),
+        (["cat", "dog"], ["no", "yes"], None, "its labels are cat, dog and the task's no, yes"),
+    ],
+)
+def test_labels_meet_by_name_or_where_there_is_none_by_index(
+    own: list[str], labels: list[str], order: list[int] | None, reason: str
+) -> None:
+    found, why, notices = match_labels(own, labels)
+    assert (found, why) == (order, reason)
+    assert bool(notices) == (own[0] == "LABEL_0" or order == [1, 0])
+
+
+def test_another_number_of_labels_is_to_be_finetuned(classifier_dir: Path) -> None:
+    start = Pretrained(name="toy", path=str(classifier_dir)).load(AUTO_CLASS, ["a", "b", "c"], [])
+    assert not start.fits
+    assert start.model.config.num_labels == 3
+
+
+def test_reordering_needs_a_linear_head() -> None:
+    model = toy_bert(50, layers=1)
+    with pytest.raises(UserError, match="no linear head"):
+        reorder_head(model, [2, 1, 0])
+
+
+def test_a_local_path_must_be_a_model(tmp_path: Path, encoder_dir: Path) -> None:
+    with pytest.raises(UserError, match="is no directory, expected one with config.json and weights"):
+        Pretrained(name="toy", path=str(tmp_path / "nowhere")).locate()
+    with pytest.raises(UserError, match="has no config.json"):
+        Pretrained(name="toy", path=str(tmp_path)).locate()
+    (tmp_path / "config.json").write_text((encoder_dir / "config.json").read_text())
+    with pytest.raises(UserError, match="holds no weights"):
+        Pretrained(name="toy", path=str(tmp_path)).locate()
+    (tmp_path / "pytest_model.bin").write_bytes(b"pickle")
+    with pytest.raises(UserError, match="only pytest_model.bin, which can run code when read"):
+        Pretrained(name="toy", path=str(tmp_path)).locate()
+    with pytest.raises(UserError, match="give teacher.path=DIR or teacher.id=NAME"):
+        Pretrained(name="toy")
+
+
+def hub_cache(root: Path, name: str, source: Path) -> None:
+    """Lay `source` out in `root` as the Hub's client does after a download."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = root / f"models--{name.replace('/', '--')}"
+    snapshot = repository / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    for file in source.iterdir():
+        (snapshot / file.name).write_bytes(file.read_bytes())
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+
+
+def test_the_hubs_cache_is_found_without_the_hub(
+    tmp_path: Path, classifier_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub_cache(tmp_path / "hub", "owner/toy", classifier_dir)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    source = Pretrained(name="toy", id="owner/toy")
+    assert source.load(AUTO_CLASS, LABELS, []).fits
+    assert source.resolved() == "owner/toy"
+    assert source.fingerprint() == Pretrained(name="toy", path=str(classifier_dir)).fingerprint()
+
+
+def test_weights_that_are_nowhere_are_unreachable_with_three_remedies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(UnreachableError, match=r"teacher.path=DIR .* \(hf download owner/toy\), or .* \+teacher=embed"):
+        Pretrained(name="toy", id="owner/toy").locate()
+
+
+def test_a_fingerprint_follows_the_weights(classifier_dir: Path) -> None:
+    before = Pretrained(name="toy", path=str(classifier_dir)).fingerprint()
+    assert before == Pretrained(name="other name", path=str(classifier_dir)).fingerprint()
+    toy_bert(300, seed=1).save_pretrained(classifier_dir)
+    assert before != Pretrained(name="toy", path=str(classifier_dir)).fingerprint()
+
+
+def test_the_embedded_teacher_is_the_same_every_time() -> None:
+    texts = ["the quick brown fox jumps over the lazy dog"] * 10
+    one, two = (
+        Embedded(layers=1, hidden_size=16, heads=2, vocabulary=100).load(AUTO_CLASS, LABELS, texts) for _ in range(2)
+    )
+    assert one.tokenizer.get_vocab() == two.tokenizer.get_vocab()
+    states = one.model.state_dict(), two.model.state_dict()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not one.fits
+    encoded = one.tokenizer("the fox", "the dog")
+    assert one.tokenizer.convert_ids_to_tokens(encoded["input_ids"])[0] == "[CLS]"
+    assert max(encoded["token_type_ids"]) == 1
+
+
+def test_the_vocabulary_is_the_same_in_every_process() -> None:
+    """The trainer's own numbering follows a hash table that is seeded anew in every process."""
+    program = (
+        "import hashlib\n"
+        "from teachers.embedded import train_tokenizer\n"
+        "texts = [f'{a}{b}{c} {c}{a}' for a in 'abcdefgh' for b in 'ijklmnop' for c in 'qrstuvwx']\n"
+        "print(hashlib.sha256(train_tokenizer(texts, 120).backend_tokenizer.to_str().encode()).hexdigest())\n"
+    )
+    found = {
+        subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for _ in range(3)
+    }
+    assert len(found) == 1
+
+
+def test_a_frozen_model_stays_in_evaluation_mode() -> None:
+    model = freeze(toy_bert(50, layers=1).train())
+    model.train()
+    assert not model.training
+    assert not any(module.training for module in model.modules())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+class _Unreachable:
+    name = "big"
+
+    def locate(self) -> None:
+        raise UnreachableError("far away")
+
+
+def test_only_the_built_in_task_accepts_a_substitute(capsys: pytest.CaptureFixture[str]) -> None:
+    asked, stand_in = finetune.Source(_Unreachable(), None), finetune.Source(Embedded(), None)
+    own = SequenceTask(name="own", text=["text"], data_dir="somewhere")
+    with pytest.raises(UnreachableError, match="far away"):
+        finetune.locate(asked, lambda: stand_in, own)
+    builtin = SequenceTask(name="docstrings", text=["sentence"], builtin=True)
+    assert finetune.locate(asked, lambda: stand_in, builtin) == (stand_in, True)
+    shown = capsys.readouterr().out
+    assert "ANOTHER TEACHER TEACHES" in shown
+    assert "Asked for  big" in shown
+    assert finetune.locate(stand_in, lambda: asked, own) == (stand_in, False)
+
+
+def test_a_teacher_worse_than_the_majority_stops_the_run() -> None:
+    import numpy as np
+
+    labels = np.array([0, 0, 0, 1])
+    finetune._check_majority(np.zeros(4, int), labels, "toy")
+    with pytest.raises(UserError, match=r"accuracy of 0.500 on dev, always answering the majority class has 0.750"):
+        finetune._check_majority(np.array([1, 0, 0, 0]), labels, "toy")

@@ -1,0 +1,484 @@
+"""Does training do what it says: a frozen teacher, true accumulation, the best weights kept, runs that repeat?"""
+
+import csv
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, count
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
+from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.data import batching, tables
+from distill.errors import NumericalError, UserError
+from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
+from distill.models.forward import run_model
+from distill.training import fitting, settings
+from distill.training.module import DistillationModule, freeze, parameter_groups, predict_logits
+from students.distilbert import from_teacher
+from tests.conftest import SETTINGS, Make, Toy, equal, last_state, scores, steps_of, toy_bert, weights
+
+
+def use_plain_sgd(module: DistillationModule, monkeypatch: pytest.MonkeyPatch, learning_rate: float) -> None:
+    """AdamW divides by the gradient's own size, which hides what is compared here."""
+
+    def optimizers() -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=learning_rate)
+        return [optimizer], [torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1)]
+
+    monkeypatch.setattr(module, "configure_optimizers", optimizers)
+
+
+# The teacher
+
+
+@dataclass
+class Watched:
+    """A fit of a student narrower than its teacher, what was seen during it, and what it left behind."""
+
+    toy: Toy
+    before: dict[str, Tensor]
+    teacher_before: dict[str, Tensor]
+    teacher_modes: list[bool]
+    student_modes: list[bool]
+    examples: list[list[int]]
+    rows: list[dict[str, str]]
+
+    def checkpoint(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = torch.load(self.toy.directory / "checkpoints" / f"{name}.ckpt", weights_only=True)
+        return found
+
+
+@pytest.fixture(scope="module")
+def watched(make: Make) -> Watched:
+    toy = make(teacher_width=48)
+    modes: dict[str, list[bool]] = {"teacher": [], "student": []}
+
+    def watch(name: str, model: PreTrainedModel) -> None:
+        dropouts = [part for part in model.modules() if isinstance(part, nn.Dropout)]
+        model.register_forward_pre_hook(lambda *_: modes[name].append(any(part.training for part in dropouts)))
+
+    watch("teacher", toy.module.teacher)
+    watch("student", toy.module.student)
+    examples = steps_of(toy)
+    before, teacher_before = weights(toy.module), weights(toy.module.teacher)
+    toy.module.teacher.train()
+    toy.fit(logger=CSVLogger(str(toy.directory), name="", version=""))
+    with open(toy.directory / "metrics.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return Watched(toy, before, teacher_before, modes["teacher"], modes["student"], examples, rows)
+
+
+def test_the_teacher_stays_in_evaluation_mode(watched: Watched):
+    assert watched.teacher_modes == [False] * 8  # one question a step, none for dev
+    watched.toy.module.train()
+    watched.toy.module.teacher.train()
+    assert not any(part.training for part in watched.toy.module.teacher.modules())
+
+
+def test_the_student_trains_in_steps_and_not_on_dev(watched: Watched):
+    epoch = [True] * 4 + [False]
+    assert watched.student_modes == epoch * 2
+
+
+def test_the_teacher_does_not_change_and_gets_no_gradient(watched: Watched):
+    teacher = watched.toy.module.teacher
+    assert equal(weights(teacher), watched.teacher_before)
+    assert all(parameter.grad is None and not parameter.requires_grad for parameter in teacher.parameters())
+
+
+def test_the_teacher_is_no_part_of_the_module(watched: Watched):
+    module = watched.toy.module
+    teachers = {id(parameter) for parameter in module.teacher.parameters()}
+    assert teachers.isdisjoint(id(parameter) for parameter in module.parameters())
+    assert module.teacher not in list(module.modules())
+    assert not [name for name in module.state_dict() if not name.startswith(("student.", "objective."))]
+
+
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_a_checkpoint_holds_the_student_and_the_projection_alone(watched: Watched, name: str):
+    found = watched.checkpoint(name)["state_dict"]
+    assert found.keys() == watched.toy.module.state_dict().keys()
+    assert "objective.terms.cosine.projection.weight" in found
+    assert all(key.startswith("student.") for key in found if not key.startswith("objective.terms.cosine."))
+
+
+def test_the_optimizer_has_the_student_and_the_projection_alone(watched: Watched):
+    groups = watched.toy.module.trainer.optimizers[0].param_groups
+    in_optimizer = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(in_optimizer) == sorted(id(parameter) for parameter in watched.toy.module.parameters())
+    saved = watched.checkpoint("last")["optimizer_states"][0]["state"]
+    assert len(saved) == len(in_optimizer)
+
+
+def test_no_gradient_is_carried_over(watched: Watched):
+    assert all(parameter.grad is None for parameter in watched.toy.module.parameters())
+
+
+def test_every_parameter_learns(watched: Watched):
+    after = watched.checkpoint("last")["state_dict"]
+    still = [name for name, tensor in watched.before.items() if torch.equal(tensor, after[name])]
+    assert still == []
+
+
+def test_every_epoch_has_all_examples_in_an_order_of_its_own(watched: Watched):
+    first, second = ([*chain(*watched.examples[start : start + 4])] for start in (0, 4))
+    assert sorted(first) == sorted(second) == list(range(64))
+    assert first != second
+
+
+def test_every_term_is_logged_by_its_name(watched: Watched):
+    rows = [{k: float(v) for k, v in row.items() if v} for row in watched.rows if row["train/loss"]]
+    assert len(rows) == 8
+    for row in rows:
+        parts = 5 * row["train/soft"] + 2 * row["train/hard"] + 1 * row["train/cosine"]
+        assert row["train/loss"] == pytest.approx(parts, rel=1e-4)
+    assert sum(bool(row["dev/accuracy"]) for row in watched.rows) == 2
+
+
+def test_clipping_measures_the_projection_too(make: Make, monkeypatch: pytest.MonkeyPatch):
+    toy = make(teacher_width=48, cosine=100, max_epochs=None, max_steps=1, clip=0.1)
+    use_plain_sgd(toy.module, monkeypatch, learning_rate=1)
+    before = weights(toy.module)
+    toy.fit()
+    moved = {name: tensor - before[name] for name, tensor in weights(toy.module).items()}
+    assert moved["objective.terms.cosine.projection.weight"].norm() > 0.01
+    assert torch.cat([change.flatten() for change in moved.values()]).norm().item() == pytest.approx(0.1, rel=1e-3)
+
+
+def test_an_objective_that_needs_a_teacher_wants_one(make: Make):
+    toy = make()
+    with pytest.raises(ValueError, match="objective distilbert learns from a teacher, and there is none"):
+        DistillationModule(student=toy.module.student, objective=toy.module.objective, task=toy.module.task)
+
+
+def test_an_objective_without_a_teacher_asks_none(make: Make):
+    toy = make()
+    supervised = Objective(name="supervised", terms={"hard": HardLabels(), "soft": SoftTargets(weight=0)})
+    module = DistillationModule(
+        student=toy.module.student, objective=supervised, task=toy.module.task, teacher=toy.module.teacher
+    )
+    assert module.teacher is None
+
+
+# Decay
+
+
+def test_decay_goes_by_the_type_of_the_module(make: Make):
+    module = make(teacher_width=48).module
+    decayed, free = parameter_groups(module, 0.01)
+    assert (decayed["weight_decay"], free["weight_decay"]) == (0.01, 0)
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    without = {names[id(parameter)] for parameter in free["params"]}
+    expected = {
+        f"{owner}.{name}"
+        for owner, part in module.named_modules()
+        for name, _ in part.named_parameters(recurse=False)
+        if isinstance(part, nn.LayerNorm) or name == "bias"
+    }
+    assert without == expected
+    assert "student.distilbert.transformer.layer.1.sa_layer_norm.weight" in without
+    assert "objective.terms.cosine.projection.weight" not in without
+
+
+def test_every_parameter_is_in_one_group_once_tied_ones_too(tokenizer: PreTrainedTokenizerBase):
+    student = from_teacher(BertForMaskedLM(toy_bert(len(tokenizer)).config))
+    assert student.vocab_projector.weight is student.distilbert.embeddings.word_embeddings.weight
+    grouped = [id(parameter) for group in parameter_groups(student, 0.01) for parameter in group["params"]]
+    assert len(grouped) == len(set(grouped))
+    assert set(grouped) == {id(parameter) for parameter in student.parameters()}
+
+
+def test_frozen_parameters_are_in_no_group(tokenizer: PreTrainedTokenizerBase):
+    student = from_teacher(toy_bert(len(tokenizer)))
+    student.distilbert.embeddings.requires_grad_(False)
+    grouped = {id(parameter) for group in parameter_groups(student, 0.01) for parameter in group["params"]}
+    assert grouped == {id(parameter) for parameter in student.parameters() if parameter.requires_grad}
+
+
+# Steps
+
+
+def after_one_step(toy: Toy, micro_batches: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
+    use_plain_sgd(toy.module, monkeypatch, learning_rate=0.5)
+    examples = toy.loaders["train"].dataset
+    toy.loaders["train"] = batching.loader(examples, [micro_batches])
+    toy.fit()
+    return weights(toy.module)
+
+
+def test_unequal_micro_batches_give_the_weights_of_one_large_batch(make: Make, monkeypatch: pytest.MonkeyPatch):
+    toys = [make(teacher_width=48, dropout=0.0, max_epochs=None, max_steps=1) for _ in range(3)]
+    start = weights(toys[0].module)
+    lengths = toys[0].loaders["train"].dataset.lengths
+    by_length = np.argsort(lengths, kind="stable").tolist()
+    short, middle, long = by_length[:4], by_length[30:32], by_length[-1:]
+    assert lengths[short].max() < lengths[middle].max() < lengths[long].max()  # so each is padded to its own length
+    large = after_one_step(toys[0], [short + middle + long], monkeypatch)
+    parts = after_one_step(toys[1], [short, middle, long], monkeypatch)
+    other = after_one_step(toys[2], [short, middle], monkeypatch)
+    for name, tensor in large.items():
+        torch.testing.assert_close(parts[name], tensor, rtol=0, atol=1e-6, msg=name)
+    for different in (start, other):
+        assert max((tensor - different[name]).abs().max() for name, tensor in large.items()) > 1e-3
+    assert toys[0].module.global_step == toys[1].module.global_step == 1
+
+
+def test_a_loss_that_is_no_number_ends_the_training(make: Make):
+    toy = make()
+    with torch.no_grad():
+        toy.module.student.classifier.bias[0] = torch.nan
+    before = weights(toy.module)
+    with pytest.raises(NumericalError, match=r"step 0: the term soft is nan; try a smaller learning_rate") as told:
+        toy.fit()
+    assert told.value.exit_code == 3
+    assert torch.equal(toy.module.student.pre_classifier.weight, before["student.pre_classifier.weight"])
+
+
+def test_what_was_seen_is_counted(make: Make):
+    toy = make(max_epochs=1)
+    fit = toy.fit()
+    lengths = toy.loaders["train"].dataset.lengths
+    assert (fit.steps, fit.epochs, toy.module.examples_seen) == (4, 1, 64)
+    assert toy.module.tokens_seen == lengths.sum()
+    assert fit.padding == pytest.approx(1 - lengths.sum() / toy.module.tokens_computed)
+    assert 0 <= fit.padding < 0.5
+    assert fit.examples_per_second == pytest.approx(64 / fit.seconds)
+
+
+# What a model is asked
+
+
+def inputs_of(model: PreTrainedModel, batch: dict[str, Tensor]) -> set[str]:
+    seen: list[dict[str, Any]] = []
+    model.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs), with_kwargs=True)
+    run_model(model, batch)
+    return {name for name, value in seen[0].items() if isinstance(value, Tensor)}
+
+
+def test_token_types_reach_who_has_them(teacher: PreTrainedModel):
+    ids, types = torch.arange(5, 11)[None], torch.tensor([[0, 0, 0, 1, 1, 1]])
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": types, "labels": ids[:, 0]}
+    assert inputs_of(teacher, batch) == {"input_ids", "attention_mask", "token_type_ids"}
+    assert inputs_of(from_teacher(teacher), batch) == {"input_ids", "attention_mask"}
+    one_text = batch | {"token_type_ids": torch.zeros_like(ids)}
+    assert not torch.allclose(run_model(teacher, batch).logits, run_model(teacher, one_text).logits, atol=1e-3)
+
+
+def test_only_the_outputs_that_are_needed_are_asked_for(teacher: PreTrainedModel):
+    batch = {"input_ids": torch.arange(5, 11)[None], "attention_mask": torch.ones(1, 6, dtype=torch.long)}
+    plain = run_model(teacher, batch)
+    assert plain.get("hidden_states") is None
+    assert plain.get("attentions") is None
+    assert len(run_model(teacher, batch, frozenset({"hidden_states"})).hidden_states) == 5
+
+
+def test_the_teacher_is_asked_without_gradients(make: Make):
+    toy = make()
+    for parameter in toy.module.teacher.parameters():
+        parameter.requires_grad_(True)
+    toy.module.losses(next(iter(toy.loaders["train"]))[0])[0].backward()
+    assert all(parameter.grad is None for parameter in toy.module.teacher.parameters())
+    assert all(parameter.grad is not None for parameter in toy.module.student.parameters())
+
+
+def test_the_teacher_computes_in_its_own_precision_and_the_loss_in_float32(make: Make):
+    toy = make(teacher_width=48)
+    dtypes = {}
+    toy.module.teacher.register_forward_hook(lambda *seen: dtypes.update(teacher=seen[-1].logits.dtype))
+    toy.module.student.register_forward_hook(lambda *seen: dtypes.update(student=seen[-1].logits.dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _ = toy.module.losses(next(iter(toy.loaders["train"]))[0])
+    assert dtypes == {"teacher": torch.float32, "student": torch.bfloat16}
+    assert loss.dtype == torch.float32
+
+
+def test_freeze_holds_against_train(teacher: PreTrainedModel):
+    frozen = freeze(teacher.train())
+    assert frozen.train() is frozen
+    assert not any(part.training for part in frozen.modules())
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_logits_come_in_the_order_of_the_split(make: Make, splits: tables.TaskData, training: bool):
+    toy = make()
+    student = toy.module.student.train(training)
+    order = [[[5, 0]], [[23, 2, 7], [1]], [[i] for i in range(24) if i not in (0, 1, 2, 5, 7, 23)]]
+    dev = toy.loaders["dev"].dataset
+    logits = predict_logits(student, batching.loader(dev, order))
+    assert student.training is training
+    assert logits.dtype == np.float32
+    student.eval()
+    for row, text in zip(logits, splits.splits["dev"].texts, strict=True):
+        with torch.no_grad():
+            alone = student(**toy.tokenizer(text, return_tensors="pt", return_token_type_ids=False)).logits[0]
+        np.testing.assert_allclose(row, alone.numpy(), atol=1e-4)
+
+
+# Which weights are kept
+
+
+@pytest.mark.parametrize(("values", "best"), [([-1.0, -0.5, -2.0], 1), ([0.0, 0.0, -0.1], 0), ([0.2, 0.1, 0.3], 2)])
+def test_the_best_weights_are_kept_at_any_score(
+    make: Make, monkeypatch: pytest.MonkeyPatch, values: list[float], best: int
+):
+    toy = make(max_epochs=3)
+    seen = scores(toy, values, monkeypatch)
+    assert toy.fit().best == pytest.approx(values[best])
+    assert [step for step, _ in seen] == [4, 8, 12]
+    assert [equal(weights(toy.module), kept) for _, kept in seen] == [index == best for index in range(3)]
+
+
+@pytest.mark.parametrize(("max_steps", "evaluated"), [(2, [2]), (4, [4]), (6, [4, 6])])
+def test_the_last_step_is_evaluated_wherever_it_is(
+    make: Make, monkeypatch: pytest.MonkeyPatch, max_steps: int, evaluated: list[int]
+):
+    toy = make(max_epochs=None, max_steps=max_steps)
+    seen = scores(toy, [0.1, 0.2], monkeypatch)
+    assert toy.fit().steps == max_steps
+    assert [step for step, _ in seen] == evaluated
+    assert equal(weights(toy.module), seen[-1][1])
+
+
+def test_dev_is_scored_as_often_as_asked(make: Make, monkeypatch: pytest.MonkeyPatch):
+    toy = make(evaluations=2)
+    seen = scores(toy, [0.1, 0.2, 0.3, 0.4], monkeypatch)
+    toy.fit()
+    assert [step for step, _ in seen] == [2, 4, 6, 8]
+
+
+# Runs that repeat
+
+
+def test_the_seed_decides_the_weights(make: Make, uninterrupted: Toy):
+    again, other = make(), make(seed=2)
+    again.fit()
+    other.fit()
+    assert equal(last_state(again), last_state(uninterrupted))
+    assert not equal(last_state(other), last_state(uninterrupted))
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_epochs": None}, "got neither max_epochs nor max_steps, expected a number for one of them"),
+        ({"batch_size": 0}, "got batch_size=0, expected a whole number of at least 1"),
+        ({"accumulate": 1.5}, r"got accumulate=1\.5, expected a whole number"),
+        ({"max_epochs": True}, "got max_epochs=True, expected a whole number"),
+        ({"evaluations": 0}, "got evaluations=0, expected a whole number"),
+        ({"learning_rate": 0.0}, r"got learning_rate=0\.0, expected a number above 0"),
+        ({"warmup": 1.5}, r"got warmup=1\.5, expected a share of the steps between 0 and 1"),
+        ({"warmup": -0.1}, r"got warmup=-0\.1, expected a share"),
+        ({"precision": "16-mixed"}, "got precision=16-mixed, expected one of auto, 32-true, bf16-mixed"),
+    ],
+)
+def test_settings_that_are_refused(options: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        replace(SETTINGS, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told():
+    with pytest.raises(UserError, match=r"trainer\.accelerator=gpu, but torch sees no GPU: use auto or cpu"):
+        replace(SETTINGS, accelerator="gpu")
+
+
+def test_the_steps_of_a_training():
+    assert SETTINGS.total_steps(4) == 8
+    assert replace(SETTINGS, max_epochs=None, max_steps=5).total_steps(4) == 5
+    assert replace(SETTINGS, max_steps=5).total_steps(4) == 5
+    assert replace(SETTINGS, max_steps=9).total_steps(4) == 8
+
+
+# Items that are tokens
+
+
+@pytest.mark.parametrize("chosen", ["some", "none"])
+def test_a_vocabulary_is_computed_at_the_items_alone(tokenizer: PreTrainedTokenizerBase, chosen: str):
+    """The loss is that of all logits, and the head sees no more tokens than count."""
+    teacher = BertForMaskedLM(toy_bert(len(tokenizer)).config).eval()
+    student = from_teacher(teacher).eval()
+    terms = {"soft": SoftTargets(weight=5), "mlm": MaskedLanguageModelling(weight=2), "cosine": Cosine()}
+    objective = Objective(name="language_model", terms=terms)
+    module = DistillationModule(student=student, objective=objective, task=None, teacher=teacher)  # type: ignore[arg-type]
+    student.eval()
+    torch.manual_seed(0)
+    ids = torch.randint(5, len(tokenizer), (3, 7))
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = 0
+    items = (torch.rand(ids.shape) < 0.4) & mask.bool() & torch.tensor(chosen == "some")
+    batch = {
+        "input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~items, -100), "items": items,
+        "example_id": torch.arange(3),
+    }  # fmt: skip
+    needs = frozenset({"hidden_states"})
+    with torch.no_grad():
+        whole = objective(run_model(student, batch, needs), run_model(teacher, batch, needs), batch)
+    seen: list[torch.Size] = []
+    student.vocab_projector.register_forward_hook(lambda layer, inputs, output: seen.append(output.shape))
+    loss, sums = module.losses(batch)
+    assert seen == [(1, int(items.sum()), len(tokenizer))]
+    torch.testing.assert_close((loss, sums), whole)
+    loss.backward()
+    assert student.distilbert.embeddings.word_embeddings.weight.grad.isfinite().all()
+    assert type(student.distilbert).__name__ == "DistilBertModel"
+
+
+# torch.compile
+
+
+def test_a_compiled_student_is_itself_again_afterwards(make: Make, monkeypatch: pytest.MonkeyPatch):
+    toy = make(compile=True, max_epochs=1)
+    encoder, calls = toy.module.student.base_model, []
+
+    def compiled(*, dynamic: bool) -> None:
+        encoder._compiled_call_impl = lambda *inputs, **named: (
+            calls.append(dynamic) or encoder._call_impl(*inputs, **named)
+        )
+
+    monkeypatch.setattr(encoder, "compile", compiled)
+    toy.fit()
+    assert len(calls) >= 4  # Every step, and dev.
+    assert all(calls)  # Batches have as many lengths as texts: none may be compiled for its own.
+    assert encoder._compiled_call_impl is None
+
+
+def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(settings.shutil, "which", lambda name: None)
+    with pytest.raises(ValueError, match="got compile=true, which needs a C\\+\\+ compiler, and there is no g"):
+        replace(SETTINGS, compile=True)
+
+
+# The estimate
+
+
+def test_an_estimate_leaves_no_trace(make: Make):
+    toy = make()
+    before = weights(toy.module)
+    seconds = fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
+    assert seconds > 0
+    assert equal(weights(toy.module), before)
+    assert all(parameter.grad is None for parameter in toy.module.parameters())
+    assert toy.module.teacher_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("epochs", "estimate"), [(1, 4 * (1 + 1) + 24 / 16 / 3), (400, 1600 * (1 + 1) + 9600 / 16 / 3)]
+)
+def test_an_estimate_counts_steps_and_evaluations(
+    make: Make, monkeypatch: pytest.MonkeyPatch, epochs: int, estimate: float
+):
+    """Of a second for the passes, one for the optimizer, and a third of one for as many examples of dev."""
+    toy = make(max_epochs=epochs)
+    monkeypatch.setattr(fitting, "time", SimpleNamespace(perf_counter=partial(next, count())))
+    found = fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
+    assert found == pytest.approx(estimate)

@@ -1,0 +1,367 @@
+"""Do several processes train as one would, and end as one?"""
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from distill.data import batching, tables
+from distill.errors import UserError
+from distill.losses import HardLabels
+from distill.tasks import SequenceTask
+from distill.teaching.output_cache import KeptOutputs
+from distill.training import fitting, processes
+from distill.training.processes import ProcessError
+from distill.training.settings import Settings, check_processes
+from distill.training.travel import packed
+from tests.conftest import BAD, GOOD, SETTINGS, Make, Toy, equal, last_state, sentences, toy_training, weights
+
+CPU = torch.device("cpu")
+ROOT = Path(fitting.__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_crew() -> Iterator[None]:
+    """The tests of a training share a second process; nothing of it is left at the end."""
+    yield
+    processes.end()
+
+
+# As one
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    for name, tensor in left.items():
+        if not name.endswith("k_lin.bias"):  # Softmax takes it away: its gradient is rounding, which AdamW enlarges.
+            torch.testing.assert_close(tensor, right[name], rtol=0, atol=1e-5, msg=name)
+
+
+def rows(toy: Toy) -> list[dict[str, float]]:
+    """What the logger has written of the training and of dev."""
+    lines = (toy.directory / "metrics.csv").read_text().splitlines()
+    names = lines[0].split(",")
+    return [
+        {name: float(value) for name, value in zip(names, line.split(","), strict=True) if value} for line in lines[1:]
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_train_as_one_with_twice_the_batch(
+    task: SequenceTask,
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    strategy: str,
+):
+    for name, number in (("train", 53), ("dev", 24)):  # The last batch of an epoch is a ragged one.
+        lines = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in sentences(number))]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    ragged = SequenceTask(name="toy", text=["sentence"], data_dir=str(tmp_path))
+    splits = tables.read(ragged, cache_dir=tmp_path / "cache")
+    toys = {
+        devices: toy_training(
+            ragged, splits, tokenizer, tmp_path / str(devices), dropout=0.0, accumulate=2, devices=devices,
+            batch_size=8 // devices, teacher_width=48, learning_rate=3e-4, strategy=strategy,
+        )
+        for devices in (1, 2)
+    }  # fmt: skip
+    for toy in toys.values():  # As a run does, which leaves hooks in the student.
+        fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
+    fits = {
+        devices: toy.fit(logger=CSVLogger(str(toy.directory), name="", version="")) for devices, toy in toys.items()
+    }
+    same(last_state(toys[1]), last_state(toys[2]))
+    same(weights(toys[1].module), weights(toys[2].module))
+    for one, two in zip(rows(toys[1]), rows(toys[2]), strict=True):
+        assert one == pytest.approx(two, abs=1e-5, rel=1e-6)
+    for name in ("steps", "epochs", "best"):
+        assert getattr(fits[1], name) == getattr(fits[2], name)
+    assert toys[1].module.tokens_seen == toys[2].module.tokens_seen
+    assert fits[2].epochs == 2
+
+
+# Stopped, killed, failed
+
+
+class Trouble(HardLabels):
+    """What goes wrong in one of the processes, when it begins the step of this number."""
+
+    rank, step, kind = 0, 0, ""
+
+    def forward(self, student: Any, teacher: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        self.step -= 1
+        if self.step == -1 and processes.rank() == self.rank:
+            if self.kind == "user":
+                raise UserError("something of the user's")
+            if self.kind == "bug":
+                raise ZeroDivisionError("division by zero\nin a second line")
+            os.kill(os.getpid(), signal.Signals[self.kind])
+        return super().forward(student, teacher, batch)
+
+
+def trouble(toy: Toy, *, rank: int, step: int, kind: str) -> Toy:
+    term = toy.module.objective.terms["hard"]
+    term.__class__ = Trouble
+    term.rank, term.step, term.kind = rank, step, kind  # type: ignore[assignment]
+    return toy
+
+
+TWO: dict[str, Any] = {"devices": 2, "batch_size": 8, "checkpoint_steps": 3}
+
+
+@pytest.fixture(scope="module")
+def pair(make: Make) -> Toy:
+    """A training of two processes that nothing happens to: eight steps, with dropout."""
+    toy = make(**TWO)
+    toy.fit()
+    return toy
+
+
+def others() -> list[int]:
+    """Processes that this one has started and that have not ended."""
+    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    # Other tests leave the helper of their own processes behind.
+    return [child.pid for child in children if "distill.training.processes" in " ".join(child.cmdline())]
+
+
+@pytest.mark.parametrize(
+    ("rank", "kind", "error", "left"),
+    [
+        (0, "SIGTERM", (KeyboardInterrupt, SystemExit), 2),
+        (1, "SIGTERM", (KeyboardInterrupt, SystemExit), 2),  # As torchrun and SLURM tell them.
+        (1, "SIGKILL", ProcessError, 4),
+    ],
+)
+def test_two_processes_that_were_stopped_or_killed_end_as_if_nothing_had_been(
+    make: Make, pair: Toy, rank: int, kind: str, error: Any, left: int
+):
+    stopped = trouble(make(**TWO), rank=rank, step=5, kind=kind)
+    with pytest.raises(error, match="process 2 of 2 was killed by signal 9" if kind == "SIGKILL" else None):
+        stopped.fit()
+    state = torch.load(stopped.directory / "checkpoints" / "last.ckpt", weights_only=True)
+    assert state["global_step"] == 8 - left
+    resumed = make(directory=stopped.directory, **TWO)
+    resumed.fit(resume=True)
+    assert equal(last_state(resumed), last_state(pair))
+    assert equal(weights(resumed.module), weights(pair.module))
+    assert resumed.module.tokens_seen == pair.module.tokens_seen
+
+
+def test_a_sharded_training_is_resumed_too(make: Make):
+    options = {**TWO, "strategy": "fsdp"}
+    whole, stopped = make(**options), trouble(make(**options), rank=1, step=5, kind="SIGTERM")
+    whole.fit()
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        stopped.fit()
+    resumed = make(directory=stopped.directory, **options)
+    resumed.fit(resume=True)
+    assert equal(last_state(resumed), last_state(whole))
+    assert equal(weights(resumed.module), weights(whole.module))
+
+
+@pytest.mark.parametrize(
+    ("rank", "kind", "error", "message"),
+    [
+        (1, "user", UserError, "^something of the user's"),
+        (1, "bug", ProcessError, "^process 2 of 2: ZeroDivisionError: division by zero"),
+        (0, "bug", ZeroDivisionError, "division by zero"),
+    ],
+)
+def test_when_one_process_fails_all_end(make: Make, rank: int, kind: str, error: type[Exception], message: str):
+    toy = trouble(make(**TWO), rank=rank, step=2, kind=kind)
+    began = time.monotonic()
+    with pytest.raises(error, match=message):
+        toy.fit()
+    assert time.monotonic() - began < 60
+    assert others() == []
+
+
+def test_a_checkpoint_of_two_processes_is_not_resumed_by_one(make: Make, pair: Toy):
+    toy = make(directory=pair.directory, **{**TWO, "devices": 1, "batch_size": 16})
+    with pytest.raises(UserError, match=r"last\.ckpt is of another training, with other processes: start anew"):
+        toy.fit(resume=True)
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
+    settings = replace(SETTINGS, devices=4)
+    check_processes(settings, "trainer")  # A processor serves any number.
+    monkeypatch.setattr(Settings, "device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match=r"trainer\.devices=4, but torch sees 2 GPU\(s\): take as many, or set"):
+        check_processes(settings, "trainer")
+    monkeypatch.setattr(Settings, "device", lambda _: torch.device("mps"))
+    with pytest.raises(UserError, match="an Apple GPU serves one process: set it to 1"):
+        check_processes(settings, "trainer")
+
+
+# What travels
+
+
+def test_what_lies_in_files_travels_as_their_path(
+    task: SequenceTask, splits: tables.TaskData, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+):
+    examples = batching.tokenize(splits, task, tokenizer, cache_dir=tmp_path)["train"]
+    sent = pickle.dumps(examples)
+    assert tmp_path.name.encode() in sent
+    assert examples[[3, 60]]["input_ids"].equal(pickle.loads(sent)[[3, 60]]["input_ids"])
+    kept = KeptOutputs(tmp_path / "outputs", examples.lengths, hidden_size=2)
+    (tmp_path / "outputs").mkdir()
+    kept.add(0, {"logits": torch.rand(64, 2)}, torch.rand(int(examples.lengths.sum()), 2))
+    sent = pickle.dumps(kept)
+    assert len(sent) < 2000
+    again = pickle.loads(sent).outputs(examples[[3, 60]])
+    assert again.hidden_states[0].equal(kept.outputs(examples[[3, 60]]).hidden_states[0])
+
+
+def test_models_travel_with_their_use_behind_them(make: Make):
+    toy = make()
+    fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
+    module = pickle.loads(packed(toy.module))
+    batch = next(iter(toy.loaders["train"]))[0]
+    with torch.no_grad():
+        for mode in (toy.module, module):
+            mode.eval()
+        assert module.losses(batch)[0].equal(toy.module.losses(batch)[0])
+    assert not module.teacher.train().training
+
+
+def test_what_cannot_travel_is_told(make: Make):
+    toy = make(**TWO)
+    toy.module.objective.terms["hard"].strange = lambda: None
+    with pytest.raises(UserError, match=r"cannot be sent to other processes \(.*lambda.*\): set trainer\.devices=1"):
+        toy.fit()
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir: Path) -> tuple[Path, tuple[str, ...]]:
+    """A sweep of two runs in `root / "sweep"`, the first of which fine-tunes the teacher, and its command."""
+    root = tmp_path_factory.mktemp("root")
+    arguments = (
+        "+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=distilbert", "task=sst2",
+        f"task.data_dir={data_dir}", "task.max_length=32", f"cache_dir={root / 'cache'}", "benchmark.enabled=false",
+        "teacher.finetune.max_epochs=15", "teacher.finetune.learning_rate=3e-3", "teacher.finetune.batch_size=8",
+        "teacher.finetune.devices=2", "trainer=ddp", "trainer.batch_size=8", "trainer.learning_rate=1e-3",
+    )  # fmt: skip
+    done = command("-m", *arguments, "seed=1,2", f"output_dir={root / 'sweep'}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "60 steps of 16 examples" in done.stdout  # The teacher,
+    assert "16 examples in a step" in done.stdout  # and the students.
+    return root, arguments
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def command(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    call = [sys.executable, *launcher, "-m", "distill", *arguments]
+    return subprocess.run(call, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False)
+
+
+def killed(*arguments: str, output: Path, step: int = 1) -> tuple[dict[str, Any], list[psutil.Process]]:
+    """The last checkpoint of a run that was killed behind this step, and the processes that it had started."""
+
+    def reached() -> int:
+        return max((int(state["global_step"]) for state in checkpoints(output)), default=0)
+
+    call = [sys.executable, "-m", "distill", *arguments, f"output_dir={output}"]
+    process = psutil.Popen(call, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: reached() >= step)
+        started = process.children()
+    finally:
+        process.kill()
+        process.wait()
+    [state] = checkpoints(output)
+    return state, started
+
+
+def checkpoints(output: Path) -> list[dict[str, Any]]:
+    return [torch.load(path, weights_only=True) for path in output.rglob("last.ckpt")]
+
+
+def records(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(output.rglob("run.json"))]
+
+
+def test_a_sweep_of_two_processes_leaves_a_directory_for_every_run(sweep: tuple[Path, tuple[str, ...]]):
+    found = records(sweep[0] / "sweep")
+    assert [record["status"] for record in found] == ["finished"] * 2
+    assert sorted(record["seed"] for record in found) == [1, 2]
+    assert all(record["training"]["epochs"] == 2 for record in found)
+
+
+def test_under_torchrun_there_is_one_run(sweep: tuple[Path, tuple[str, ...]]):
+    root, arguments = sweep
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()))
+    done = command(*arguments, "seed=1", f"output_dir={root / 'torchrun'}", launcher=launcher)
+    assert done.returncode == 0, done.stderr
+    [record] = records(root / "torchrun")
+    earlier = next(record for record in records(root / "sweep") if record["seed"] == 1)
+    assert record["status"] == "finished"
+    assert record["student"]["metrics"] == earlier["student"]["metrics"]
+    assert done.stdout.count("Bundle") == 1
+
+
+def test_a_killed_run_leaves_no_process(sweep: tuple[Path, tuple[str, ...]]):
+    root, arguments = sweep
+    long = ("trainer.checkpoint_steps=1", "trainer.max_epochs=2000")
+    _, started = killed(*arguments, *long, output=root / "killed")
+    assert len(started) == 1
+    wait_for(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in started))
+
+
+def test_two_processes_that_stream_are_killed_and_go_on(tmp_path: Path):
+    """Each from its own place in the text, to the same weights."""
+    (tmp_path / "text").mkdir()
+    for number in range(6):
+        lines = [f"{(GOOD + BAD)[(number * 3 + line) % 8].capitalize()} {line}." for line in range(60)]
+        (tmp_path / "text" / f"{number}.txt").write_text("\n".join(lines))
+    arguments = (
+        "job=pretrain", "+teacher=bert_tiny", "teacher.vocabulary=300", "teacher.hidden_size=32", "task=mlm",
+        f"task.data_dir={tmp_path / 'text'}", "task.max_length=32", "task.streaming=true", "task.dev_examples=20",
+        "trainer=ddp", "trainer.batch_size=4", "trainer.max_steps=150", "trainer.max_epochs=null",
+        "trainer.checkpoint_steps=3", "trainer.precision=32-true", f"cache_dir={tmp_path / 'cache'}",
+    )  # fmt: skip
+    done = command(*arguments, f"output_dir={tmp_path / 'whole'}")
+    assert done.returncode == 0, done.stderr
+    state, _ = killed(*arguments, output=tmp_path / "killed", step=12)
+    assert 12 <= state["global_step"] < 150
+    first, second = (place["buffer"] for place in state["places"])
+    assert first["visit"] > 0  # They have read it once.
+    assert first["packer"] != second["packer"]
+    [record] = (tmp_path / "killed").rglob("run.json")
+    done = command(f"resume={record.parent}")
+    assert done.returncode == 0, done.stderr
+    found = [next((tmp_path / name).rglob("model.safetensors")) for name in ("whole", "killed")]
+    assert equal(load_file(found[0]), load_file(found[1]))
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
