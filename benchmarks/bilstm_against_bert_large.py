@@ -16,7 +16,10 @@ from rich.table import Table
 from transformers import BertConfig, BertForSequenceClassification
 
 from distill.benchmark import latency
-from distill.export import exporting
+from distill.export.bundle import FILES
+from distill.export.onnx import export_onnx
+from distill.export.quantization import quantize
+from distill.export.settings import Settings as ExportSettings
 from distill.models.forward import input_names
 from students import bilstm
 
@@ -43,9 +46,9 @@ def main() -> None:
             return teacher(**{key: torch.from_numpy(array) for key, array in feed.items()}).logits
 
     with tempfile.TemporaryDirectory() as directory:
-        files = {name: Path(directory) / file for name, file in exporting.FILES.items()}
-        exporting.export_onnx(student, files["fp32"])
-        exporting.quantize(files["fp32"], files["int8"], exporting.Settings())
+        files = {name: Path(directory) / file for name, file in FILES.items()}
+        export_onnx(student, files["fp32"])
+        quantize(files["fp32"], files["int8"], ExportSettings())
         size = sum(parameter.numel() * parameter.element_size() for parameter in teacher.parameters())
         candidates = [latency.Candidate("BERT-large", "torch", input_names(teacher), size, answer)]
         for name, path in files.items():

@@ -27,11 +27,11 @@ from transformers import (
 from distill.console import quiet
 from distill.data import batching, tables
 from distill.losses import HardLabels, Objective, SoftTargets
-from distill.tasks import SequenceTask
+from distill.tasks import Classification
 from distill.teaching import outputs
 from distill.teaching.output_cache import OutputCache
 from distill.training import fitting
-from distill.training.module import DistillationModule, freeze, predict_logits
+from distill.training.module import DistillationModule, freeze
 from distill.training.settings import Settings
 from students.distilbert import from_teacher
 
@@ -43,8 +43,8 @@ LEARNING_RATE, WARMUP, WEIGHT_DECAY, CLIP, TEMPERATURE, BATCH = 1e-4, 0.1, 0.01,
 class Race:
     """What everybody is given: raw examples, teacher, student, tokenizer, epochs and a directory to write to."""
 
-    splits: tables.TaskData
-    task: SequenceTask
+    splits: tables.LabelledData
+    task: Classification
     teacher: PreTrainedModel | None
     student: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -58,8 +58,8 @@ class Race:
 
 
 def distill(race: Race) -> tuple[np.ndarray, int, float]:
-    examples = batching.tokenize(race.splits, race.task, race.tokenizer, cache_dir=race.directory)
-    asked = outputs.ask_once(
+    examples = race.task.encode(race.splits, race.tokenizer, race.directory)
+    asked = outputs.cache_outputs(
         lambda: race.teacher, examples["train"], cache=OutputCache(), directory=race.directory / "outputs",
         fingerprint=race.precision,
     )  # fmt: skip
@@ -68,7 +68,7 @@ def distill(race: Race) -> tuple[np.ndarray, int, float]:
         learning_rate=LEARNING_RATE, batch_size=BATCH, max_epochs=race.epochs, warmup=WARMUP,
         weight_decay=WEIGHT_DECAY, clip=CLIP, accelerator="cpu", seed=race.seed,
     )  # fmt: skip
-    loaders = batching.loaders(examples, **settings.batches())
+    loaders = batching.all_loaders(examples, **settings.batches())
     terms = {"soft": SoftTargets(temperature=TEMPERATURE, weight=0.5), "hard": HardLabels(weight=0.5)}
     module = DistillationModule(
         student=race.student, objective=Objective(name="hinton", terms=terms), task=race.task, kept=asked.kept,
@@ -82,7 +82,7 @@ def distill(race: Race) -> tuple[np.ndarray, int, float]:
         # `fit` leaves the best of the epochs; the others have nothing but the last.
         last = torch.load(Path(checkpoints) / "c" / "last.ckpt", weights_only=True)["state_dict"]
         module.load_state_dict(last)
-    return predict_logits(module.student, loaders["dev"]), module.tokens_computed, asked.seconds
+    return evaluate_logits(module.student, loaders["dev"]), module.tokens_computed, asked.seconds
 
 
 def loader(race: Race, computed: list[int]) -> Any:
@@ -237,11 +237,11 @@ def main() -> None:
     quiet()
     transformers.logging.set_verbosity_error()
     torch.manual_seed(options.seed)
-    task = SequenceTask(
+    task = Classification(
         name="race", text=["sentence"], labels=["negative", "positive"], data_dir=str(options.data),
         train_examples=options.examples,
     )  # fmt: skip
-    splits = tables.read(task, cache_dir=options.work)
+    splits = task.read(options.work)
     load = transformers.AutoModelForSequenceClassification.from_pretrained
     ours = options.contestant == "distill"
     student = from_teacher(load(options.teacher, dtype=torch.float32))

@@ -31,7 +31,7 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedModel
 
 from distill.losses import Cosine, MaskedLanguageModelling, Objective, SoftTargets
 from distill.models import cpu_kernels
-from distill.tasks import SequenceTask
+from distill.tasks import Classification
 from distill.training import fitting
 from distill.training.module import DistillationModule, freeze
 from students.distilbert import from_teacher
@@ -94,7 +94,7 @@ def module_of(student: PreTrainedModel, answering: BertForMaskedLM, positions: s
     }
     return DistillationModule(
         student=student, objective=Objective(name="language_model", terms=terms),
-        task=SequenceTask(name="step", text=["text"]), teacher=answering, learning_rate=1e-5,
+        task=Classification(name="step", text=["text"]), teacher=answering, learning_rate=1e-5,
     )  # fmt: skip
 
 

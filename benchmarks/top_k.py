@@ -23,8 +23,8 @@ from transformers import AutoTokenizer, BertForMaskedLM, PreTrainedModel
 
 from distill.losses import SoftTargets
 from distill.models.chunked_logits import logits_at_items
-from distill.tasks import LanguageModelTask
-from distill.teaching.output_cache import OutputCache, ShortenedLogits
+from distill.tasks import MaskedLM
+from distill.teaching.output_cache import OutputCache, TopKOutputs
 from distill.text import sequences
 from distill.text.masking import Masking
 from distill.training.module import freeze
@@ -46,7 +46,7 @@ def loss_and_gradient(student_logits: Tensor, told: Any, temperature: float) -> 
 def answers(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
     """Logits `[n, V]` of teacher and student at the masked tokens of some held-out sequences."""
     tokenizer = AutoTokenizer.from_pretrained(options.teacher)
-    task = LanguageModelTask(name="top_k", mask=Masking(), data_dir=options.data, dev_examples=options.sequences)
+    task = MaskedLM(name="top_k", mask=Masking(), data_dir=options.data, dev_examples=options.sequences)
     with tempfile.TemporaryDirectory() as directory:
         dev = sequences.read(task, tokenizer, cache_dir=Path(directory))[0]["dev"]
         batch = dev[list(range(len(dev)))]
@@ -72,7 +72,7 @@ def main() -> None:
     rows = []
     for top_k in options.top_k:
         said = OutputCache(top_k=top_k).shortened(teacher_logits.log_softmax(dim=-1))
-        kept = ShortenedLogits(**said, profile=profile)
+        kept = TopKOutputs(**said, profile=profile)
         mass = float(teacher_logits.softmax(dim=-1).topk(top_k, dim=-1).values.sum(dim=-1).mean())
         for temperature in options.temperatures:
             whole = SimpleNamespace(logits=teacher_logits.unsqueeze(0))

@@ -25,7 +25,7 @@ from transformers import DistilBertConfig, DistilBertForSequenceClassification, 
 
 from distill.losses import HardLabels, Objective, SoftTargets
 from distill.models import cpu_kernels
-from distill.tasks import SequenceTask
+from distill.tasks import Classification
 from distill.training import fitting
 from distill.training.module import DistillationModule
 
@@ -67,7 +67,7 @@ def step_of(student: PreTrainedModel, batch: dict[str, Tensor], teacher: Tensor,
     terms = {"soft": SoftTargets(temperature=2.0, weight=0.5), "hard": HardLabels(weight=0.5)}
     module = DistillationModule(
         student=student, objective=Objective(name="hinton", terms=terms), learning_rate=1e-5,
-        task=SequenceTask(name="step", text=["text"]), kept=SimpleNamespace(outputs=lambda batch: _Output(teacher)),
+        task=Classification(name="step", text=["text"]), kept=SimpleNamespace(outputs=lambda batch: _Output(teacher)),
     )  # fmt: skip
     optimizer = module.configure_optimizers()[0][0]
     return training_step(lambda: module.losses(batch)[0], student.parameters(), optimizer, "cpu")

@@ -1,12 +1,12 @@
 """The student without attention: a BiLSTM over the teacher's word pieces, for devices that afford no transformer."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from distill.contracts import Task
 from distill.errors import UserError
 from students.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
 
@@ -19,7 +19,7 @@ EMBEDDING_RMS = 0.3
 def from_teacher(
     teacher: PreTrainedModel,
     *,
-    text: Sequence[str],
+    task: Task,
     embedding_dim: int | None = 300,
     hidden_dim: int = 150,
     layers: int = 1,
@@ -34,7 +34,7 @@ def from_teacher(
     student's `inherited` maps the names of its tensors to those of the teacher's that they were made from.
 
     Args:
-        text: the task's columns; two of them make a student for pairs.
+        task: its `pair` makes a student for pairs.
         embedding_dim: the teacher's where that is narrower, or for None; a smaller one starts from the principal
             components of its embeddings.
         hidden_dim: width of each direction.
@@ -54,8 +54,12 @@ def from_teacher(
     for name, given, known in (("pooling", pooling, POOLINGS), ("init", init, ("teacher", "random"))):
         if given not in known:
             raise UserError(f"student.{name}={given} is unknown, expected one of {', '.join(known)}")
+    if task.auto_class != "AutoModelForSequenceClassification":
+        raise UserError(
+            f"student bilstm classifies whole texts, and task {task.name} is {task.kind}: take +student=distilbert"
+        )
     separator = getattr(teacher.config, "sep_token_id", None)
-    if len(text) == 2 and separator is None:
+    if task.pair and separator is None:
         raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
     teacher_embeddings = teacher.get_input_embeddings()
     assert isinstance(teacher_embeddings, torch.nn.Embedding)
@@ -69,7 +73,7 @@ def from_teacher(
             classifier_dim=classifier_dim,
             dropout=dropout,
             pooling=pooling,
-            pair=len(text) == 2,
+            pair=task.pair,
             sep_token_id=separator,
             pad_token_id=teacher.config.pad_token_id,
             id2label=dict(teacher.config.id2label),

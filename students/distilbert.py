@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-import transformers
 from torch import nn
 from transformers import BertConfig, DistilBertConfig, PreTrainedModel
 
 from distill.errors import UserError
+from distill.models.loading import auto_class_of, model_class
 
 Layers = str | Sequence[int]
 
@@ -126,10 +126,9 @@ def _evenly_spaced(total: int, depth: int) -> list[int]:
 def _distilbert_like(teacher: PreTrainedModel, depth: int) -> PreTrainedModel:
     """A fresh DistilBERT of the teacher's sizes, with the same kind of head."""
     bert = teacher.config
-    name = type(teacher).__name__.replace("Bert", "DistilBert", 1)
-    student_class = getattr(transformers, name, None)
+    student_class = model_class(auto_class_of(teacher), DistilBertConfig)
     if student_class is None:
-        raise UserError(f"student distilbert cannot follow a {type(teacher).__name__}: transformers has no {name}")
+        raise UserError(f"student distilbert cannot follow a {type(teacher).__name__}: no DistilBERT has its head")
     config = DistilBertConfig(
         vocab_size=bert.vocab_size,
         max_position_embeddings=bert.max_position_embeddings,

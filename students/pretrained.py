@@ -5,7 +5,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from distill.errors import UserError
-from distill.models.loading import check_directory, load_directory
+from distill.models.loading import auto_class_of, check_directory, load_directory
 
 
 def from_teacher(teacher: PreTrainedModel, *, path: str | None, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -24,11 +24,11 @@ def from_teacher(teacher: PreTrainedModel, *, path: str | None, trust_remote_cod
         raise UserError("student pretrained does not say which weights: give student.path=DIR")
     directory = Path(str(path)).expanduser()
     check_directory(directory, f"student.path={path}")
-    over_vocabulary = type(teacher).__name__.endswith(("ForMaskedLM", "ForPreTraining"))
+    over_vocabulary = teacher.get_output_embeddings() is not None
     labels = [str(teacher.config.id2label[index]) for index in sorted(teacher.config.id2label)]
     start = load_directory(
         directory,
-        f"AutoModelFor{type(teacher).__name__.partition('For')[2]}",
+        auto_class_of(teacher),
         None if over_vocabulary else labels,
         trust_remote_code=trust_remote_code,
     )

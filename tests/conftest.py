@@ -19,7 +19,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedMo
 
 from distill.data import batching, tables
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
-from distill.tasks import SequenceTask
+from distill.tasks import Classification
 from distill.training import fitting
 from distill.training.module import DistillationModule
 from distill.training.settings import Settings
@@ -130,19 +130,19 @@ Make = Callable[..., Toy]
 
 
 @pytest.fixture(scope="session")
-def task(data_dir: Path) -> SequenceTask:
-    return SequenceTask(name="toy", text=["sentence"], data_dir=str(data_dir))
+def task(data_dir: Path) -> Classification:
+    return Classification(name="toy", text=["sentence"], data_dir=str(data_dir))
 
 
 @pytest.fixture(scope="session")
-def splits(task: SequenceTask, tmp_path_factory: pytest.TempPathFactory) -> tables.TaskData:
-    return tables.read(task, cache_dir=tmp_path_factory.mktemp("cache"))
+def splits(task: Classification, tmp_path_factory: pytest.TempPathFactory) -> tables.LabelledData:
+    return task.read(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session")
 def make(
-    task: SequenceTask,
-    splits: tables.TaskData,
+    task: Classification,
+    splits: tables.LabelledData,
     tokenizer: PreTrainedTokenizerBase,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Make:
@@ -155,8 +155,8 @@ def make(
 
 
 def toy_training(
-    task: SequenceTask,
-    splits: tables.TaskData,
+    task: Classification,
+    splits: tables.LabelledData,
     tokenizer: PreTrainedTokenizerBase,
     directory: Path,
     *,
@@ -170,7 +170,7 @@ def toy_training(
     source = teacher if teacher_width == 32 else toy_bert(len(tokenizer))
     source.config.hidden_dropout_prob = source.config.attention_probs_dropout_prob = dropout
     settings = replace(SETTINGS, **options)
-    loaders = batching.loaders(batching.tokenize(splits, task, tokenizer), **settings.batches())
+    loaders = batching.all_loaders(task.encode(splits, tokenizer, None), **settings.batches())
     terms = {"soft": SoftTargets(weight=5), "hard": HardLabels(weight=2), "cosine": Cosine(weight=cosine)}
     objective = Objective(name="distilbert", terms=terms)
     torch.manual_seed(0)

@@ -1,7 +1,6 @@
 """From tokenized examples to batches of about one length."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from distill.contracts import IGNORED
 from distill.data import token_cache
-from distill.data.tables import Split, TaskData
 from distill.errors import UserError
-from distill.tasks import SequenceTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,32 +21,44 @@ POOL = 50  # Micro-batches sorted by length together; more of them mean less pad
 SCORED_TOKENS = 2048  # In a forward pass without gradients: on a CPU more of them leave its caches.
 
 
-class Examples(Dataset[Batch]):
+class TokenizedExamples(Dataset[Batch]):
     """One tokenized split. An index is a list of examples: a whole micro-batch is padded at once (`padded_length`).
 
     `lengths [N]` are in tokens, `longest` is the most of them; `truncated` counts the examples that were longer than
-    the task's `max_length`; `digest` stands for all token ids.
+    the limit; `digest` stands for all token ids.
+
+    Args:
+        encoded: the tokens of all examples.
+        tokenizer: gives the padding.
+        per_example: further columns `[N]` of the batches, such as `labels`.
+        per_token: further columns `[tokens]`, one example after the other; they are padded with -100.
+        items_per_example: mean number of items.
     """
 
     visits: int | None = 1
 
     def __init__(
         self,
-        split: Split,
-        task: SequenceTask,
+        encoded: token_cache.Tokens,
         tokenizer: "PreTrainedTokenizerBase",
-        cache_dir: Path | None = None,
+        *,
+        per_example: Mapping[str, np.ndarray] | None = None,
+        per_token: Mapping[str, np.ndarray] | None = None,
+        items_per_example: float = 1.0,
     ) -> None:
-        encoded = token_cache.encode(split, tokenizer, task.max_length, cache_dir)
-        self.task, self.labels, self.digest = task, split.labels, encoded.digest
-        self.truncated, self.lengths = encoded.truncated, np.diff(encoded.offsets)
+        self.digest, self.truncated, self.lengths = encoded.digest, encoded.truncated, np.diff(encoded.offsets)
         self.longest = int(self.lengths.max())
-        self._columns, self._starts = encoded.columns, encoded.offsets[:-1]
-        self._padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+        self.items_per_example = items_per_example
+        self._per_example = dict(per_example or {})
+        self._columns: Mapping[str, np.ndarray] = (
+            {**encoded.columns, **(per_token or {})} if per_token else encoded.columns
+        )
+        self._starts = encoded.offsets[:-1]
+        self._padding = padding_of(tokenizer) | dict.fromkeys(per_token or {}, IGNORED)
         self._pads_left = tokenizer.padding_side == "left"
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.lengths)
 
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         chosen = np.asarray(indices)
@@ -56,8 +66,18 @@ class Examples(Dataset[Batch]):
         places = places_of(self._starts[chosen], lengths)
         rows = {name: values[places] for name, values in self._columns.items()}
         batch = padded(rows, lengths, longest=self.longest, padding=self._padding, left=self._pads_left)
-        batch |= {"example_id": chosen, **self.task.collate(self.labels[chosen])}
+        batch["example_id"] = chosen
+        batch |= {name: values[chosen] for name, values in self._per_example.items()}
         return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+    def training_loader(self, *, steps: int | None, **batches: Any) -> DataLoader[list[Batch]]:
+        """A loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
+        return bucket_loader(self, **batches)
+
+
+def padding_of(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int]:
+    """The value of each column at the padding."""
+    return {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
 
 
 def places_of(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -209,15 +229,7 @@ class LengthBuckets(Sampler[Step]):
         return bounds
 
 
-def tokenize(
-    data: TaskData, task: SequenceTask, tokenizer: "PreTrainedTokenizerBase", *, cache_dir: Path | None = None
-) -> dict[str, Examples]:
-    """Every split in tokens: `train`, then those that are scored, dev first."""
-    splits = {"train": data.splits["train"], **data.scored()}
-    return {name: Examples(split, task, tokenizer, cache_dir) for name, split in splits.items()}
-
-
-def loader(examples: Examples, steps: Sampler[Step] | Sequence[Step]) -> DataLoader[list[Batch]]:
+def loader(examples: Any, steps: Sampler[Step] | Sequence[Step]) -> DataLoader[list[Batch]]:
     """Yields one optimizer step at a time: its micro-batches, each padded to its own longest example."""
     # Pinned memory is copied to a GPU while that computes.
     pin = torch.cuda.is_available()
@@ -239,29 +251,21 @@ def scoring_steps(lengths: np.ndarray, batch_tokens: int = SCORED_TOKENS) -> Ste
     return [micro_batch for step in buckets for micro_batch in step]
 
 
-def evaluation_loader(examples: Examples) -> DataLoader[list[Batch]]:
+def evaluation_loader(examples: Any) -> DataLoader[list[Batch]]:
     """A whole split, longest examples first."""
     return loader(examples, [[micro_batch] for micro_batch in scoring_steps(examples.lengths)])
 
 
-def loaders(
-    examples: Mapping[str, Examples],
-    *,
-    batch_size: int | None,
-    batch_tokens: int | None = None,
-    accumulate: int,
-    seed: int,
-    world: int = 1,
-) -> dict[str, DataLoader[list[Batch]]]:
-    """`train` in shuffled steps of `accumulate` micro-batches for each of `world` processes, and the scored splits."""
-    train = examples["train"]
-    buckets = LengthBuckets(
-        train.lengths, batch_size=batch_size, batch_tokens=batch_tokens, accumulate=accumulate, seed=seed,
-        visits=train.visits, world=world,
-    )  # fmt: skip
-    return {"train": loader(train, buckets), **evaluation_loaders(examples)}
+def bucket_loader(examples: Any, **batches: Any) -> DataLoader[list[Batch]]:
+    """Yields shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
+    return loader(examples, LengthBuckets(examples.lengths, visits=examples.visits, **batches))
 
 
-def evaluation_loaders(examples: Mapping[str, Examples]) -> dict[str, DataLoader[list[Batch]]]:
-    """One for every split that is scored, dev first."""
+def evaluation_loaders(examples: Mapping[str, Any]) -> dict[str, DataLoader[list[Batch]]]:
+    """A loader for every split that is scored, dev first."""
     return {name: evaluation_loader(split) for name, split in examples.items() if name != "train"}
+
+
+def all_loaders(examples: Mapping[str, Any], *, steps: int | None = None, **batches: Any) -> dict[str, DataLoader[Any]]:
+    """The loader of `train`, whose steps are shuffled, and one for every split that is scored."""
+    return {"train": examples["train"].training_loader(steps=steps, **batches), **evaluation_loaders(examples)}

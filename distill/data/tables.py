@@ -1,12 +1,12 @@
-"""From a data directory, one file or a Hub data set to the splits of a task."""
+"""Reads rows of text with labels from a directory, a file, the Hub or memory."""
 
 import csv
 import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,11 +15,12 @@ import numpy as np
 from distill import hub
 from distill.errors import UnreachableError, UserError
 from distill.files import is_full_disk
-from distill.tasks import SequenceTask
 
 if TYPE_CHECKING:
     import datasets
 
+# The names that a split may have.
+STEMS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
 
 
@@ -34,62 +35,125 @@ class Split:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def records(self) -> list[str | list[str]]:
+        """The examples as a bundle reads them: a text, or the two texts of a pair."""
+        if self.pairs is None:
+            return list(self.texts)
+        return [list(pair) for pair in zip(self.texts, self.pairs, strict=True)]
+
 
 @dataclass(frozen=True)
-class TaskData:
+class LabelledData:
     """All splits of a task, the names of its classes in order, and a digest of the whole content.
 
     A regression has one name: that of the column.
     """
 
     labels: tuple[str, ...]
-    splits: dict[str, Split]
+    splits: "Mapping[str, Any]"
     sha256: str
 
-    def scored(self) -> dict[str, Split]:
-        """What is scored and never trained on: dev first."""
+    def sizes(self) -> dict[str, int]:
+        """Examples of each split."""
+        return {name: len(split) for name, split in self.splits.items()}
+
+    def texts(self) -> list[str]:
+        """The training texts, without the second ones of pairs."""
+        texts: list[str] = self.splits["train"].texts
+        return texts
+
+    def scored(self) -> dict[str, Any]:
+        """The splits that are scored and never trained on, dev first."""
         return {"dev": self.splits["dev"]} | {k: v for k, v in self.splits.items() if k not in ("train", "dev")}
 
-    def scored_labels(self) -> dict[str, np.ndarray]:
-        """Labels `[N]` of those splits."""
-        return {name: split.labels for name, split in self.scored().items()}
 
+@dataclass(frozen=True)
+class LabelledText:
+    """The source of rows with one or two columns of text and a label.
 
-def read(task: SequenceTask, *, cache_dir: Path) -> TaskData:
-    """Read `train`, `dev` and, where they have labels, the task's other splits.
-
-    A sample of `train_examples` is the same in every run, so that the seeds of a sweep share data and teacher.
-
-    Raises:
-        UserError: for a directory, file, column, text or label that is not there or not usable.
-        UnreachableError: when the data are neither in the cache nor to be had from the Hub.
+    Args:
+        name: names the task in messages.
+        text: the column, or the two columns of a pair, that hold the text.
+        label: the column that holds the class or the number; of several names the first one that is there.
+        label_names: names of the classes in the order of the data's integers; None takes the training split's own.
+        regression: the label is a number.
+        tables: split -> table, for data in memory; one table alone is called `data`.
+        data_dir: a directory with `train` and `dev`, or one file of which `dev_fraction` is held out as dev; None
+            takes the Hub's `hub_id`.
+        dev_fraction: share of a single file or table that becomes dev, drawn class by class, the same in every run.
+        stems: the names that each split's file, or split of the Hub, may have.
+        hub_id: the Hub's data set and, after a colon, its configuration, e.g. `nyu-mll/glue:sst2`.
+        builtin: the data comes with the program.
+        train_examples, dev_examples: use only so many examples, always the same ones; None uses all.
     """
-    if task.data_dir is not None:
-        place = Path(task.data_dir).expanduser()
-        tables = _read_one_file(task, place, cache_dir) if place.is_file() else _read_directory(task, place, cache_dir)
-    elif task.builtin:
-        from distill.data import docstrings
 
-        tables = _read_directory(task, docstrings.prepare(cache_dir, seed=0), cache_dir)
-    else:
-        tables = _read_hub(task)
-    labels = _label_names(task, *tables["train"])
-    splits = {
-        name: _split(task, table, source, labels)
-        for name, (table, source) in tables.items()
-        if name in ("train", "dev") or _is_labelled(task, table)
-    }
-    for name, wanted in (("train", task.train_examples), ("dev", task.dev_examples)):
-        splits[name] = _sample(splits[name], wanted)
-    return TaskData(labels=labels, splits=splits, sha256=_digest(labels, splits))
+    name: str
+    text: tuple[str, ...]
+    label: tuple[str, ...]
+    label_names: tuple[str, ...] | None = None
+    regression: bool = False
+    tables: "Mapping[str, datasets.Dataset] | None" = None
+    data_dir: str | None = None
+    dev_fraction: float = 0.1
+    stems: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: dict(STEMS))
+    hub_id: str | None = None
+    builtin: bool = False
+    train_examples: int | None = None
+    dev_examples: int | None = None
+
+    def read(self, cache_dir: Path) -> LabelledData:
+        """Reads `train`, `dev` and, where they have labels, the other splits.
+
+        A sample of `train_examples` is the same in every run, so that the seeds of a sweep share data and teacher.
+
+        Raises:
+            UserError: for a directory, file, column, text or label that is missing or unusable.
+            UnreachableError: for data that are neither in the cache nor on a Hub that can be reached.
+        """
+        tables = self._read_tables(cache_dir)
+        labels = _label_names(self, *tables["train"])
+        splits = {
+            name: _split(self, table, source, labels)
+            for name, (table, source) in tables.items()
+            if name in ("train", "dev") or _is_labelled(self, table)
+        }
+        for name, wanted in (("train", self.train_examples), ("dev", self.dev_examples)):
+            splits[name] = _sample(splits[name], wanted)
+        return LabelledData(labels=labels, splits=splits, sha256=_digest(labels, splits))
+
+    def _read_tables(self, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
+        if self.tables is not None:
+            return _tables_in_memory(self, self.tables)
+        if self.data_dir is not None:
+            path = Path(self.data_dir).expanduser()
+            return _read_one_file(self, path, cache_dir) if path.is_file() else _read_directory(self, path, cache_dir)
+        if self.builtin:
+            from distill.data import docstrings
+
+            return _read_directory(self, docstrings.prepare(cache_dir, seed=0), cache_dir)
+        return _read_hub(self)
 
 
-def _read_directory(task: SequenceTask, directory: Path, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
+def _tables_in_memory(
+    rows: LabelledText, tables: "Mapping[str, datasets.Dataset]"
+) -> "dict[str, tuple[datasets.Dataset, str]]":
+    if set(tables) == {"data"}:
+        return _held_out(rows, tables["data"], "the data")
+    renamed = {split: next((stem for stem in stems if stem in tables), None) for split, stems in rows.stems.items()}
+    missing = [split for split in ("train", "dev") if renamed.get(split) is None]
+    if missing:
+        raise UserError(
+            f"the data has no split {' and '.join(missing)}, expected train and dev: it has {', '.join(tables)}"
+        )
+    return {split: (tables[stem], f"the split {stem}") for split, stem in renamed.items() if stem is not None}
+
+
+def _read_directory(rows: LabelledText, directory: Path, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
     """Split -> (table, where it came from) for every split that the directory holds."""
     if not directory.is_dir():
         raise UserError(f"task.data_dir={directory} does not exist, expected a directory with train and dev, or a file")
     tables = {}
-    for split, stems in task.splits.items():
+    for split, stems in rows.stems.items():
         candidates = (directory / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
         path = next((candidate for candidate in candidates if candidate.is_file()), None)
         if path is not None:
@@ -104,28 +168,32 @@ def _read_directory(task: SequenceTask, directory: Path, cache_dir: Path) -> "di
     return tables
 
 
-def _read_one_file(task: SequenceTask, path: Path, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
-    """A single file, `dev_fraction` of it held out, class by class; the same examples in every run."""
-    from sklearn.model_selection import train_test_split
-
+def _read_one_file(rows: LabelledText, path: Path, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
+    """A single file as train and dev."""
     if not path.name.endswith(SUFFIXES):
         raise UserError(f"task.data_dir={path} is of no known kind, expected one of {', '.join(SUFFIXES)}")
-    table = _read_file(path, cache_dir)
-    _check_columns(task, table, str(path))
-    classes = None if task.regression else list(map(str, table[_label_column(task, table)]))
+    return _held_out(rows, _read_file(path, cache_dir), str(path))
+
+
+def _held_out(rows: LabelledText, table: "datasets.Dataset", path: str) -> "dict[str, tuple[datasets.Dataset, str]]":
+    """One table as train and dev, of which `dev_fraction` is held out, class by class; the same in every run."""
+    from sklearn.model_selection import train_test_split
+
+    _check_columns(rows, table, path)
+    classes = None if rows.regression else list(map(str, table[_label_column(rows, table)]))
     try:
         train, dev = train_test_split(
-            np.arange(len(table)), test_size=task.dev_fraction, random_state=0, stratify=classes
+            np.arange(len(table)), test_size=rows.dev_fraction, random_state=0, stratify=classes
         )
     except ValueError as error:
         raise UserError(
-            f"{path} cannot be split with task.dev_fraction={task.dev_fraction} so that train and dev hold every "
+            f"{path} cannot be split with task.dev_fraction={rows.dev_fraction} so that train and dev hold every "
             f"class ({error}): give a directory with train and dev instead"
         ) from error
-    share = f"{path} without task.dev_fraction={task.dev_fraction}", f"{path}, task.dev_fraction={task.dev_fraction}"
+    share = f"{path} without task.dev_fraction={rows.dev_fraction}", f"{path}, task.dev_fraction={rows.dev_fraction}"
     return {
-        name: (table.select(np.sort(rows)), source)
-        for name, rows, source in zip(("train", "dev"), (train, dev), share, strict=True)
+        name: (table.select(np.sort(chosen)), source)
+        for name, chosen, source in zip(("train", "dev"), (train, dev), share, strict=True)
     }
 
 
@@ -175,20 +243,20 @@ def _header(path: Path, separator: str, quoting: Literal[0, 1, 2, 3]) -> list[st
     return columns
 
 
-def _read_hub(task: SequenceTask) -> "dict[str, tuple[datasets.Dataset, str]]":
-    if task.hub_id is None:
-        raise UserError(f"task {task.name} has no data of its own: give task.data_dir=DIR with train and dev files")
+def _read_hub(rows: LabelledText) -> "dict[str, tuple[datasets.Dataset, str]]":
+    if rows.hub_id is None:
+        raise UserError(f"task {rows.name} has no data of its own: give task.data_dir=DIR with train and dev files")
     loaded = load_hub(
-        task.hub_id, f"data set {task.hub_id}",
+        rows.hub_id, f"data set {rows.hub_id}",
         advice="with train and dev files, go online once, or take the built-in data with task=docstrings",
     )  # fmt: skip
     tables = {}
-    for split, stems in task.splits.items():
+    for split, stems in rows.stems.items():
         found = next((stem for stem in stems if stem in loaded), None)
         if found is not None:
-            tables[split] = (loaded[found], f"{task.hub_id} {found}")
+            tables[split] = (loaded[found], f"{rows.hub_id} {found}")
         elif split in ("train", "dev"):
-            raise UserError(f"data set {task.hub_id} has no split {' or '.join(stems)}: it has {', '.join(loaded)}")
+            raise UserError(f"data set {rows.hub_id} has no split {' or '.join(stems)}: it has {', '.join(loaded)}")
     return tables
 
 
@@ -228,56 +296,56 @@ def load_hub(hub_id: str, what: str, *, advice: str, streaming: bool = False, **
     return loaded
 
 
-def _check_columns(task: SequenceTask, table: "datasets.Dataset", source: str) -> None:
-    missing = [column for column in task.text if column not in table.column_names]
-    if not any(column in table.column_names for column in task.label):
-        missing.append(" or ".join(task.label))
+def _check_columns(rows: LabelledText, table: "datasets.Dataset", source: str) -> None:
+    missing = [column for column in rows.text if column not in table.column_names]
+    if not any(column in table.column_names for column in rows.label):
+        missing.append(" or ".join(rows.label))
     if missing:
         raise UserError(
             f"{source} has no column {', '.join(missing)}: it has {', '.join(table.column_names)}; "
-            "name yours with task.text=[...] and task.label=..."
+            "name yours with rows.text=[...] and rows.label=..."
         )
     if len(table) == 0:
         raise UserError(f"{source} has a header and no examples")
 
 
-def _label_column(task: SequenceTask, table: "datasets.Dataset") -> str:
-    return next(column for column in task.label if column in table.column_names)
+def _label_column(rows: LabelledText, table: "datasets.Dataset") -> str:
+    return next(column for column in rows.label if column in table.column_names)
 
 
-def _label_names(task: SequenceTask, train: "datasets.Dataset", source: str) -> tuple[str, ...]:
+def _label_names(rows: LabelledText, train: "datasets.Dataset", source: str) -> tuple[str, ...]:
     """The classes in order: the task's own, or the training split's, numbers by value and names by alphabet."""
-    _check_columns(task, train, source)
-    column = _label_column(task, train)
-    if task.regression:
+    _check_columns(rows, train, source)
+    column = _label_column(rows, train)
+    if rows.regression:
         return (column,)
     found = {str(value) for value in train[column] if value not in (None, "")}
     if len(found) < 2:
         raise UserError(f"{source} has one class only ({', '.join(found) or 'none'}), expected at least two")
-    if task.label_names:
-        return task.label_names
+    if rows.label_names:
+        return rows.label_names
     numeric = all(value.removeprefix("-").isdecimal() for value in found)
     return tuple(sorted(found, key=int) if numeric else sorted(found))
 
 
-def _is_labelled(task: SequenceTask, table: "datasets.Dataset") -> bool:
+def _is_labelled(rows: LabelledText, table: "datasets.Dataset") -> bool:
     """Whether a split can be scored: the Hub's GLUE marks the labels of a test split that it keeps back with -1."""
-    columns = [column for column in task.label if column in table.column_names]
+    columns = [column for column in rows.label if column in table.column_names]
     return bool(columns) and {str(value) for value in table[columns[0]]} not in ({"-1"}, {"-1.0"})
 
 
-def _split(task: SequenceTask, table: "datasets.Dataset", source: str, labels: tuple[str, ...]) -> Split:
-    _check_columns(task, table, source)
-    columns = [list(table[column]) for column in task.text]
-    for name, texts in zip(task.text, columns, strict=True):
+def _split(rows: LabelledText, table: "datasets.Dataset", source: str, labels: tuple[str, ...]) -> Split:
+    _check_columns(rows, table, source)
+    columns = [list(table[column]) for column in rows.text]
+    for name, texts in zip(rows.text, columns, strict=True):
         for row, text in enumerate(texts):
             if not isinstance(text, str) or not text.strip():
                 raise UserError(f"{source}, example {row + 1}: column {name} is {text!r}, expected text")
-    values = list(table[_label_column(task, table)])
+    values = list(table[_label_column(rows, table)])
     return Split(
         texts=columns[0],
         pairs=columns[1] if len(columns) == 2 else None,
-        labels=_numbers(values, source) if task.regression else _classes(task, values, labels, source),
+        labels=_numbers(values, source) if rows.regression else _classes(rows, values, labels, source),
     )
 
 
@@ -296,9 +364,9 @@ def _numbers(values: Sequence[Any], source: str) -> np.ndarray:
     return numbers
 
 
-def _classes(task: SequenceTask, values: Sequence[Any], labels: tuple[str, ...], source: str) -> np.ndarray:
+def _classes(rows: LabelledText, values: Sequence[Any], labels: tuple[str, ...], source: str) -> np.ndarray:
     """Index of every label; numbers are taken for indices only where the task itself names its classes."""
-    index = {str(number): number for number in range(len(labels))} if task.label_names else {}
+    index = {str(number): number for number in range(len(labels))} if rows.label_names else {}
     index |= {name: number for number, name in enumerate(labels)}
     classes = np.empty(len(values), dtype=np.int64)
     for row, value in enumerate(values):

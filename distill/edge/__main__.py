@@ -33,7 +33,7 @@ def _predict_lines(bundle: Bundle, lines: list[str]) -> list[dict[str, object]]:
     wrong = next((line for line, half in zip(lines, halves, strict=True) if len(half) != 2), None)
     if wrong is not None:
         raise UserError(f"got {wrong!r}, expected two texts with a tab between them")
-    return bundle.predict([half[0] for half in halves], [half[1] for half in halves])
+    return bundle.predict(halves)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """A bundle without torch: from text to predictions with onnxruntime, tokenizers and numpy."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from distill.edge import decode
 from distill.errors import UserError
 from distill.files import sha256
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)
 
 
 class Bundle:
@@ -34,6 +35,7 @@ class Bundle:
         self.about = read_about(self.directory)
         self.labels: list[str] = self.about["labels"]
         self.pair: bool = self.about["pair"]
+        self.decoder: decode.Decoder = _decoder(self.about, self.directory)
         models: dict[str, str] = self.about["models"]
         self.model = self.about["recommended"] if model is None else model
         if self.model is None:
@@ -50,28 +52,56 @@ class Bundle:
         self.tokenizer.no_padding()
         self.session = session(self.directory / models[self.model], threads)
 
+    def item_logits(self, records: Sequence[Any], *, batch_size: int = 32) -> list[NDArray[np.floating]]:
+        """For every record the logits `[n, C]` of its items; records of about one length run together."""
+        return [logits for _, logits in self._run([self.decoder.read(record) for record in records], batch_size)]
+
     def logits(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, batch_size: int = 32
     ) -> NDArray[np.floating]:
-        """Logits `[texts, C]`; texts of about one length are computed together."""
-        if (pairs is not None) != self.pair:
-            raise UserError(f"got {'pairs' if pairs is not None else 'single texts'}, the bundle reads {self._reads()}")
-        inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+        """Logits `[texts, C]` of a model that returns one row of logits a text."""
+        rows = self.item_logits(self._records(texts, pairs), batch_size=batch_size)
+        return np.concatenate(rows) if rows else np.empty((0, len(self.labels)), dtype=np.float32)
+
+    def predict(
+        self, records: Sequence[Any], pairs: Sequence[str] | None = None, *, batch_size: int = 32
+    ) -> list[dict[str, Any]]:
+        """The prediction for every record, or for every text and its pair.
+
+        For classes it holds `label`, `probability` and the `probabilities` of all labels; for a number `value`.
+        """
+        examples = [self.decoder.read(record) for record in self._records(records, pairs)]
+        return [self.decoder.decode(example, logits) for example, logits in self._run(examples, batch_size)]
+
+    def _records(self, texts: Sequence[Any], pairs: Sequence[str] | None) -> list[Any]:
+        if pairs is None:
+            return list(texts)
+        if not self.pair:
+            raise UserError("got pairs, the bundle reads single texts")
+        return [list(pair) for pair in zip(texts, pairs, strict=True)]
+
+    def _run(
+        self, examples: Sequence[decode.Example], batch_size: int
+    ) -> list[tuple[decode.Example, NDArray[np.floating]]]:
+        """Each example with the logits `[n, C]` of its items."""
+        inputs = [example.text if example.pair is None else (example.text, example.pair) for example in examples]
         encodings: list[Encoding] = self.tokenizer.encode_batch(inputs)
         order = sorted(range(len(encodings)), key=lambda i: len(encodings[i].ids))
-        rows: list[NDArray[np.floating]] = []
+        found: list[Any] = [None] * len(encodings)
         for start in range(0, len(order), batch_size):
-            batch = [encodings[i] for i in order[start : start + batch_size]]
-            rows.extend(self.session.run(["logits"], self._feed(batch))[0])
-        result = np.empty((len(encodings), len(self.labels)), dtype=np.float32)
-        for i, row in zip(order, rows, strict=True):
-            result[i] = row
-        return result
+            members = order[start : start + batch_size]
+            logits = self.session.run(["logits"], self._feed([encodings[i] for i in members]))[0]
+            for row, i in enumerate(members):
+                found[i] = self._items(examples[i], encodings[i], logits[row])
+        return list(zip(examples, found, strict=True))
 
-    def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[dict[str, object]]:
-        """For every text: `label`, `probability`, and the `probabilities` of all labels; for a regression `value`."""
-        logits = self.logits(texts, pairs)
-        return decode.read_off(logits) if self.about["answer"] == "number" else decode.classify(logits, self.labels)
+    def _items(self, example: decode.Example, encoding: Encoding, logits: NDArray[np.floating]) -> NDArray[np.floating]:
+        """The logits `[n, C]` of the items, out of `[C]` of the text or `[L, C]` of its tokens with padding."""
+        tokens = self.decoder.items(example, encoding.offsets, encoding.special_tokens_mask)
+        if tokens is None:
+            return np.asarray(logits[None])
+        skipped = len(logits) - len(encoding.ids) if self.about["padding_side"] == "left" else 0
+        return np.asarray(logits[[skipped + token for token in tokens]])
 
     def _feed(self, batch: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
         """Inputs `[B, L]`, padded to the longest of the batch."""
@@ -89,9 +119,6 @@ class Bundle:
             feed[name] = array
         return feed
 
-    def _reads(self) -> str:
-        return "pairs" if self.pair else "single texts"
-
 
 def read_about(directory: Path) -> dict[str, Any]:
     """The content of bundle.json; UserError when there is none that this version can read."""
@@ -104,9 +131,19 @@ def read_about(directory: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(about, dict):
         raise UserError(f"{path} is damaged: expected an object")
-    if about.get("format") != FORMAT:
+    if about.get("format") not in READABLE:
         raise UserError(f"{path} is of format {about.get('format')}, this version of distill reads {FORMAT}")
     return about
+
+
+def _decoder(about: Mapping[str, Any], directory: Path) -> decode.Decoder:
+    # Format 1 has no decoder, but `answer`: classes or number.
+    name = about.get("decoder", about.get("answer"))
+    if name not in decode.DECODERS:
+        known = ", ".join(decode.DECODERS)
+        raise UserError(f"{directory} needs the decoder {name}, this version of distill has {known}: update distill")
+    decoder: decode.Decoder = decode.DECODERS[name](about["labels"], about["pair"])
+    return decoder
 
 
 def session(path: Path, threads: int | None = None) -> onnxruntime.InferenceSession:

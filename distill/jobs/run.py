@@ -5,6 +5,7 @@ import hashlib
 import json
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,32 +16,34 @@ from omegaconf import DictConfig, OmegaConf
 from distill.console import say
 from distill.errors import Interrupted, UserError
 from distill.files import write_text
-from distill.jobs import rows, text
+from distill.jobs.distill import run_distill
+from distill.jobs.finetune import run_finetune
+from distill.jobs.pretrain import run_pretrain
+from distill.jobs.upgrade import upgrade
 from distill.records.record import Run, create_run
 from distill.training import processes
 from distill.training.checkpoints import handled
 
-# By the kind of the task.
-JOBS = {
-    "sequence": {"distill": rows.run_distill, "finetune": rows.run_finetune},
-    "language_model": {
-        "distill": text.run_distill,
-        "finetune": text.run_finetune,
-        "pretrain": text.run_pretrain,
-    },
+JOBS: dict[str, Callable[[DictConfig, Run], None]] = {
+    "distill": run_distill,
+    "finetune": run_finetune,
+    "pretrain": run_pretrain,
 }
-# Options that a job never reads, by how they begin.
+# Options that a job on raw text never reads, by how they begin.
 _WITHOUT_EFFECT = {
-    ("language_model", "distill"): ("teacher.finetune", "export", "benchmark"),
-    ("language_model", "finetune"): ("teacher.finetune", "teacher.cache", "export", "benchmark", "objective"),
-    ("language_model", "pretrain"): ("teacher.finetune", "teacher.cache", "export", "benchmark", "objective"),
+    "distill": ("teacher.finetune", "export", "benchmark"),
+    "finetune": ("teacher.finetune", "teacher.cache", "export", "benchmark", "objective"),
+    "pretrain": ("teacher.finetune", "teacher.cache", "export", "benchmark", "objective"),
 }
 # What does not change a run's numbers.
-_NO_PART_OF_A_RUN = ("resume", "output_dir", "cache_dir")
+_NO_PART_OF_A_RUN = ("resume", "output_dir", "cache_dir", "dry_run")
 
 
-def run_job(config: DictConfig) -> Path:
-    """Run the configured job, keep its record up to date to the end, and return its directory."""
+def run_job(config: DictConfig) -> Path | None:
+    """Runs the configured job, keeps its record up to date to the end, and returns its directory; None of a dry run."""
+    if config.dry_run:
+        _dry_run(config)
+        return None
     if config.resume:
         config, run = _resumed(config)
         job = _job(config)
@@ -71,20 +74,35 @@ def run_job(config: DictConfig) -> Path:
     return run.directory
 
 
+def _dry_run(config: DictConfig) -> None:
+    """Checks everything and prints the plan; the run's directory is a temporary one."""
+    if config.resume:
+        raise UserError("dry_run=true plans a new run: leave out resume")
+    with tempfile.TemporaryDirectory() as directory:
+        job = _job(config)
+        job(config, create_run(Path(directory), job=config.job.name, seed=config.seed))
+    say("Nothing was trained (dry_run=true)")
+
+
 def _job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
-    """What does this job for a task of this kind."""
-    kind = hydra.utils.get_class(config.task._target_).kind  # type: ignore[attr-defined]
+    """The function of the configured job.
+
+    Raises:
+        UserError: for a job that the task has not, and for options that the job would ignore.
+    """
+    task = hydra.utils.get_class(config.task._target_)
     job = str(config.job.name)
-    if job not in JOBS[kind]:
+    if job == "pretrain" and not task.over_vocabulary:  # type: ignore[attr-defined]
         raise UserError(f"job={job} is not for task={config.task.name}: take a task over text, task=mlm")
     given = HydraConfig.get().overrides.task if HydraConfig.initialized() and not config.resume else []
-    ignored = [option for option in given if option.startswith(_WITHOUT_EFFECT.get((kind, job), ()))]
+    without_effect = _WITHOUT_EFFECT[job] if task.over_vocabulary else ()  # type: ignore[attr-defined]
+    ignored = [option for option in given if option.startswith(without_effect)]
     if ignored:
         raise UserError(
             f"{' and '.join(ignored)} would change nothing in job={job} task={config.task.name}: leave it out"
             + (", trainer.* is what trains here" if ignored[0].startswith("teacher.finetune") else "")
         )
-    return JOBS[kind][job]
+    return JOBS[job]
 
 
 def _what_is_kept(run: Run) -> str:
@@ -132,17 +150,23 @@ def _resumed(config: DictConfig) -> tuple[DictConfig, Run]:
         wanted = digest(config)
         candidates = [_open(path.parent) for path in sorted(_parent(config).glob("*/run.json"))]
         unfinished = [
-            run for run in candidates if run.record["config_sha256"] == wanted and run.record["status"] != "finished"
+            run for run in candidates if run.record["status"] != "finished" and digest(_kept(run.directory)) == wanted
         ]
         if not unfinished:
             raise UserError(f"{_parent(config)} has no unfinished run of this configuration: leave out resume=true")
         return config, unfinished[-1]
     directory = Path(str(config.resume)).expanduser()
     run = _open(directory)
-    kept = OmegaConf.load(directory / "config.yaml")
-    assert isinstance(kept, DictConfig)
+    kept = _kept(directory)
     kept.resume = True
     return kept, run
+
+
+def _kept(directory: Path) -> DictConfig:
+    """The configuration of an earlier run."""
+    config = OmegaConf.load(directory / "config.yaml")
+    assert isinstance(config, DictConfig)
+    return upgrade(config)
 
 
 def _open(directory: Path) -> Run:

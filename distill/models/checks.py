@@ -11,7 +11,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.errors import UserError
 from distill.losses import Objective
 from distill.models.forward import run_model
-from distill.tasks import Task
 
 
 def check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -46,11 +45,11 @@ def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     return int(min(positions, tokenizer.model_max_length))
 
 
-def check_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, *, who: str) -> None:
-    """UserError for a task whose examples may be longer than the model can read."""
+def check_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, *, who: str) -> None:
+    """Raises UserError for examples that may be longer than the model can read."""
     limit = longest(model, tokenizer)
-    if task.max_length > limit:
-        raise UserError(f"task.max_length={task.max_length}, but the {who} reads {limit} tokens at most")
+    if max_length > limit:
+        raise UserError(f"task.max_length={max_length}, but the {who} reads {limit} tokens at most")
 
 
 def check_outputs(objective: Objective, **models: PreTrainedModel) -> None:
@@ -64,6 +63,16 @@ def check_outputs(objective: Objective, **models: PreTrainedModel) -> None:
                     f"objective {objective.name}: the term {terms} needs {name}, which the {who} "
                     f"({type(model).__name__}) does not give: set its weight to 0, or take another objective"
                 )
+
+
+def check_head(student: PreTrainedModel, teacher: PreTrainedModel, *, name: str) -> None:
+    """Raises UserError for a student whose logits have another shape than the teacher's."""
+    expected, shape = list(try_out(teacher).logits.shape), list(try_out(student).logits.shape)
+    if shape != expected:
+        raise UserError(
+            f"student {name} ({type(student).__name__}) has logits of shape {shape} for four tokens, expected "
+            f"{expected} as the teacher's: take +student=distilbert"
+        )
 
 
 @torch.no_grad()

@@ -1,8 +1,9 @@
-"""A model on a batch: which tensors it reads, and its encoder and its head one after the other."""
+"""Forward passes: the tensors that a model reads, the whole model, or its encoder and its head one after the other."""
 
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,36 +11,59 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ModelOutput
 
-ENCODE = "run_encoder"  # Of a model whose weights are spread over processes: the method that gathers them for it.
+from distill.contracts import Items, Outputs
+
+ENCODE = "run_encoder"  # The method that gathers the weights of a model that FSDP has sharded, and runs its encoder.
+
+
+@dataclass(frozen=True)
+class FullPass:
+    """The outputs of a forward pass of the whole model, with the logits `[n, C]` of all items."""
+
+    output: ModelOutput
+    logits: Tensor
+    chunk_size: int | None = None
+
+    def whole(self) -> Outputs:
+        """Everything but the logits."""
+        return Outputs(hidden_states=self.output.get("hidden_states"), attentions=self.output.get("attentions"))
+
+    def at(self, items: Items) -> Outputs:
+        """Everything with the logits `[n, C]` of all items."""
+        return Outputs(
+            logits=self.logits,
+            hidden_states=self.output.get("hidden_states"),
+            attentions=self.output.get("attentions"),
+        )
 
 
 def run_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[str] = frozenset()) -> ModelOutput:
-    """The model's output for those tensors of the batch that it knows; a pair's token types reach who has them."""
+    """Runs the whole model on those tensors of the batch that it reads."""
     return _with_logits(_run(model, model, batch, needs))
 
 
 def run_encoder(
     model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[str] = frozenset()
 ) -> ModelOutput:
-    """The output of all that is below the model's head: `last_hidden_state [B, L, H]`, and what the terms need."""
+    """Runs the encoder without the model's head: `last_hidden_state [B, L, H]`, and the outputs that terms need."""
     return _run(model, model.base_model, batch, needs)
 
 
 def run_head(model: PreTrainedModel, encoded: ModelOutput, states: Tensor) -> ModelOutput:
-    """What the head says of hidden states `[n, H]` out of what the encoder has said: `logits [1, n, V]`.
+    """Applies only the head to hidden states `[n, H]`: `logits [1, n, V]`.
 
-    A vocabulary is so wide that the logits of all tokens cost as much as the encoder. Families name the parts of their
-    heads as they please, so the whole model runs, over an encoder that gives these states.
+    Families name the parts of their heads differently, so the whole model runs over a stand-in for its encoder that
+    returns these states. `encoded` is the encoder's own output, whose pooled output the head may read.
     """
-    said = BaseModelOutputWithPooling(
+    output = BaseModelOutputWithPooling(
         last_hidden_state=states.unsqueeze(0), pooler_output=getattr(encoded, "pooler_output", None)
     )
-    with _standing_in(model, said):
+    with _encoder_replaced(model, output):
         return _with_logits(model(input_ids=states.new_zeros((1, len(states)), dtype=torch.long)))
 
 
 def _with_logits(output: ModelOutput) -> ModelOutput:
-    if "prediction_logits" in output:  # A model for pre-training, which has a second head, calls them so.
+    if "prediction_logits" in output:  # The name in models for pre-training, which have a second head.
         output.logits = output.prediction_logits
     return output
 
@@ -53,13 +77,13 @@ def _run(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], n
     return output
 
 
-class _Said(nn.Module):
-    """An encoder that has said what it says; whatever else a head asks of it, the encoder itself answers."""
+class _FixedEncoder(nn.Module):
+    """An encoder that returns a given output; its other attributes are those of the model's own encoder."""
 
     def __init__(self, encoder: nn.Module, output: ModelOutput) -> None:
         super().__init__()
         self.output = output
-        self.__dict__["encoder"] = encoder  # Past the registry: it is nobody's part.
+        self.__dict__["encoder"] = encoder  # Not registered, because it stays a part of the model.
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -72,22 +96,22 @@ class _Said(nn.Module):
 
 
 @contextmanager
-def _standing_in(model: PreTrainedModel, said: ModelOutput) -> Iterator[None]:
-    """The model with this output in the place of its encoder."""
+def _encoder_replaced(model: PreTrainedModel, output: ModelOutput) -> Iterator[None]:
+    """Replaces the model's encoder by one that returns `output`."""
     encoder = model.base_model
-    setattr(model, model.base_model_prefix, _Said(encoder, said))
+    setattr(model, model.base_model_prefix, _FixedEncoder(encoder, output))
     try:
         yield
     finally:
         setattr(model, model.base_model_prefix, encoder)
 
 
-def moved(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The batch on another device."""
+def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Returns the batch on another device."""
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 def input_names(model: PreTrainedModel) -> list[str]:
-    """Tensors that the model reads: its `forward`'s, out of those that a tokenizer makes."""
+    """The tensors of a batch that the model's `forward` accepts, in the order of the tokenizer's."""
     accepted = inspect.signature(model.forward).parameters
     return [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in accepted]

@@ -100,6 +100,39 @@ def _fit_labels(config: Any, labels: Sequence[str] | None) -> tuple[list[int] | 
     return match_labels(own, labels)
 
 
+# Searched in this order: a model for masked language modelling may be one for pre-training too.
+AUTO_CLASSES = (
+    "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification",
+    "AutoModelForQuestionAnswering",
+    "AutoModelForMultipleChoice",
+    "AutoModelForMaskedLM",
+    "AutoModelForPreTraining",
+)
+
+
+def auto_class_of(model: PreTrainedModel) -> str:
+    """The auto class of transformers that the model's class is registered with: its kind of head.
+
+    Raises:
+        UserError: for a class that is registered with none of `AUTO_CLASSES`.
+    """
+    for name in AUTO_CLASSES:
+        if model_class(name, type(model.config)) is type(model):
+            return name
+    raise UserError(f"the head of a {type(model).__name__} is of no known kind: expected a model of an auto class")
+
+
+def model_class(auto_class: str, config_class: type[Any]) -> type[PreTrainedModel] | None:
+    """The class of models with this head for a configuration; None where transformers has none."""
+    mapping = getattr(transformers, auto_class)._model_mapping
+    if config_class not in mapping:
+        return None
+    classes = mapping[config_class]
+    found: type[PreTrainedModel] = classes[0] if isinstance(classes, tuple | list) else classes
+    return found
+
+
 def has_tokenizer(directory: Path) -> bool:
     """Whether a tokenizer's vocabulary is there; without one transformers makes up a tokenizer of five tokens."""
     names = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")

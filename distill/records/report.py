@@ -44,6 +44,8 @@ def timing(record: Record, model: str, format: str) -> Record | None:
 
 def summary_table(record: Record) -> Table:
     """The closing table for a terminal."""
+    if not record["export"]:
+        return language_model_table(record)
     table = Table(title=_caption(record), title_justify="left", title_style="bold")
     for column in _columns(record):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
@@ -54,6 +56,8 @@ def summary_table(record: Record) -> Table:
 
 def markdown(record: Record) -> str:
     """report.md: what was kept, what was saved, and how that was measured."""
+    if not record["export"]:
+        return language_model(record)
     task, teacher, training = record["task"], record["teacher"], record["training"]
     environment = record["environment"]
     lines = [

@@ -1,4 +1,4 @@
-"""What a teacher says about the examples of a split, asked once and kept."""
+"""Teacher outputs for the examples of a split: computed once, then read from the cache."""
 
 import hashlib
 import json
@@ -14,152 +14,182 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.console import Meter, notice, say
-from distill.data.batching import SCORED_TOKENS, Examples, scoring_steps
+from distill.contracts import EncodedSplits, Examples, Scores, Stream, Task
+from distill.data.batching import SCORED_TOKENS, scoring_steps
 from distill.errors import NumericalError, UserError
 from distill.losses import Objective
-from distill.models.forward import moved, run_encoder, run_head, run_model
-from distill.tasks import Task
+from distill.models.forward import to_device
+from distill.teaching.output_cache import CachedOutputs, OutputCache
+from distill.teaching.top_k import take_top_k
 
 ACCELERATOR_TOKENS = 16_384  # In a forward pass of the teacher on a GPU.
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Outputs of a teacher for one split, and what it took to have them: nothing in a run that finds them there.
+class ComputedOutputs:
+    """The cached outputs of a teacher for one split, and the seconds that it took to compute them in this run."""
 
-    `kept` stands in for the teacher: `outputs(batch)` is what it would have said, `logits()` that of all examples.
-    """
-
-    kept: Any
+    outputs: CachedOutputs
     seconds: float
 
     def record(self) -> dict[str, Any]:
         """The `training.teacher_cache` of run.json."""
-        return {"hit": self.seconds == 0, "bytes": self.kept.bytes()}
+        return {"hit": self.seconds == 0, "bytes": self.outputs.bytes()}
 
 
-def check_cache(cache: Any, objective: Objective, task: Task) -> None:
-    """UserError where `teacher.cache.enabled=true` cannot be."""
-    _why_not_kept(cache, objective, task, hidden_gb=0.0)
+@dataclass(frozen=True)
+class Computation:
+    """Everything that the outputs of a teacher depend on, the examples aside.
+
+    Args:
+        model: loads the teacher; called only if something is missing.
+        fingerprint: of the teacher: its weights, the order of its labels, its precision.
+        task: reads the model's output.
+        cache: the rules for caching.
+        directory: of all cached outputs; those of a split lie below, under a digest of all they depend on.
+    """
+
+    model: Callable[[], PreTrainedModel]
+    fingerprint: str
+    task: Task
+    cache: OutputCache
+    directory: Path
 
 
-def check_size(objective: Objective, task: Task, teacher: PreTrainedModel, examples: Any, cache: Any) -> None:
-    """UserError where the outputs for the training would be kept and take more than allowed."""
-    if objective.needs_teacher and _why_not_kept(cache, objective, task, hidden_gb=0.0) is None:
+def check_cache(cache: OutputCache, objective: Objective, task: Task) -> None:
+    """Raises UserError where `teacher.cache.enabled=true` asks for outputs that cannot be cached."""
+    _obstacle(cache, objective, task, hidden_gb=0.0)
+
+
+def check_size(
+    objective: Objective, task: Task, teacher: PreTrainedModel, examples: Examples, cache: OutputCache
+) -> None:
+    """Raises UserError where the outputs for the training would be cached and take more than allowed."""
+    if objective.needs_teacher and _obstacle(cache, objective, task, hidden_gb=0.0) is None:
         cache.check_size(
-            examples.lengths, logit_bytes=_logit_bytes(cache, examples, teacher, len(examples.lengths)),
-            hidden_size=_kept_width(objective, teacher),
+            examples.lengths, logit_bytes=_logit_bytes(cache, task, examples, teacher, len(examples.lengths)),
+            hidden_size=_hidden_size(objective, teacher),
         )  # fmt: skip
 
 
-def ask_for_training(
+def outputs_for_training(
     teacher: Any,
     objective: Objective,
     task: Task,
-    examples: Any,
+    examples: Examples | Stream,
     *,
-    cache: Any,
+    cache: OutputCache,
     directory: Path,
     epochs: int = 1,
-) -> tuple[Answers | None, str | None]:
-    """The teacher's outputs for the training; or None, and why it is asked in every step instead.
+) -> tuple[ComputedOutputs | None, str | None]:
+    """The teacher's cached outputs for the training; or None, with the reason why the teacher runs in every step.
 
-    Of `examples` that are shown in several ways only those of so many `epochs` are asked for; None is a stream.
+    Args:
+        examples: the training split.
+        epochs: of examples that are shown in several ways, compute only those of so many epochs.
     """
     if not objective.needs_teacher:
         return None, None
-    if examples is None:
+    if not isinstance(examples, Examples):
         return None, "a stream shows a text once only"
     hidden_gb = cache.size_gb(examples.lengths, logit_bytes=0, hidden_size=teacher.model.config.hidden_size)
-    why = _why_not_kept(cache, objective, task, hidden_gb=hidden_gb)
-    if why is not None:
-        return None, why
-    found = ask_once(
-        teacher.answering, examples, cache=cache, directory=directory, fingerprint=teacher.fingerprint,
-        hidden_size=_kept_width(objective, teacher.model), epochs=epochs,
-        vocabulary=teacher.model.config.vocab_size if task.answer == "vocabulary" else None,
+    reason = _obstacle(cache, objective, task, hidden_gb=hidden_gb)
+    if reason is not None:
+        return None, reason
+    computation = Computation(teacher.running, teacher.fingerprint, task, cache, directory)
+    outputs = cache_outputs(
+        computation, examples, hidden_size=_hidden_size(objective, teacher.model), epochs=epochs
     )  # fmt: skip
-    return found, None
+    return outputs, None
 
 
-def _logit_bytes(cache: Any, examples: Any, teacher: PreTrainedModel, number: int) -> float:
-    """What the logits of so many examples take, of which a vocabulary's are shortened."""
-    of_one = teacher.config.num_labels * 4
-    if examples.task.answer == "vocabulary":
-        of_one = examples.lengths.mean() * examples.task.mask.probability * cache.item_bytes()
-    return number * float(of_one)
-
-
-def _why_not_kept(cache: Any, objective: Objective, task: Task, *, hidden_gb: float) -> str | None:
-    needs = {output: objective.needing(output) for output in objective.needs}
-    why: str | None = cache.obstacle(
-        needs, fixed_inputs=task.fixed_inputs, hidden_gb=hidden_gb,
-        wanting_all=objective.wanting_all_logits() if task.answer == "vocabulary" else (),
-    )  # fmt: skip
-    return why
-
-
-def _kept_width(objective: Objective, teacher: PreTrainedModel) -> int | None:
-    return int(teacher.config.hidden_size) if "hidden_states" in objective.needs else None
-
-
-def ask_once(
-    model: Callable[[], PreTrainedModel],
+def cache_outputs(
+    computation: Computation,
     examples: Examples,
     *,
-    cache: Any,
-    directory: Path,
-    fingerprint: str,
     hidden_size: int | None = None,
-    vocabulary: int | None = None,
     title: str = "teacher",
     epochs: int = 1,
-) -> Answers:
-    """The outputs for all examples of a split, from the cache or from the teacher, which is loaded only if asked.
+) -> ComputedOutputs:
+    """The outputs for all examples of a split, from the cache or computed by the teacher.
 
     Args:
-        cache: the `teacher.cache` of the configuration.
-        directory: of all kept outputs; those of this split lie below, under a digest of all they depend on.
-        fingerprint: of the teacher: its weights, the order of its labels, its precision.
-        hidden_size: keep the last hidden states too, which are so wide.
-        vocabulary: the logits are of so many tokens, and are shortened.
-        epochs: of examples that are shown in several ways, one in each epoch, ask about those that come in so many.
+        hidden_size: caches the last hidden states too, which have this width.
+        title: names the work while it is shown.
+        epochs: of examples that are shown in several ways, one in each epoch, compute those of so many epochs.
 
     Raises:
         UserError: where there is no room for them.
+        NumericalError: for logits that are not finite.
     """
-    parts = [cache.layout(), fingerprint, examples.digest, hidden_size]
-    if vocabulary is not None:
+    cache, task = computation.cache, computation.task
+    parts = [cache.layout(), computation.fingerprint, examples.digest, hidden_size]
+    if task.over_vocabulary:
         parts.append(cache.top_k)
     visits = examples.visits or 1
-    kept = cache.open(
-        directory / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20], np.tile(examples.lengths, visits),
-        hidden_size=hidden_size, vocabulary=vocabulary,
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
+    outputs = cache.open(
+        computation.directory / key, np.tile(examples.lengths, visits), hidden_size=hidden_size,
+        top_k=task.over_vocabulary,
     )  # fmt: skip
-    for path in kept.damaged:
-        notice(f"{path} is damaged: the teacher is asked again")
-    asked = min(epochs, visits) * len(examples)
-    missing = kept.missing(asked)
+    for path in outputs.damaged:
+        notice(f"{path} is damaged: the teacher computes it again")
+    wanted = min(epochs, visits) * len(examples)
+    missing = outputs.missing(wanted)
     if not missing:
-        return Answers(kept, 0.0)
-    began = time.perf_counter()
-    teacher = model()
-    size = cache.make_room(kept, asked, _logit_bytes(cache, examples, teacher, asked))
+        return ComputedOutputs(outputs, 0.0)
+    start = time.perf_counter()
+    teacher = computation.model()
+    size = cache.make_room(outputs, wanted, _logit_bytes(cache, task, examples, teacher, wanted))
     total = sum(last - first for first, last in missing)
-    say(f"Teacher: answers {total:,} examples once, {size} in {kept.directory}")
+    say(f"Teacher: computes the outputs for {total:,} examples once, {size} in {outputs.directory}")
     with Meter(title, total, unit="examples") as meter:
         for first, last in missing:
-            said, states = _ask(
-                teacher, examples, cache, kept.lengths[first:last], first=first, hidden=hidden_size is not None,
-                vocabulary=vocabulary is not None, done=meter.advance,
+            columns, states = _compute(
+                teacher, task, examples, cache, outputs.lengths[first:last], first=first,
+                hidden=hidden_size is not None, done=meter.advance,
             )  # fmt: skip
-            _check_finite(said, states)
-            kept.add(first, said, states)
-    return Answers(kept, time.perf_counter() - began)
+            _check_finite(columns, states)
+            outputs.add(first, columns, states)
+    return ComputedOutputs(outputs, time.perf_counter() - start)
 
 
-def _check_finite(said: Mapping[str, Tensor], states: Tensor | None) -> None:
-    if not all(values.isfinite().all() for values in said.values()):
+def cached_scores(computation: Computation, examples: EncodedSplits) -> dict[str, Scores]:
+    """The scores of a teacher on every split but `train`, by example, from its cached logits."""
+    scores = {}
+    for name, split in examples.items():
+        if name == "train" or not isinstance(split, Examples):
+            continue
+        logits = cache_outputs(computation, split, title=f"teacher on {name}").outputs.logits()
+        items = [computation.task.select(split[step]) for step in scoring_steps(split.lengths)]
+        labels = torch.cat([of_batch.labels for of_batch in items]).numpy()
+        example_id = torch.cat([of_batch.example_id() for of_batch in items]).numpy()
+        order = example_id.argsort(kind="stable")
+        scores[name] = Scores({"logits": logits}, labels[order], example_id[order])
+    return scores
+
+
+def _obstacle(cache: OutputCache, objective: Objective, task: Task, *, hidden_gb: float) -> str | None:
+    return cache.obstacle(
+        {output: objective.needing(output) for output in objective.needs},
+        fixed_inputs=task.fixed_inputs,
+        hidden_gb=hidden_gb,
+        needing_all=objective.needing_all_logits() if task.over_vocabulary else (),
+    )
+
+
+def _logit_bytes(cache: OutputCache, task: Task, examples: Examples, teacher: PreTrainedModel, number: int) -> float:
+    """The size of the logits of so many examples."""
+    of_item = cache.item_bytes(teacher.config.num_labels, over_vocabulary=task.over_vocabulary)
+    return number * examples.items_per_example * of_item
+
+
+def _hidden_size(objective: Objective, teacher: PreTrainedModel) -> int | None:
+    return int(teacher.config.hidden_size) if "hidden_states" in objective.needs else None
+
+
+def _check_finite(columns: Mapping[str, Tensor], states: Tensor | None) -> None:
+    if not all(values.isfinite().all() for values in columns.values()):
         raise NumericalError("the teacher's logits are not finite: check its weights, or set teacher.precision=float32")
     if states is not None and not states.isfinite().all():
         raise UserError(
@@ -169,52 +199,55 @@ def _check_finite(said: Mapping[str, Tensor], states: Tensor | None) -> None:
 
 
 @torch.inference_mode()
-def _ask(
+def _compute(
     teacher: PreTrainedModel,
-    examples: Any,
-    cache: Any,
+    task: Task,
+    examples: Examples,
+    cache: OutputCache,
     lengths: np.ndarray,
     *,
     first: int,
     hidden: bool,
-    vocabulary: bool,
     done: Callable[[int], None],
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """What to keep of the logits of the examples from `first` on, of these lengths, in their order.
+    """The columns of `CachedOutputs.add` for the examples from `first` on, of these lengths, in their order.
 
     And `hidden [tokens, H]` (float16), all tokens of these examples one after the other.
     """
     needs = frozenset({"hidden_states"}) if hidden else frozenset[str]()
     starts = lengths.cumsum() - lengths
-    # Written into one array: views of every batch would keep all of them.
+    # Written into one array: views of every batch would keep all of them in memory.
     states = torch.empty(int(lengths.sum()), teacher.config.hidden_size if hidden else 0, dtype=torch.float16)
-    logits = torch.empty(0 if vocabulary else len(lengths), teacher.config.num_labels)
-    items: list[dict[str, Tensor]] = [{} for _ in lengths]
-    profile = torch.zeros(teacher.config.vocab_size if vocabulary else 0, device=teacher.device)
+    per_example: list[dict[str, Tensor]] = [{} for _ in lengths]
+    counts = torch.zeros(len(lengths), dtype=torch.long)
+    profile = torch.zeros(teacher.config.vocab_size if task.over_vocabulary else 0, device=teacher.device)
     on_cpu = teacher.device.type == "cpu"
     for micro_batch in scoring_steps(lengths, SCORED_TOKENS if on_cpu else ACCELERATOR_TOKENS):
-        batch = moved(examples[[first + index for index in micro_batch]], teacher.device)
-        if vocabulary:
-            output = run_encoder(teacher, batch, needs)
-            head = run_head(teacher, output, output.last_hidden_state[batch["items"]])
-            log_probs = head.logits[0].float().log_softmax(dim=-1)
+        batch = to_device(examples[[first + index for index in micro_batch]], teacher.device)
+        items = task.select(batch)
+        outputs = task.run(teacher, batch, items, needs)
+        logits = outputs.at(items).logits
+        assert logits is not None
+        if task.over_vocabulary:
+            log_probs = logits.float().log_softmax(dim=-1)
             profile += log_probs.sum(dim=0)
-            counts = batch["items"].sum(dim=1).cpu()
-            of_each = {name: values.split(counts.tolist()) for name, values in cache.shortened(log_probs).items()}
-            for row, index in enumerate(micro_batch):
-                items[index] = {name: values[row] for name, values in of_each.items()} | {
-                    "counts": counts[row : row + 1]
-                }
+            columns = take_top_k(log_probs, cache.top_k)
         else:
-            output = run_model(teacher, batch, needs)
-            logits[micro_batch] = output.logits.float().cpu()
+            columns = {"logits": logits.float().cpu()}
+        counts[micro_batch] = torch.bincount(items.row, minlength=len(micro_batch)).cpu()
+        split = {name: values.split(counts[micro_batch].tolist()) for name, values in columns.items()}
+        for row, index in enumerate(micro_batch):
+            per_example[index] = {name: values[row] for name, values in split.items()}
         if hidden:
-            last_states, mask = output.hidden_states[-1].half().cpu(), batch["attention_mask"].bool().cpu()
+            whole = outputs.whole().hidden_states
+            assert whole is not None
+            last_states, mask = whole[-1].half().cpu(), batch["attention_mask"].bool().cpu()
             for row, index in enumerate(micro_batch):
                 states[starts[index] : starts[index] + lengths[index]] = last_states[row, mask[row]]
         done(len(micro_batch))
-    found = {"logits": logits}
-    if vocabulary:
-        found = {name: torch.cat([of_one[name] for of_one in items]) for name in items[0]}
-        found["profile"] = (profile / found["counts"].sum().clamp(min=1)).half().cpu()
+    found = {name: torch.cat([columns[name] for columns in per_example]) for name in per_example[0]}
+    if not bool((counts == 1).all()):
+        found["counts"] = counts
+    if task.over_vocabulary:
+        found |= {"counts": counts, "profile": (profile / counts.sum().clamp(min=1)).half().cpu()}
     return found, states if hidden else None

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from distill.data import batching
 from distill.models import cpu_kernels
-from distill.models.forward import moved
+from distill.models.forward import to_device
 from distill.training import processes
 from distill.training.checkpoints import AtomicCheckpointIO, Checkpoints
 from distill.training.module import DistillationModule
@@ -173,7 +173,7 @@ def estimate_seconds(
     module.to(device)
     if module.teacher is not None:
         module.teacher.to(device)
-    batch = moved(dataset[by_length[middle : middle + size]], device)
+    batch = to_device(dataset[by_length[middle : middle + size]], device)
     optimizer = module.configure_optimizers()[0][0]
     for group in optimizer.param_groups:
         group["lr"] = group["weight_decay"] = 0.0  # All the work of a step, and nothing moves.

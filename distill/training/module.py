@@ -2,22 +2,21 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
+from distill.contracts import Batch, ItemOutputs, Items, Outputs, Task, TeacherOutputs
 from distill.errors import NumericalError
 from distill.losses import Objective
-from distill.models import chunked_logits
-from distill.models.forward import moved, run_model
-from distill.tasks import Task
 from distill.training import processes
+from distill.training.evaluate import Columns, concatenate, score_batch
 from distill.training.strategies import shard
 
 _APART = 2_654_435_761  # Between the seeds of two processes; its multiples modulo 2**32 lie far from each other.
@@ -30,8 +29,8 @@ class DistillationModule(L.LightningModule):
     Each term is divided by its own count over the whole step, so unequal micro-batches equal one large batch.
 
     Args:
-        teacher: asked in evaluation mode and without gradients; in no checkpoint, no optimizer.
-        kept: in the place of a teacher: its outputs from an earlier pass, as `kept.outputs(batch)`.
+        teacher: runs in evaluation mode and without gradients; it is in no checkpoint and no optimizer.
+        cached_outputs: the teacher's outputs of an earlier pass, in place of a teacher.
         total_steps: optimizer steps of the whole training, for the linear decay to zero.
         warmup: share of the steps over which the learning rate rises from zero.
         clip: largest norm of the gradient; 0 does not clip.
@@ -45,7 +44,7 @@ class DistillationModule(L.LightningModule):
         objective: Objective,
         task: Task,
         teacher: PreTrainedModel | None = None,
-        kept: Any = None,
+        cached_outputs: TeacherOutputs | None = None,
         learning_rate: float = 5e-5,
         weight_decay: float = 0.01,
         warmup: float = 0.1,
@@ -54,22 +53,21 @@ class DistillationModule(L.LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if objective.needs_teacher and teacher is None and kept is None:
+        if objective.needs_teacher and teacher is None and cached_outputs is None:
             raise ValueError(f"objective {objective.name} learns from a teacher, and there is none")
         self.automatic_optimization = False
         self.student = student.train()
         self.objective = objective
-        # Past nn.Module's registry: Lightning would train, save and move what it finds there.
-        asked = objective.needs_teacher and kept is None
-        self.__dict__["teacher"] = freeze(teacher) if asked and teacher is not None else None
-        self.kept = kept if objective.needs_teacher else None
         self.task = task
+        computed = objective.needs_teacher and cached_outputs is None and teacher is not None
+        # Not registered as a submodule: Lightning would train, save and move it.
+        self.__dict__["teacher"] = freeze(teacher) if computed and teacher is not None else None
+        self.cached_outputs = cached_outputs if objective.needs_teacher else None
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.warmup, self.clip, self.total_steps, self.seed = warmup, clip, total_steps, seed
         self.tokens_seen = self.tokens_computed = self.examples_seen = 0
         self.teacher_seconds = 0.0
-        self._dev_logits: list[Tensor] = []
-        self._dev_labels: list[Tensor] = []
+        self._dev_scores: list[tuple[Columns, Columns]] = []
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:  # Weights are spread over processes.
@@ -85,7 +83,7 @@ class DistillationModule(L.LightningModule):
         step = self.global_step
         torch.manual_seed(self.seed * 1_000_003 + step + processes.rank() * _APART)
         optimizer = self.optimizers()
-        counts = processes.total(torch.stack([self.objective.counts(batch) for batch in micro_batches]).sum(dim=0))
+        counts = processes.total(torch.stack([self._counts(batch) for batch in micro_batches]).sum(dim=0))
         sums = torch.zeros_like(counts)
         loss_value = 0.0
         for number, batch in enumerate(micro_batches, start=1):
@@ -107,32 +105,57 @@ class DistillationModule(L.LightningModule):
         optimizer.zero_grad()  # type: ignore[union-attr]
         self.lr_schedulers().step()  # type: ignore[union-attr, call-arg]
 
-    def losses(self, batch: Mapping[str, Tensor], counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The objective of one micro-batch: loss `[]` and each term's sum `[terms]`.
+    def losses(self, batch: Batch, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The objective of one micro-batch: loss `[]` and each term's sum `[terms]`."""
+        items = self._items(batch)
+        counts = self.objective.counts(items) if counts is None else counts
+        teacher = self._teacher_outputs(batch, items)
+        student = self.task.run(self.student, batch, items, self.objective.needs)
+        totals = self.objective.totals(student.whole(), teacher.whole(), items, reading_logits=False)
+        for part in self._totals_of_logits(student, teacher, items):
+            totals = totals + part
+        return self.objective.weighted(totals, counts), totals.detach()
 
-        Over a vocabulary, `items [B, L]`, the models' heads compute the tokens that some term reads and no others.
+    def _items(self, batch: Batch) -> Items:
+        return self.task.select(batch, every_token=self.objective.reads_every_token)
+
+    def _counts(self, batch: Batch) -> Tensor:
+        return self.objective.counts(self._items(batch))
+
+    def _totals_of_logits(self, student: ItemOutputs, teacher: ItemOutputs, items: Items) -> Iterator[Tensor]:
+        """The sums `[terms]` of the terms that read logits, for some items at a time where the student says so.
+
+        The logits of a chunk are freed and computed once more for the gradient, so that memory does not grow with the
+        batch.
         """
-        counts = self.objective.counts(batch) if counts is None else counts
-        if batch["items"].dim() > 1:
-            totals = chunked_logits.totals(self.student, self.objective, batch, self._ask)
-            return self.objective.weighed(totals, counts), totals.detach()
-        needs = self.objective.needs
-        teacher_output = self._ask(run_model, batch, needs)
-        loss, sums = self.objective(run_model(self.student, batch, needs), teacher_output, batch, counts)
-        return loss, sums
 
-    def _ask(self, run: Callable[..., Any], *arguments: Any) -> Any:
-        """What the teacher says when it is run so, or what is kept of it; None without either."""
-        # The teacher computes in its own precision, whatever the student trains in.
+        def totals(items: Items) -> Tensor:
+            return self.objective.totals(student.at(items), teacher.at(items), items, reading_logits=True)
+
+        size = student.chunk_size
+        if size is None or len(items) <= size:
+            yield totals(items)
+            return
+        for first in range(0, len(items), size):
+            part = items.part(first, min(len(items), first + size))
+            yield checkpoint(totals, part, use_reentrant=False, preserve_rng_state=False)  # type: ignore[misc]
+
+    def _teacher_outputs(self, batch: Batch, items: Items) -> ItemOutputs:
+        """The teacher's outputs for this batch, computed or cached; empty ones if no term needs them."""
+        if self.cached_outputs is not None:
+            return self.cached_outputs(batch, items)
+        if self.teacher is None:
+            return _NoOutputs()
+        with self._teacher_computes():
+            return _TeacherPass(self, self.task.run(self.teacher, batch, items, self.objective.needs))
+
+    @contextmanager
+    def _teacher_computes(self) -> Iterator[None]:
+        """Computes without gradients, in the teacher's own precision, and counts the seconds."""
+        start = time.perf_counter()
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            if self.kept is not None:
-                return self.kept.outputs(arguments[0])
-            if self.teacher is None:
-                return None
-            began = time.perf_counter()
-            said = run(self.teacher, *arguments)
-            self.teacher_seconds += time.perf_counter() - began
-            return said
+            yield
+        self.teacher_seconds += time.perf_counter() - start
 
     def _log_losses(self, step: int, loss: float, means: Tensor) -> None:
         values = dict(zip(self.objective.names, means.tolist(), strict=True))
@@ -145,7 +168,7 @@ class DistillationModule(L.LightningModule):
         self.log_dict({f"train/{name}": value for name, value in values.items()} | {"train/loss": loss})
 
     def _synchronized(self, last: bool) -> AbstractContextManager[Any]:
-        """Processes add up their gradients once a step, in its last backward pass."""
+        """Ranks add up their gradients once a step, in its last backward pass."""
         if last or processes.world() == 1:
             return nullcontext()
         blocked: AbstractContextManager[Any] = self.trainer.strategy.block_backward_sync()  # type: ignore[attr-defined]
@@ -167,16 +190,12 @@ class DistillationModule(L.LightningModule):
         self.examples_seen, self.tokens_seen, self.tokens_computed, self.teacher_seconds = checkpoint["seen"]
 
     def validation_step(self, micro_batches: list[dict[str, Tensor]], batch_idx: int) -> None:
-        for batch in micro_batches:
-            said, labels = scored(self.student, batch)
-            self._dev_logits.append(said)
-            self._dev_labels.append(labels)
+        self._dev_scores += [score_batch(self.student, self.task, batch) for batch in micro_batches]
 
     def on_validation_epoch_end(self) -> None:
-        logits, labels = torch.cat(self._dev_logits).numpy(), torch.cat(self._dev_labels).numpy()
-        self._dev_logits.clear()
-        self._dev_labels.clear()
-        self.log_dict({f"dev/{name}": value for name, value in self.task.metrics(logits, labels).items()})
+        scores = concatenate(self._dev_scores)
+        self._dev_scores.clear()
+        self.log_dict({f"dev/{name}": value for name, value in self.task.metrics(scores).items()})
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(parameter_groups(self, self.weight_decay), lr=self.learning_rate, fused=True)
@@ -186,51 +205,48 @@ class DistillationModule(L.LightningModule):
         return [optimizer], [schedule]
 
 
+class _NoOutputs:
+    """The outputs of a teacher that no term needs."""
+
+    chunk_size = None
+
+    def whole(self) -> Outputs:
+        return Outputs()
+
+    def at(self, items: Items) -> Outputs:
+        return Outputs()
+
+
+class _TeacherPass:
+    """The outputs of a teacher that runs in every step; its head runs without gradients too."""
+
+    def __init__(self, module: DistillationModule, outputs: ItemOutputs) -> None:
+        self.module, self.outputs, self.chunk_size = module, outputs, outputs.chunk_size
+
+    def whole(self) -> Outputs:
+        with self.module._teacher_computes():
+            return self.outputs.whole()
+
+    def at(self, items: Items) -> Any:
+        with self.module._teacher_computes():
+            return self.outputs.at(items)
+
+
 def freeze(model: PreTrainedModel) -> PreTrainedModel:
-    """The model for good in evaluation mode and without gradients: a later `train()` does nothing."""
+    """Returns the model in evaluation mode and without gradients; a later `train()` has no effect."""
     model.requires_grad_(False).eval()
-    model.train = _StayAsItIs(model)  # type: ignore[method-assign]
+    model.train = _NoTrain(model)  # type: ignore[method-assign]
     return model
 
 
-class _StayAsItIs:
-    """A frozen model's `train()`; a copy of the model has one of its own, and it can be pickled."""
+class _NoTrain:
+    """The `train()` of a frozen model; it is copied with the model, and can be pickled."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
 
     def __call__(self, mode: bool = True) -> PreTrainedModel:
         return self.model
-
-
-def scored(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """What a task's metrics are computed from, on the CPU: of every item its answer `[n, C]` and its label `[n]`.
-
-    Over a vocabulary the answer is what `token_scores` makes of the logits.
-    """
-    if batch["items"].dim() > 1:
-        labels = batch["labels"][batch["items"]]
-        return chunked_logits.token_scores(chunked_logits.logits_at_items(model, batch), labels).cpu(), labels.cpu()
-    return run_model(model, batch).logits.float().cpu(), batch["labels"].cpu()
-
-
-@torch.inference_mode()
-def predict_logits(model: PreTrainedModel, steps: Iterable[list[dict[str, Tensor]]]) -> np.ndarray:
-    """Logits `[examples, C]` of a whole split, in the order of the split, float32; the model's mode is kept."""
-    was_training = model.training
-    model.eval()
-    logits, order = [], []
-    for step in steps:
-        for batch in step:
-            logits.append(run_model(model, moved(batch, model.device)).logits.float().cpu())
-            order.append(batch["example_id"].cpu())
-    model.train(was_training)
-    return torch.cat(logits)[torch.cat(order).argsort()].numpy()
-
-
-def predict_splits(model: PreTrainedModel, loaders: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Split -> logits `[examples, C]`, for every loader but that of the training."""
-    return {name: predict_logits(model, loader) for name, loader in loaders.items() if name != "train"}
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

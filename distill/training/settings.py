@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from distill.errors import UserError
-from distill.tasks import Task
 from distill.training import processes
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
@@ -145,11 +144,11 @@ def check_devices(accelerator: str) -> None:
         raise UserError(f"trainer.accelerator={accelerator}, but torch sees no GPU: use auto or cpu")
 
 
-def check_budget(batch_tokens: int | None, task: Task, trainer: str) -> None:
+def check_budget(batch_tokens: int | None, max_length: int, trainer: str) -> None:
     """UserError for a budget that the longest example may not fit."""
-    if batch_tokens is not None and batch_tokens < task.max_length:
+    if batch_tokens is not None and batch_tokens < max_length:
         raise UserError(
-            f"{trainer}.batch_tokens={batch_tokens}, but an example may have task.max_length={task.max_length} tokens: "
+            f"{trainer}.batch_tokens={batch_tokens}, but an example may have task.max_length={max_length} tokens: "
             "raise the one or lower the other"
         )
 

@@ -17,7 +17,7 @@ from distill.data import batching, token_cache
 from distill.data.batching import Examples, LengthBuckets, padded_length
 from distill.data.tables import Split, TaskData
 from distill.errors import UserError
-from distill.tasks import SequenceTask
+from distill.tasks import Classification
 from teachers.embedded import train_tokenizer
 from tests.conftest import at_once, sentences
 
@@ -187,7 +187,7 @@ def test_buckets_of_nothing_are_refused(sizes: dict[str, int]):
 # Batches
 
 
-TASK = SequenceTask(name="toy", text=["sentence"])
+TASK = Classification(name="toy", text=["sentence"])
 
 
 def split_of(*texts: str, pairs: list[str] | None = None) -> Split:
@@ -228,7 +228,7 @@ def test_what_was_cut_is_counted(tokenizer: PreTrainedTokenizerBase):
     texts = ("a film", "a lovely and moving film", "a dull and lifeless mess")
 
     def examples(length: int, split: Split | None = None) -> Examples:
-        task = SequenceTask(name="toy", text=["sentence"], max_length=length)
+        task = Classification(name="toy", text=["sentence"], max_length=length)
         return Examples(split or split_of(*texts), task, tokenizer)
 
     whole = examples(128)
@@ -258,7 +258,7 @@ def test_the_loaders_of_a_training(tokenizer: PreTrainedTokenizerBase):
     texts, labels = zip(*sentences(22), strict=True)
     train, dev = (Split(list(texts[:size]), None, np.array(labels[:size])) for size in (22, 6))
     splits = TaskData(labels=("bad", "good"), splits={"train": train, "dev": dev}, sha256="")
-    loaders = batching.loaders(batching.tokenize(splits, TASK, tokenizer), batch_size=4, accumulate=2, seed=0)
+    loaders = batching.all_loaders(TASK.encode(splits, tokenizer, None), batch_size=4, accumulate=2, seed=0)
     steps = list(loaders["train"])
     assert len(steps) == len(loaders["train"]) == 3  # six micro-batches, two a step
     for batch in chain(*steps):

@@ -12,7 +12,7 @@ import pytest
 from distill.data import tables
 from distill.data.tables import TaskData
 from distill.errors import UnreachableError, UserError
-from distill.tasks import SequenceTask
+from distill.tasks import Classification
 
 Row = tuple[Any, ...]
 # Each of them has been lost, split or turned into nothing by a reader's guess.
@@ -64,7 +64,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskD
             else:
                 write(directory / name, content)
         options = {"name": "toy", "text": ["sentence"], "data_dir": str(directory)} | options
-        return tables.read(SequenceTask(**options), cache_dir=tmp_path / "cache")
+        return Classification(**options).read(tmp_path / "cache")
 
     return reading
 

@@ -12,8 +12,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.data.tables import Split
 from distill.edge.bundle import Bundle, session
-from distill.export import exporting
-from distill.tasks import SequenceTask
+from distill.export.bundle import write_bundle
+from distill.export.gate import passes, recommended
+from distill.export.onnx import export_onnx
+from distill.export.quantization import quantize
+from distill.export.settings import Settings as ExportSettings
+from distill.tasks import Classification
 from distill.training.module import freeze
 from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
@@ -40,7 +44,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedToke
     student = from_teacher(teacher, layers=[0, 1]).eval()
     models = {"teacher": teacher, "student": student}
     for name, model in models.items():
-        exporting.export_onnx(model, directory / f"{name}.onnx")
+        export_onnx(model, directory / f"{name}.onnx")
     sessions = {name: session(directory / f"{name}.onnx") for name in models}
     return {"directory": directory, "models": models, "sessions": sessions}
 
@@ -69,14 +73,14 @@ def test_a_teacher_reads_token_types_and_a_student_does_not(exported: dict[str, 
 
 def test_exporting_leaves_the_model_as_it_was(exported: dict[str, Any], tmp_path: Path) -> None:
     model = exported["models"]["student"].train()
-    exporting.export_onnx(model, tmp_path / "model.onnx")
+    export_onnx(model, tmp_path / "model.onnx")
     assert model.training
     model.eval()
 
 
 def test_a_bfloat16_model_is_exported_in_float32(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     model = freeze(toy_bert(len(tokenizer), layers=1).bfloat16())
-    exporting.export_onnx(model, tmp_path / "model.onnx")
+    export_onnx(model, tmp_path / "model.onnx")
     assert model.dtype == torch.bfloat16
     feed = inputs(2, 7, padded=True, vocabulary=len(tokenizer))
     with torch.no_grad():
@@ -86,7 +90,7 @@ def test_a_bfloat16_model_is_exported_in_float32(tokenizer: PreTrainedTokenizerB
 
 def test_int8_weights_keep_to_seven_bits(exported: dict[str, Any], tmp_path: Path) -> None:
     """Eight bits saturate on processors without VNNI: two products of 255 x 127 do not fit into 16 bits."""
-    recipe = exporting.quantize(exported["directory"] / "student.onnx", tmp_path / "int8.onnx", exporting.Settings())
+    recipe = quantize(exported["directory"] / "student.onnx", tmp_path / "int8.onnx", ExportSettings())
     assert "7-bit" in recipe
     graph = onnx.load(str(tmp_path / "int8.onnx")).graph
     multiplied = {node.input[1] for node in graph.node if node.op_type == "MatMulInteger"}
@@ -104,14 +108,14 @@ def split() -> Split:
 def write(
     directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **settings: Any
 ) -> dict[str, dict[str, Any]]:
-    task = SequenceTask(name="toy", text=["sentence"], labels=LABELS, max_length=16)
+    task = Classification(name="toy", text=["sentence"], labels=LABELS, max_length=16)
     dev = split()
     encoded = tokenizer(dev.texts, padding=True, truncation=True, max_length=16, return_tensors="pt")
     with torch.no_grad():
         logits = model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).logits.numpy()
-    return exporting.write_bundle(
+    return write_bundle(
         directory, model=model, tokenizer=tokenizer, task=task, labels=LABELS,
-        splits={"dev": dev}, logits={"dev": logits}, settings=exporting.Settings(**settings),
+        splits={"dev": dev}, logits={"dev": logits}, settings=ExportSettings(**settings),
     )  # fmt: skip
 
 
@@ -160,7 +164,7 @@ def _labelled_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dev
 
 
 def test_the_gate_lets_through_exactly_what_it_says() -> None:
-    settings = exporting.Settings(max_drop=0.01)
+    settings = ExportSettings(max_drop=0.01)
     for before, after, agreement, name, passed in (
         (0.762, 0.752, 0.98, "int8", True),  # Five of 500, and in floating point a little more.
         (0.762, 0.750, 0.98, "int8", False),
@@ -168,18 +172,16 @@ def test_the_gate_lets_through_exactly_what_it_says() -> None:
         (0.762, 0.762, 0.998, "fp32", False),
         (0.762, 0.762, 0.999, "fp32", True),
     ):
-        assert exporting.passes(name, {"drop": before - after, "agreement": agreement}, settings) == passed
+        assert passes(name, {"drop": before - after, "agreement": agreement}, settings) == passed
 
 
 def test_where_every_gate_failed_nothing_is_recommended() -> None:
-    assert (
-        exporting.recommended({"fp32": {"gate": "failed", "bytes": 2}, "int8": {"gate": "failed", "bytes": 1}}) is None
-    )
+    assert recommended({"fp32": {"gate": "failed", "bytes": 2}, "int8": {"gate": "failed", "bytes": 1}}) is None
 
 
 def test_a_negative_drop_allowance_is_refused() -> None:
     with pytest.raises(ValueError, match="max_drop=-1, expected 0 or more"):
-        exporting.Settings(max_drop=-1)
+        ExportSettings(max_drop=-1)
 
 
 def test_a_tokenizer_of_pairs_and_truncation_is_shipped_as_it_was(tmp_path: Path) -> None:
@@ -188,13 +190,13 @@ def test_a_tokenizer_of_pairs_and_truncation_is_shipped_as_it_was(tmp_path: Path
     pairs = ["eight nine", "c d e f g h i j k l m n o p"]
     tokenizer = train_tokenizer([*texts, *pairs] * 2, 200)
     model = toy_bert(len(tokenizer), layers=1).eval()
-    task = SequenceTask(name="toy", text=["one", "two"], labels=LABELS, max_length=9)
+    task = Classification(name="toy", text=["one", "two"], labels=LABELS, max_length=9)
     encoded = tokenizer(texts, pairs, padding=True, truncation=True, max_length=9, return_tensors="pt")
     with torch.no_grad():
         logits = model(**encoded).logits.numpy()
-    formats = exporting.write_bundle(
+    formats = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, labels=LABELS,
         splits={"dev": Split(texts, pairs, np.array([0, 1]))}, logits={"dev": logits},
-        settings=exporting.Settings(max_drop=1.0),
+        settings=ExportSettings(max_drop=1.0),
     )  # fmt: skip
     assert formats["fp32"]["max_abs_diff"] < 2e-5

@@ -19,7 +19,7 @@ import students  # noqa: F401  so that the auto classes know every student
 from distill import __main__ as command_line
 from distill.edge.bundle import Bundle
 from distill.errors import UserError
-from distill.teaching import finetune
+from distill.teaching import teacher as teaching
 from distill.training import fitting
 from tests.conftest import sentences
 
@@ -241,7 +241,7 @@ def test_with_kept_outputs_the_teacher_is_not_in_memory(
     chain: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded: list[Any] = []
-    original = finetune._load
+    original = teaching._load
 
     def load(*arguments: Any) -> Any:
         model = original(*arguments)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from distill.jobs.text import score
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForMaskedLM,
@@ -21,8 +22,7 @@ from transformers import (
 
 from distill import __main__ as command_line
 from distill.data.batching import evaluation_loader
-from distill.jobs.text import score
-from distill.tasks import LanguageModelTask
+from distill.tasks import MaskedLM
 from distill.text.masking import Masking
 from distill.text.packing import Sequence
 from distill.text.sequences import Sequences, _in_memory
@@ -272,7 +272,7 @@ def test_several_processes_are_one_with_as_large_a_batch(
 def test_a_model_agrees_with_itself(pretrained: tuple[Path, dict[str, Any]]) -> None:
     model = AutoModelForMaskedLM.from_pretrained(pretrained[0]).eval()
     tokenizer = AutoTokenizer.from_pretrained(pretrained[0])
-    task = LanguageModelTask(name="text", mask=Masking(), max_length=32)
+    task = MaskedLM(name="text", mask=Masking(), max_length=32)
     ids = [tokenizer(text)["input_ids"] for text, _ in sentences(20)]
     kept = _in_memory([Sequence(torch.tensor(row).numpy()) for row in ids], task)
     dev = evaluation_loader(Sequences(kept, task, tokenizer))  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
+from distill.contracts import IGNORED
 from distill.losses import (
-    IGNORED,
     Cosine,
     HardLabels,
     LogitMSE,

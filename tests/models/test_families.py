@@ -17,11 +17,13 @@ from distill.__main__ import config_directory
 from distill.data import batching, tables
 from distill.edge.bundle import session
 from distill.errors import UserError
-from distill.export import exporting
+from distill.export.onnx import export_onnx
+from distill.export.quantization import quantize
+from distill.export.settings import Settings as ExportSettings
 from distill.models import checks, cpu_kernels
 from distill.models.forward import input_names
-from distill.tasks import SequenceTask
-from distill.teaching import finetune
+from distill.tasks import Classification
+from distill.teaching import teacher as teaching
 from students import bilstm, distilbert
 from teachers.pretrained import Pretrained
 from tests.conftest import LABELS, sentences
@@ -91,7 +93,7 @@ def family(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     start = Pretrained(name=name, id=values.id).load(AUTO_CLASS, LABELS, [])
     assert not start.fits
-    finetune.adopt_special_tokens(start.model, start.tokenizer)
+    teaching.adopt_special_tokens(start.model, start.tokenizer)
     return name, start.model.eval(), start.tokenizer
 
 
@@ -128,8 +130,8 @@ def test_the_family_teaches_and_gives_its_layers(family: Any, tmp_path: Path) ->
 
 def test_the_teachers_exported_file_equals_torch(family: Any, tmp_path: Path) -> None:
     _, teacher, tokenizer = family
-    exporting.export_onnx(teacher, tmp_path / "model.onnx")
-    exporting.quantize(tmp_path / "model.onnx", tmp_path / "model.int8.onnx", exporting.Settings())
+    export_onnx(teacher, tmp_path / "model.onnx")
+    quantize(tmp_path / "model.onnx", tmp_path / "model.int8.onnx", ExportSettings())
     fp32, int8 = (session(tmp_path / file) for file in ("model.onnx", "model.int8.onnx"))
     for texts in (["a lovely film"], ["dull", "a lovely and moving film, funny , warm and clever, every minute", "x"]):
         batch = dict(tokenizer(texts, padding=True, return_tensors="pt"))
@@ -155,10 +157,10 @@ def test_pairs_reach_the_bilstm_of_every_family(family: Any) -> None:
 
 def test_no_more_tokens_than_the_tokenizer_allows(family: Any) -> None:
     _, teacher, tokenizer = family
-    task = SequenceTask(name="toy", text=["sentence"], max_length=81)
+    task = Classification(name="toy", text=["sentence"], max_length=81)
     with pytest.raises(UserError, match="task.max_length=81, but the teacher reads 80 tokens at most"):
-        checks.check_length(teacher, tokenizer, task, who="teacher")
-    task = SequenceTask(name="toy", text=["sentence"], max_length=80)
+        checks.check_length(teacher, tokenizer, task.max_length, who="teacher")
+    task = Classification(name="toy", text=["sentence"], max_length=80)
     batch = batching.Examples(tables.Split(["film " * 200], None, np.zeros(1, int)), task, tokenizer)[[0]]
     assert batch["input_ids"].shape == (1, 80)
     assert answers(teacher, batch).shape == (1, 2)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from distill.tasks import SequenceTask
+from distill.tasks import Classification, Regression
 
-CLASSES = SequenceTask(name="toy", text=["text"], metrics=["accuracy", "f1", "matthews"])
-NUMBER = SequenceTask(name="toy", text=["text"], regression=True, metrics=["pearson", "spearman", "mae"])
+CLASSES = Classification(name="toy", text=["text"], metrics=["accuracy", "f1", "matthews"])
+NUMBER = Regression(name="toy", text=["text"], metrics=["pearson", "spearman", "mae"])
 
 
 def test_metrics_of_classes() -> None:
@@ -33,7 +33,7 @@ def test_a_correlation_with_a_constant_is_nothing() -> None:
 
 
 def test_dev_has_the_plain_names_and_every_other_split_its_own() -> None:
-    task = SequenceTask(name="toy", text=["text"])
+    task = Classification(name="toy", text=["text"])
     right, wrong = np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]])
     labels = {"dev": np.array([1]), "test": np.array([1])}
     assert task.split_metrics({"dev": right, "test": wrong}, labels) == {"accuracy": 1.0, "test/accuracy": 0.0}
@@ -64,4 +64,4 @@ def test_agreement() -> None:
 )
 def test_what_cannot_be_is_said(options: dict[str, object], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
-        SequenceTask(**({"name": "toy", "text": ["text"]} | options))
+        Classification(**({"name": "toy", "text": ["text"]} | options))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distill.teaching.finetune import Teacher
 from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.data import batching, tables
@@ -17,11 +18,10 @@ from distill.errors import NumericalError, UserError
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.models.chunked_logits import logits_at_items
 from distill.models.forward import run_model
-from distill.tasks import LanguageModelTask, SequenceTask
+from distill.tasks import Classification, MaskedLM
 from distill.teaching import output_cache, outputs
-from distill.teaching.finetune import Teacher
-from distill.teaching.output_cache import OutputCache, ShortenedLogits
-from distill.teaching.outputs import Answers, ask_once
+from distill.teaching.output_cache import OutputCache, TopKOutputs
+from distill.teaching.outputs import ComputedOutputs, cache_outputs
 from distill.text.masking import Masking
 from distill.text.sequences import Sequences
 from distill.text.sequences import read as read_sequences
@@ -32,8 +32,8 @@ from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
 from tests.conftest import at_once, sentences, toy_bert
 
-TASK = SequenceTask(name="toy", text=["sentence"])
-Asking = Callable[..., Answers]
+TASK = Classification(name="toy", text=["sentence"])
+Asking = Callable[..., ComputedOutputs]
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch, examples: Examples) -> int:
 
 @pytest.fixture
 def ask(teacher: PreTrainedModel, examples: Examples, tmp_path: Path) -> Asking:
-    def asking(*, hidden: bool = False, model: Any = None, fingerprint: str = "one", **options: Any) -> Answers:
-        return ask_once(
+    def asking(*, hidden: bool = False, model: Any = None, fingerprint: str = "one", **options: Any) -> ComputedOutputs:
+        return cache_outputs(
             model or (lambda: teacher), examples, cache=OutputCache(hidden=hidden, **options), directory=tmp_path,
             fingerprint=fingerprint, hidden_size=32 if hidden else None,
         )  # fmt: skip
@@ -153,7 +153,7 @@ def _pass(directory: Path, barrier: Any, results: Any) -> None:
     torch.set_num_threads(1)
     teacher = toy_bert(len(tokenizer)).eval()
     barrier.wait()
-    found = ask_once(lambda: teacher, examples, cache=OutputCache(), directory=directory, fingerprint="")
+    found = cache_outputs(lambda: teacher, examples, cache=OutputCache(), directory=directory, fingerprint="")
     results.put((found.kept.logits().tobytes(), len(found.kept.missing()), len(found.kept.damaged)))
 
 
@@ -285,8 +285,8 @@ def test_the_student_is_the_same_with_kept_outputs(
         hidden_size = 32 if cosine else None
         terms = {"soft": SoftTargets(), "hard": HardLabels(), "cosine": Cosine(weight=cosine)}
         settings = Settings(learning_rate=1e-3, batch_size=8, max_epochs=3, precision="32-true", accelerator="cpu")
-        loaders = batching.loaders({"train": examples, "dev": examples}, **settings.batches())
-        cached = ask_once(
+        loaders = batching.all_loaders({"train": examples, "dev": examples}, **settings.batches())
+        cached = cache_outputs(
             lambda teacher=teacher: teacher, examples, cache=OutputCache(), directory=tmp_path / "outputs",
             fingerprint="", hidden_size=hidden_size,
         ).kept  # fmt: skip
@@ -316,7 +316,7 @@ def masked(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPath
     for number in range(20):
         text = "\n".join(f"{sentence} ." for sentence, _ in sentences(12 + number))
         (root / f"{number}.txt").write_text(text, encoding="utf-8")
-    task = LanguageModelTask(
+    task = MaskedLM(
         name="text", mask=Masking(), data_dir=str(root), max_length=32, masking="static", masks=2, dev_fraction=0.2
     )
     return read_sequences(task, tokenizer, cache_dir=root / "cache")[0]["train"]
@@ -330,7 +330,7 @@ def language_model(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
 def kept_of(
     masked: Sequences, model: PreTrainedModel, directory: Path, *, top_k: int, hidden: bool = False, epochs: int = 2
 ) -> Any:
-    return ask_once(
+    return cache_outputs(
         lambda: model, masked, cache=OutputCache(top_k=top_k), directory=directory, fingerprint="one", epochs=epochs,
         vocabulary=model.config.vocab_size, hidden_size=32 if hidden else None,
     ).kept  # fmt: skip
@@ -408,7 +408,7 @@ def test_the_others_have_what_they_had_at_every_temperature(temperature: float) 
     logits = -1.5 * torch.arange(1.0, 5001.0).log()[torch.stack([torch.randperm(5000) for _ in range(3)])]
     said = OutputCache(top_k=20).shortened(logits.log_softmax(dim=-1))
     with torch.autocast("cpu", torch.bfloat16):  # As in a training.
-        found = ShortenedLogits(**said, profile=torch.randn(5000)).logits_at(temperature)[0]
+        found = TopKOutputs(**said, profile=torch.randn(5000)).logits_at(temperature)[0]
     softened, exact = (values.div(temperature).softmax(dim=-1) for values in (found, logits))
     kept = [probabilities.gather(-1, said["ids"].long()).sum(dim=-1) for probabilities in (softened, exact)]
     torch.testing.assert_close(kept[0], kept[1], atol=5e-3, rtol=0)
@@ -432,6 +432,6 @@ def test_only_the_masks_of_the_epochs_to_come_are_asked_about(
 
 def test_terms_over_all_tokens_have_the_teacher_asked_in_every_step() -> None:
     objective = Objective(name="all", terms={"soft": SoftTargets(positions="all")})
-    task = LanguageModelTask(name="text", mask=Masking(), masking="static")
+    task = MaskedLM(name="text", mask=Masking(), masking="static")
     why = outputs._why_not_kept(OutputCache(), objective, task, hidden_gb=0.0)
     assert why == "soft wants all logits, and the largest at the masked tokens are kept"

@@ -11,14 +11,14 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.errors import UnreachableError, UserError
 from distill.models.loading import match_labels, reorder_head
-from distill.tasks import SequenceTask
-from distill.teaching import finetune
+from distill.tasks import Classification
+from distill.teaching import teacher as teaching
 from distill.training.module import freeze
 from teachers.embedded import Embedded
 from teachers.pretrained import Pretrained
 from tests.conftest import LABELS, toy_bert
 
-ROOT = Path(finetune.__file__).resolve().parents[1]
+ROOT = Path(teaching.__file__).resolve().parents[1]
 AUTO_CLASS = "AutoModelForSequenceClassification"
 
 
@@ -191,16 +191,16 @@ class _Unreachable:
 
 
 def test_only_the_built_in_task_accepts_a_substitute(capsys: pytest.CaptureFixture[str]) -> None:
-    asked, stand_in = finetune.Source(_Unreachable(), None), finetune.Source(Embedded(), None)
-    own = SequenceTask(name="own", text=["text"], data_dir="somewhere")
+    asked, stand_in = teaching.TeacherSource(_Unreachable(), None), teaching.TeacherSource(Embedded(), None)
+    own = Classification(name="own", text=["text"], data_dir="somewhere")
     with pytest.raises(UnreachableError, match="far away"):
-        finetune.locate(asked, lambda: stand_in, own)
-    builtin = SequenceTask(name="docstrings", text=["sentence"], builtin=True)
-    assert finetune.locate(asked, lambda: stand_in, builtin) == (stand_in, True)
+        teaching.locate(asked, lambda: stand_in, own)
+    builtin = Classification(name="docstrings", text=["sentence"], builtin=True)
+    assert teaching.locate(asked, lambda: stand_in, builtin) == (stand_in, True)
     shown = capsys.readouterr().out
     assert "ANOTHER TEACHER TEACHES" in shown
     assert "Asked for  big" in shown
-    assert finetune.locate(stand_in, lambda: asked, own) == (stand_in, False)
+    assert teaching.locate(stand_in, lambda: asked, own) == (stand_in, False)
 
 
 def test_a_teacher_worse_than_the_majority_stops_the_run() -> None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.data import batching, token_cache
 from distill.data.batching import Batch, LengthBuckets
 from distill.errors import UserError
-from distill.tasks import LanguageModelTask
+from distill.tasks import MaskedLM
 from distill.text import readers, sequences
 from distill.text.corpus import Corpus, Document
 from distill.text.masking import Masking
@@ -41,12 +41,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def task_of(place: Path | str, **options: Any) -> LanguageModelTask:
+def task_of(place: Path | str, **options: Any) -> MaskedLM:
     defaults = {"name": "mlm", "mask": Masking(), "documents": "line", "max_length": 16, "dev_fraction": 0.2}
-    return LanguageModelTask(data_dir=str(place), **{**defaults, "packing": "doc_sentences", **options})  # type: ignore[arg-type]
+    return MaskedLM(data_dir=str(place), **{**defaults, "packing": "doc_sentences", **options})  # type: ignore[arg-type]
 
 
-def kept(task: LanguageModelTask, tokenizer: PreTrainedTokenizerBase, cache: Path) -> dict[str, Sequences]:
+def kept(task: MaskedLM, tokenizer: PreTrainedTokenizerBase, cache: Path) -> dict[str, Sequences]:
     found, corpus = sequences.read(task, tokenizer, cache_dir=cache)
     assert corpus is None
     return found

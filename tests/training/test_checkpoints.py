@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data import tables
 from distill.errors import UserError
-from distill.tasks import SequenceTask
+from distill.tasks import Classification
 from distill.training import fitting
 from distill.training.module import DistillationModule
 from tests.conftest import Make, Toy, equal, last_state, scores, steps_of, toy_training, weights
@@ -185,7 +185,7 @@ KILLED: list[tuple[Fatal, int]] = [
 
 
 def train_and_die(
-    fatal: Fatal, task: SequenceTask, splits: tables.TaskData, tokenizer: PreTrainedTokenizerBase, directory: Path
+    fatal: Fatal, task: Classification, splits: tables.LabelledData, tokenizer: PreTrainedTokenizerBase, directory: Path
 ) -> None:
     toy = toy_training(task, splits, tokenizer, directory, checkpoint_steps=3)
     fatal(toy, pytest.MonkeyPatch())
@@ -194,8 +194,8 @@ def train_and_die(
 
 @pytest.fixture(scope="module")
 def killed(
-    task: SequenceTask,
-    splits: tables.TaskData,
+    task: Classification,
+    splits: tables.LabelledData,
     tokenizer: PreTrainedTokenizerBase,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[Fatal, Path]:

@@ -19,7 +19,7 @@ from distill.errors import NumericalError, UserError
 from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
 from distill.models.forward import run_model
 from distill.training import fitting, settings
-from distill.training.module import DistillationModule, freeze, parameter_groups, predict_logits
+from distill.training.module import DistillationModule, freeze, parameter_groups
 from students.distilbert import from_teacher
 from tests.conftest import SETTINGS, Make, Toy, equal, last_state, scores, steps_of, toy_bert, weights
 
@@ -306,12 +306,12 @@ def test_freeze_holds_against_train(teacher: PreTrainedModel):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_logits_come_in_the_order_of_the_split(make: Make, splits: tables.TaskData, training: bool):
+def test_logits_come_in_the_order_of_the_split(make: Make, splits: tables.LabelledData, training: bool):
     toy = make()
     student = toy.module.student.train(training)
     order = [[[5, 0]], [[23, 2, 7], [1]], [[i] for i in range(24) if i not in (0, 1, 2, 5, 7, 23)]]
     dev = toy.loaders["dev"].dataset
-    logits = predict_logits(student, batching.loader(dev, order))
+    logits = evaluate_logits(student, batching.loader(dev, order))
     assert student.training is training
     assert logits.dtype == np.float32
     student.eval()

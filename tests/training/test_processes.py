@@ -21,11 +21,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distill.data import batching, tables
+from distill.data import tables
 from distill.errors import UserError
 from distill.losses import HardLabels
-from distill.tasks import SequenceTask
-from distill.teaching.output_cache import KeptOutputs
+from distill.tasks import Classification
+from distill.teaching.output_cache import CachedOutputs
 from distill.training import fitting, processes
 from distill.training.processes import ProcessError
 from distill.training.settings import Settings, check_processes
@@ -63,7 +63,7 @@ def rows(toy: Toy) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_train_as_one_with_twice_the_batch(
-    task: SequenceTask,
+    task: Classification,
     tokenizer: PreTrainedTokenizerBase,
     tmp_path: Path,
     strategy: str,
@@ -71,8 +71,8 @@ def test_two_processes_train_as_one_with_twice_the_batch(
     for name, number in (("train", 53), ("dev", 24)):  # The last batch of an epoch is a ragged one.
         lines = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in sentences(number))]
         (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    ragged = SequenceTask(name="toy", text=["sentence"], data_dir=str(tmp_path))
-    splits = tables.read(ragged, cache_dir=tmp_path / "cache")
+    ragged = Classification(name="toy", text=["sentence"], data_dir=str(tmp_path))
+    splits = ragged.read(tmp_path / "cache")
     toys = {
         devices: toy_training(
             ragged, splits, tokenizer, tmp_path / str(devices), dropout=0.0, accumulate=2, devices=devices,
@@ -213,13 +213,13 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_lies_in_files_travels_as_their_path(
-    task: SequenceTask, splits: tables.TaskData, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+    task: Classification, splits: tables.LabelledData, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ):
-    examples = batching.tokenize(splits, task, tokenizer, cache_dir=tmp_path)["train"]
+    examples = task.encode(splits, tokenizer, tmp_path)["train"]
     sent = pickle.dumps(examples)
     assert tmp_path.name.encode() in sent
     assert examples[[3, 60]]["input_ids"].equal(pickle.loads(sent)[[3, 60]]["input_ids"])
-    kept = KeptOutputs(tmp_path / "outputs", examples.lengths, hidden_size=2)
+    kept = CachedOutputs(tmp_path / "outputs", examples.lengths, hidden_size=2)
     (tmp_path / "outputs").mkdir()
     kept.add(0, {"logits": torch.rand(64, 2)}, torch.rand(int(examples.lengths.sum()), 2))
     sent = pickle.dumps(kept)

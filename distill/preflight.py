@@ -1,4 +1,4 @@
-"""What the user should know, and what cannot be, before the training starts."""
+"""The summary printed before training."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,13 +8,11 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel
 
-from distill.console import console, duration
-from distill.data.batching import Examples, shown
-from distill.data.tables import TaskData
-from distill.errors import UserError
-from distill.losses import Objective
+from distill.console import console, duration, notice
+from distill.contracts import EncodedSplits, Examples, Splits, Task
+from distill.data.batching import shown
 from distill.models.checks import count_parameters
-from distill.tasks import SequenceTask, Task
+from distill.teaching.output_cache import CachedOutputs
 from distill.training.module import DistillationModule
 from distill.training.settings import Settings
 
@@ -32,19 +30,18 @@ def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
     )
 
 
-def describe_labels(task: SequenceTask, splits: TaskData) -> str:
-    """The classes in order, or the range of the numbers."""
-    if task.regression:
-        numbers = splits.splits["train"].labels
-        return f"a number, {splits.labels[0]}: {numbers.min():g} to {numbers.max():g}, mean {numbers.mean():.4g}"
-    return ", ".join(f"{index} {label}" for index, label in enumerate(splits.labels))
+def describe_task(task: Task, record: Mapping[str, Any], splits: Splits) -> str:
+    """The name of the task, the size of each split, and the predictions that there are."""
+    sizes = ", ".join(f"{number:,} {name}" for name, number in record["examples"].items() if number)
+    return f"{task.name}: {sizes}; {task.summary(splits)}"
 
 
-def describe_lengths(splits: Mapping[str, Examples], max_length: int) -> str:
-    """Token lengths and how many examples were cut."""
-    lengths = np.concatenate([examples.lengths for examples in splits.values()])
-    cut = {name: examples.truncated for name, examples in splits.items() if examples.truncated}
-    counts = ", ".join(f"{number:,} of {len(splits[name]):,} in {name}" for name, number in cut.items())
+def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
+    """Token lengths, and how many examples were cut; a stream has none before it is read."""
+    read = {name: split for name, split in splits.items() if isinstance(split, Examples)}
+    lengths = np.concatenate([examples.lengths for examples in read.values()])
+    cut = {name: examples.truncated for name, examples in read.items() if examples.truncated}
+    counts = ", ".join(f"{number:,} of {len(read[name]):,} in {name}" for name, number in cut.items())
     return (
         f"median {int(np.median(lengths))}, longest {lengths.max()} of at most {max_length}; "
         f"cut to that: {counts or 'none'}"
@@ -62,14 +59,21 @@ def describe_training(module: DistillationModule, settings: Settings, seconds: f
     return f"{module.total_steps:,} steps in {settings.resolved_precision()}, about {duration(seconds)}"
 
 
-def describe_answers(module: DistillationModule, why_not: str | None) -> str:
-    """Where the teacher's outputs come from."""
-    if module.kept is not None:
-        size = f"{module.kept.bytes() / 1e6:.1f} MB"
-        if module.kept.vocabulary is not None:
-            size += f", with {module.kept.mass():.1%} of the probability"
-        return f"asked once, kept in {module.kept.directory} ({size})"
-    return "none are needed" if module.teacher is None else f"the teacher is asked in every step: {why_not}"
+def describe_outputs(module: DistillationModule, reason: str | None) -> str:
+    """Whether the teacher's outputs are cached, or why the teacher runs in every step."""
+    cached = module.cached_outputs
+    if isinstance(cached, CachedOutputs):
+        size = f"{cached.bytes() / 1e6:.1f} MB"
+        if cached.top_k:
+            size += f", with {cached.mass():.1%} of the probability"
+        return f"computed once, cached in {cached.directory} ({size})"
+    return "no term needs them" if module.teacher is None else f"the teacher runs in every step: {reason}"
+
+
+def warn_of_stream(train: Any, settings: Settings) -> None:
+    """Prints a notice for a stream that is saved at its end only."""
+    if train.batch_sampler is None and settings.checkpoint_steps is None and settings.evaluations == 1:
+        notice("a stream is scored and saved at its very end only: trainer.checkpoint_steps=n saves it every n steps")
 
 
 def show(rows: Sequence[tuple[str, Any]]) -> None:
@@ -84,13 +88,3 @@ def show(rows: Sequence[tuple[str, Any]]) -> None:
 
 def _millions(number: int) -> str:
     return f"{number / 1e6:.1f} M"
-
-
-def check_objective(objective: Objective, task: Task) -> None:
-    """UserError for a term that cannot learn what the task asks for."""
-    unsuited = objective.unsuited(task.answer)
-    if unsuited:
-        raise UserError(
-            f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn from the {task.answer} "
-            f"of task {task.name}: take another objective, or set objective.terms.{unsuited[0]}.weight=0"
-        )

@@ -1,0 +1,60 @@
+"""Latencies of teacher and student, in torch and from their files, measured in turns."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.benchmark import latency
+from distill.console import notice, say
+from distill.models.checks import longest
+from distill.models.forward import input_names
+
+
+def compare_models(
+    models: Mapping[str, tuple[PreTrainedModel, Mapping[str, Path]]],
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: latency.Settings,
+) -> list[dict[str, Any]]:
+    """The `benchmark` of run.json.
+
+    Args:
+        models: name -> model, and format -> ONNX file.
+        tokenizer: limits the lengths, and gives the size of the vocabulary.
+    """
+    threads = settings.threads or latency.cores()
+    limit = min(longest(model, tokenizer) for model, _ in models.values())
+    lengths = [length for length in settings.lengths if length <= limit] or [limit]
+    if len(lengths) < len(settings.lengths):
+        notice(f"timed at length {', '.join(map(str, lengths))} only: teacher or student read {limit} tokens at most")
+    say(f"Timing {' and '.join(models)}, each with {threads} thread(s)")
+    candidates = []
+    for name, (model, files) in models.items():
+        names = input_names(model)
+        candidates.append(_torch_candidate(name, model))
+        candidates += [
+            latency.onnx_candidate(name, f"onnx-{format}", path, names, threads) for format, path in files.items()
+        ]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return latency.measure(
+            candidates, batches=settings.batches, lengths=lengths, threads=threads,
+            seconds=settings.seconds, vocabulary=len(tokenizer),
+        )  # fmt: skip
+    finally:
+        torch.set_num_threads(before)
+
+
+def _torch_candidate(name: str, model: PreTrainedModel) -> latency.Candidate:
+    model = model.cpu().eval()
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+    def run(feed: latency.Inputs) -> Any:
+        with torch.inference_mode():
+            return model(**{key: torch.from_numpy(array) for key, array in feed.items()}).logits
+
+    return latency.Candidate(name, "torch", input_names(model), size, run)

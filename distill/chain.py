@@ -1,0 +1,424 @@
+"""The whole chain, free of Hydra: from a teacher to a student that is trained, exported, checked and timed."""
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+from lightning.pytorch.loggers import CSVLogger, Logger
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill import preflight
+from distill.benchmark import latency
+from distill.benchmark.comparison import compare_models
+from distill.console import console, notice, quiet, say
+from distill.contracts import EncodedSplits, Examples, Scores, Splits, Task
+from distill.data import batching
+from distill.edge import Bundle
+from distill.errors import UserError
+from distill.export.bundle import FILES, write_bundle
+from distill.export.gate import recommended
+from distill.export.onnx import export_onnx
+from distill.export.quantization import quantize
+from distill.export.settings import Settings as ExportSettings
+from distill.files import is_intact, make_directory, rewrite, whole_directory, write_text
+from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
+from distill.models import checks
+from distill.records import report
+from distill.records.record import Run
+from distill.teaching import teacher as teaching
+from distill.teaching.outputs import ComputedOutputs, check_cache, check_size, outputs_for_training
+from distill.teaching.teacher import PreparedTeacher, TeacherSource
+from distill.training import fitting
+from distill.training.evaluate import evaluate, evaluate_splits, split_metrics
+from distill.training.module import DistillationModule
+from distill.training.settings import Settings as TrainerSettings
+from distill.training.settings import check_budget, check_processes
+
+ENOUGH_MASS = 0.98  # Of a teacher's probability, in the logits that are cached.
+
+# Builds a student; `task` is given to a function that has a parameter of this name.
+StudentFactory = Callable[..., PreTrainedModel]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a distillation is made of besides its teacher and student, as plain values.
+
+    Args:
+        objective: the terms; None takes `default_objective`.
+        seed: of the student's fresh weights.
+        baseline: trains the same student from the same start without the teacher too.
+        cache_dir: holds what runs share: tokens, fine-tuned teachers, teacher outputs.
+        resume: goes on from the run's checkpoints.
+        dry_run: checks and estimates everything and trains nothing.
+        logger: makes the logger of the training in a directory.
+    """
+
+    task: Task
+    objective: Objective
+    trainer: TrainerSettings
+    export: ExportSettings
+    benchmark: latency.Settings
+    cache_dir: Path
+    seed: int = 0
+    baseline: bool = False
+    resume: bool = False
+    dry_run: bool = False
+    logger: Callable[[Path], Logger] = field(default=lambda directory: CSVLogger(str(directory), name="", version=""))
+
+
+@dataclass(frozen=True)
+class Student:
+    """A student and its name in records: a loaded model, or a function of the teacher."""
+
+    name: str
+    build: StudentFactory | PreTrainedModel
+
+    def make(self, teacher: PreTrainedModel, task: Task) -> PreTrainedModel:
+        """The student before its training; of a loaded model a copy.
+
+        Raises:
+            UserError: for options that its function does not accept.
+        """
+        if isinstance(self.build, PreTrainedModel):
+            return copy.deepcopy(self.build).float().train()
+        takes_task = "task" in inspect.signature(self.build).parameters
+        try:
+            return self.build(teacher, task=task) if takes_task else self.build(teacher)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"student {self.name} cannot be built: {str(error).splitlines()[0]}") from error
+
+
+def default_objective(task: Task) -> Objective:
+    """DistilBERT's triple loss (arXiv 1910.01108), with hard labels in place of masked tokens for other tasks."""
+    hard: dict[str, Any] = (
+        {"mlm": MaskedLanguageModelling(weight=2.0)} if task.over_vocabulary else {"hard": HardLabels(weight=2.0)}
+    )
+    terms = {"soft": SoftTargets(temperature=2.0, weight=5.0), **hard, "cosine": Cosine(weight=1.0)}
+    return Objective(name="language_model" if task.over_vocabulary else "distilbert", terms=terms)
+
+
+def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> None:
+    """Distils a student in a run's directory, and keeps its record up to date after every stage.
+
+    Raises:
+        UserError: for options, data or models that do not fit, before anything is trained.
+    """
+    task = plan.task
+    check_plan(source, plan)
+    quiet()
+    make_directory(plan.cache_dir)
+    found, substituted = teaching.locate(source, task)
+    splits = task.read(plan.cache_dir)
+    preparation = teaching.Preparation(
+        task=task, splits=splits, cache_dir=plan.cache_dir, run_directory=run.directory,
+        device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,
+        rehearse=lambda model, tokenizer, examples: _rehearse(student, plan, source, model, tokenizer, examples),
+    )  # fmt: skip
+    teacher = teaching.prepare(found, preparation, requested=source.weights.name, substituted=substituted)
+    _check_student(student.make(teacher.model, task), student.name, plan, teacher.model, teacher.tokenizer)
+    examples = task.encode(splits, teacher.tokenizer, plan.cache_dir)
+    if isinstance(examples["train"], Examples):
+        check_size(plan.objective, task, teacher.model, examples["train"], source.cache)
+    L.seed_everything(plan.seed, verbose=False)
+    model = student.make(teacher.model, task)
+    start = copy.deepcopy(model) if plan.baseline else None
+    loaders = batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
+    if not plan.dry_run:
+        teaching.score(teacher, task, examples, cache=source.cache, directory=plan.cache_dir / "outputs")
+    run.update(
+        task=task_record(task, splits, examples), teacher=teacher.record(), objective=plan.objective.record()
+    )  # fmt: skip
+    stage = _Stage(plan, run, student.name, splits, examples, loaders, teacher)
+    module, outputs = stage.prepare_training(model, source)
+    stage.show(module, outputs)
+    if plan.dry_run:
+        return
+    if module.teacher is None:
+        teacher.release()  # Its outputs are cached; later stages load it again.
+    scores = stage.train(module, outputs)
+    if start is not None:
+        run.update(baseline=stage.train_baseline(start))
+    if task.decoder is not None:
+        stage.publish(module.student, scores)
+    stage.close()
+
+
+def check_plan(source: TeacherSource, plan: Plan) -> None:
+    """Raises UserError for options that contradict each other, before anything is read."""
+    task, objective = plan.task, plan.objective
+    if task.over_vocabulary and plan.baseline:
+        raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
+    if task.over_vocabulary and task.pair:
+        raise UserError(f"task.pair is for job=pretrain: a student of task={task.name} learns from tokens alone")
+    unsuited = objective.unsuited(likelihood=task.likelihood, over_vocabulary=task.over_vocabulary)
+    if unsuited:
+        raise UserError(
+            f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn task {task.name} "
+            f"({task.kind}): take another objective, or set objective.terms.{unsuited[0]}.weight=0"
+        )
+    check_budget(plan.trainer.batch_tokens, task.max_length, "trainer")
+    check_processes(plan.trainer, "trainer")
+    check_cache(source.cache, objective, task)
+
+
+def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str, Any]:
+    """The `task` of run.json."""
+    sizes = splits.sizes() or {name: len(split) for name, split in examples.items() if isinstance(split, Examples)}
+    truncated = {name: split.truncated for name, split in examples.items() if isinstance(split, Examples)}
+    return {
+        "name": task.name, "kind": task.kind, "metric": task.metric, "pair": task.pair, **task.describe(splits),
+        "examples": {"train": 0, "dev": 0, "test": 0} | sizes, "truncated": truncated, "sha256": splits.sha256,
+    }  # fmt: skip
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Writes an ordinary checkpoint directory, whole or not at all."""
+    with whole_directory(directory) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+
+
+def training_record(
+    fit: fitting.Fit, module: DistillationModule, outputs: ComputedOutputs | None = None
+) -> dict[str, Any]:
+    """The `training` of run.json."""
+    return {
+        **asdict(fit),
+        "teacher_seconds": module.teacher_seconds + (outputs.seconds if outputs else 0.0),
+        "teacher_cache": outputs.record() if outputs else None,
+    }
+
+
+def _rehearse(
+    student: Student,
+    plan: Plan,
+    source: TeacherSource,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: EncodedSplits,
+) -> None:
+    """Raises UserError for a student that cannot follow a teacher, before that teacher is fine-tuned."""
+    _check_student(student.make(model, plan.task), student.name, plan, model, tokenizer)
+    if isinstance(examples["train"], Examples):
+        check_size(plan.objective, plan.task, model, examples["train"], source.cache)
+
+
+def _check_student(
+    student: PreTrainedModel, name: str, plan: Plan, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Raises UserError for a student that cannot follow the teacher."""
+    checks.check_vocabulary(teacher, student, tokenizer)
+    checks.check_length(student, tokenizer, plan.task.max_length, who="student")
+    checks.check_outputs(plan.objective, teacher=teacher, student=student)
+    checks.check_head(student, teacher, name=name)
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The stages of a distillation, once its teacher is ready."""
+
+    plan: Plan
+    run: Run
+    student_name: str
+    splits: Splits
+    examples: EncodedSplits
+    loaders: Mapping[str, Any]
+    teacher: PreparedTeacher
+
+    def prepare_training(
+        self, student: PreTrainedModel, source: TeacherSource
+    ) -> tuple[DistillationModule, "_OutputsOrReason"]:
+        """The module to train, and the teacher's cached outputs or the reason why it runs in every step."""
+        plan, teacher, settings = self.plan, self.teacher, self.plan.trainer
+        steps = len(self.loaders["train"])
+        if plan.dry_run:
+            outputs, reason = None, "nothing is computed in a dry run" if plan.objective.needs_teacher else None
+        else:
+            outputs, reason = outputs_for_training(
+                teacher, plan.objective, plan.task, self.examples["train"], cache=source.cache,
+                directory=plan.cache_dir / "outputs", epochs=math.ceil(settings.total_steps(steps) / steps),
+            )  # fmt: skip
+        mass = outputs.outputs.mass() if outputs is not None and plan.task.over_vocabulary else 1.0
+        if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:
+            notice(
+                f"the {source.cache.top_k} largest logits hold {mass:.1%} of the teacher's probability, and the "
+                "student learns nothing of the rest: raise teacher.cache.top_k, or set teacher.cache.enabled=false"
+            )
+        plan.objective.connect(student.config.hidden_size, teacher.model.config.hidden_size)
+        runs_teacher = plan.objective.needs_teacher and outputs is None
+        module = DistillationModule(
+            student=student, objective=plan.objective, task=plan.task,
+            teacher=teacher.running() if runs_teacher else None,
+            cached_outputs=outputs.outputs if outputs else None, **settings.optimization(steps),
+        )  # fmt: skip
+        return module, _OutputsOrReason(outputs, reason)
+
+    def show(self, module: DistillationModule, outputs: "_OutputsOrReason") -> None:
+        """Prints the summary before training."""
+        plan, teacher, task = self.plan, self.teacher, self.plan.task
+        seconds = fitting.estimate_seconds(module, self.loaders["train"], self.loaders["dev"], plan.trainer)
+        score = f", {task.metric} {teacher.metrics[task.metric]:.4f} on dev" if teacher.metrics else ""
+        preflight.show(
+            [
+                ("teacher", f"{teacher.resolved} ({teacher.origin}){score}"),
+                ("student", preflight.describe_student(teacher.model, module.student)),
+                ("vocabulary", checks.check_vocabulary(teacher.model, module.student, teacher.tokenizer)),
+                ("task", preflight.describe_task(task, self.run.record["task"], self.splits)),
+                ("tokens", preflight.describe_lengths(self.examples, task.max_length)),
+                ("batches", preflight.describe_batches(self.loaders["train"], plan.trainer)),
+                ("teacher outputs", preflight.describe_outputs(module, outputs.reason)),
+                ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
+                ("training", preflight.describe_training(module, plan.trainer, seconds * (2 if plan.baseline else 1))),
+            ]
+        )
+        preflight.warn_of_stream(self.loaders["train"], plan.trainer)
+
+    def train(self, module: DistillationModule, outputs: "_OutputsOrReason") -> dict[str, Scores]:
+        """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
+        fit = self._fit(module, self.run.directory, self.plan.logger(self.run.directory), title="student")
+        student, task = module.student.eval(), self.plan.task
+        if task.compares_with_teacher:
+            student.to(self.plan.trainer.device())
+            scores = {"dev": evaluate(student, task, self.loaders["dev"], reference=self.teacher.running())}
+        else:
+            scores = evaluate_splits(student.cpu(), task, self.loaders)
+        metrics = split_metrics(task, scores)
+        student.cpu()
+        self.run.update(
+            training=training_record(fit, module, outputs.outputs),
+            student={
+                "name": self.student_name, "parameters": checks.count_parameters(student), "metrics": metrics,
+                "layers": getattr(student.config, "teacher_layers", None),
+            },
+        )  # fmt: skip
+        save_model(student, self.teacher.tokenizer, self.run.directory / "student")
+        return scores
+
+    def train_baseline(self, student: PreTrainedModel) -> dict[str, Any]:
+        """The same student from the same start, with the same steps, trained on the hard labels alone."""
+        objective = Objective(name="supervised", terms={"hard": HardLabels()})
+        module = DistillationModule(
+            student=student, objective=objective, task=self.plan.task,
+            **self.plan.trainer.optimization(len(self.loaders["train"])),
+        )  # fmt: skip
+        directory = self.run.directory / "baseline"
+        fit = self._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="baseline")
+        scores = evaluate_splits(module.student.cpu(), self.plan.task, self.loaders)
+        return {"metrics": split_metrics(self.plan.task, scores), "seconds": fit.seconds}
+
+    def publish(self, student: PreTrainedModel, scores: dict[str, Scores]) -> None:
+        """Exports, checks and times the student, and writes the bundle with its model card."""
+        run, plan = self.run, self.plan
+        bundle, labels = run.directory / "bundle", self.splits.labels
+        say(f"Exporting to ONNX, quantizing, and scoring both files on {', '.join(scores)}")
+        with whole_directory(bundle) as directory:
+            formats = write_bundle(
+                directory, model=student, tokenizer=self.teacher.tokenizer, task=plan.task, splits=self.splits,
+                scores=scores, settings=plan.export,
+            )  # fmt: skip
+            run.update(export=formats, retention=_retention(run.record, plan.task.metric, formats))
+            write_text(directory / "README.md", report.model_card(run.record, labels))
+        # The bundle is whole already, whatever becomes of the timing.
+        run.update(benchmark=self._time(student, bundle, formats))
+        rewrite(bundle, "README.md", report.model_card(run.record, labels))
+
+    def close(self) -> None:
+        """Writes the report and prints where everything is."""
+        run, formats = self.run, self.run.record["export"]
+        write_text(run.directory / "report.md", report.markdown(run.record))
+        console.print()
+        console.print(report.summary_table(run.record))
+        say(f"Report   {run.directory / 'report.md'}")
+        say(f"Student  {run.directory / 'student'}")
+        if not formats:
+            return
+        chosen, bundle = recommended(formats), run.directory / "bundle"
+        if chosen is None:
+            notice("no exported file passed its gate; report.md has the differences")
+        say(f"Bundle   {bundle}" + (f"  (recommended: {FILES[chosen]})" if chosen else ""))
+        say(f"Try it   python -m distill.edge {bundle} {report.example(run.record['task'])}")
+
+    def _fit(self, module: DistillationModule, directory: Path, logger: Logger, *, title: str) -> fitting.Fit:
+        digests = [split.digest for split in self.examples.values()]
+        return fitting.fit(
+            module, self.loaders["train"], self.loaders["dev"], settings=self.plan.trainer,
+            checkpoints=directory / "checkpoints", logger=logger, title=title, resume=self.plan.resume,
+            identity={"data": "-".join([self.splits.sha256, *digests]), "teacher": self.teacher.fingerprint},
+        )  # fmt: skip
+
+    def _time(self, student: PreTrainedModel, bundle: Path, formats: dict[str, Any]) -> list[dict[str, Any]]:
+        """Latencies of teacher and student in torch and in ONNX, measured in turns."""
+        if not self.plan.benchmark.enabled:
+            return []
+        student_files = {format: bundle / row["file"] for format, row in formats.items()}
+        models = {"teacher": (self.teacher.model, self._teacher_files()), "student": (student, student_files)}
+        return compare_models(models, tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark)
+
+    def _teacher_files(self) -> dict[str, Path]:
+        """The teacher's own ONNX files, cached under its fingerprint and the recipe."""
+        settings = self.plan.export
+        recipe = f"{'channel' if settings.per_channel else 'tensor'}-{7 if settings.reduce_range else 8}"
+        directory = self.plan.cache_dir / "onnx" / f"{self.teacher.fingerprint[:16]}-{recipe}"
+        if not is_intact(directory):
+            with whole_directory(directory, keep_intact=True) as temporary:
+                export_onnx(self.teacher.model, temporary / FILES["fp32"])
+                quantize(temporary / FILES["fp32"], temporary / FILES["int8"], settings)
+        return {format: directory / file for format, file in FILES.items()}
+
+
+@dataclass(frozen=True)
+class _OutputsOrReason:
+    """The teacher's cached outputs, or the reason why it runs in every step; neither if no term needs it."""
+
+    outputs: ComputedOutputs | None
+    reason: str | None
+
+
+def _retention(record: Mapping[str, Any], metric: str, formats: Mapping[str, Any]) -> dict[str, float | None]:
+    """The student's metric over the teacher's; None where the teacher's is 0 or below and a share means nothing."""
+    teacher = record["teacher"]["metrics"][metric]
+    values = {"torch": record["student"]["metrics"][metric]}
+    values |= {name: row["metrics"][metric] for name, row in formats.items()}
+    return {name: value / teacher if teacher > 0 else None for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished distillation, as plain values.
+
+    Attributes:
+        directory: of the run.
+        record: the content of run.json.
+    """
+
+    directory: Path
+    record: dict[str, Any]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The student's metrics in torch."""
+        return cast(dict[str, float], self.record["student"]["metrics"])
+
+    @property
+    def retention(self) -> dict[str, float | None] | None:
+        """The student's metric over the teacher's, in torch and of each exported file."""
+        return cast("dict[str, float | None] | None", self.record["retention"])
+
+    @property
+    def bundle(self) -> Bundle:
+        """The exported student, with the recommended model.
+
+        Raises:
+            UserError: for a task whose students are not exported, or where no file passed its gate.
+        """
+        return Bundle(self.directory / "bundle")
+
+    def report(self) -> str:
+        """The text of report.md."""
+        return (self.directory / "report.md").read_text(encoding="utf-8")

@@ -1,0 +1,319 @@
+"""The contracts between the rooms: what a task, a teacher's outputs and tokenized examples offer to the others.
+
+Letters for shapes: B batch, L length, H hidden, N examples, n items, C classes, V vocabulary.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.utils.data import DataLoader
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+IGNORED = -100  # The label of an item without one, as in torch's cross-entropy.
+
+# Tensors with the names of Hugging Face, `[B, L]` or `[B]`, and `example_id [B]`.
+Batch = Mapping[str, "Tensor"]
+# `softmax`: logits are unnormalized log-probabilities of classes. `gaussian`: the one logit is a number.
+Likelihood = Literal["softmax", "gaussian"]
+
+
+@dataclass(frozen=True)
+class Items:
+    """The items of a batch: everything that the models are to predict, one row each.
+
+    An item is an example for classification, the first piece of a word for tagging, a chosen token for masked
+    language modelling. Items follow from the batch alone. `items["attention_mask"]` is a tensor of the batch.
+
+    Args:
+        batch: the batch that the items belong to.
+        row: `[n]`, the row of the batch that holds each item.
+        labels: `[n]`, classes or numbers; `IGNORED` for an item without a class.
+        labelled: `[n]` (bool), whether an item has a label.
+        likelihood: the meaning of the logits.
+        index: `[n]`, the token of each item, counted over the whole batch `[B * L]`; None where items are examples.
+        chosen: `[n]` (bool), the items that the task scores; None for all. The others are tokens that a term with
+            `positions=all` reads besides.
+        valid: `[n, C]` (bool), the classes that an item can have; None for all.
+        over_vocabulary: whether the classes are the tokens of a vocabulary.
+        first: the position of the first item among all items of the batch.
+    """
+
+    batch: Batch
+    row: "Tensor"
+    labels: "Tensor"
+    labelled: "Tensor"
+    likelihood: Likelihood = "softmax"
+    index: "Tensor | None" = None
+    chosen: "Tensor | None" = None
+    valid: "Tensor | None" = None
+    over_vocabulary: bool = False
+    first: int = 0
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, name: str) -> "Tensor":
+        return self.batch[name]
+
+    def example_id(self) -> "Tensor":
+        """The example that each item belongs to, `[n]`."""
+        return self.batch["example_id"][self.row]
+
+    def part(self, first: int, last: int) -> "Items":
+        """Returns the items from `first` to `last`, that one excluded."""
+        names = ("row", "labels", "labelled", "index", "chosen", "valid")
+        columns = {name: getattr(self, name) for name in names}
+        cut: dict[str, Any] = {name: None if column is None else column[first:last] for name, column in columns.items()}
+        return replace(self, first=self.first + first, **cut)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """A model's outputs as the terms of an objective read them.
+
+    Args:
+        logits: `[n, C]` at the items.
+        hidden_states: of the embeddings and each layer, `[B, L, H]`.
+        attentions: of each layer, `[B, A, L, L]`.
+        segment_logits: `[B, 2]`, for models that predict the order of two segments.
+    """
+
+    logits: "Tensor | None" = None
+    hidden_states: "Sequence[Tensor] | None" = None
+    attentions: "Sequence[Tensor] | None" = None
+    segment_logits: "Tensor | None" = None
+
+    def logits_at(self, temperature: float) -> "Tensor | None":
+        """Logits `[n, C]` whose softmax at this temperature is the model's softened distribution."""
+        return self.logits
+
+
+class ItemOutputs(Protocol):
+    """The outputs of one model for one batch, from which logits are computed for all items or for some at a time."""
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Items whose logits fit into memory at once; None for all."""
+        ...
+
+    def whole(self) -> Outputs:
+        """Everything but the items' logits."""
+        ...
+
+    def at(self, items: Items) -> Any:
+        """Everything with the logits `[n, C]` of these items."""
+        ...
+
+
+class TeacherOutputs(Protocol):
+    """A teacher's outputs for a batch, computed or cached."""
+
+    def __call__(self, batch: Batch, items: Items) -> ItemOutputs: ...
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The results of evaluating a model: named columns `[n]` or `[n, C]` over the items of a split.
+
+    Args:
+        columns: as `Task.score` returns them, for example `logits [n, C]`.
+        labels: `[n]`.
+        example_id: `[n]`, the example that each item belongs to.
+    """
+
+    columns: Mapping[str, np.ndarray]
+    labels: np.ndarray
+    example_id: np.ndarray
+
+    def by_example(self) -> "Scores":
+        """Returns the scores in the order of the examples."""
+        order = self.example_id.argsort(kind="stable")
+        columns = {name: column[order] for name, column in self.columns.items()}
+        return Scores(columns, self.labels[order], self.example_id[order])
+
+
+@runtime_checkable
+class Examples(Protocol):
+    """One tokenized split. An index is a list of examples, and a result a padded batch.
+
+    Attributes:
+        lengths: of the examples in tokens, `[N]`.
+        truncated: the number of examples that were longer than the task's limit.
+        digest: stands for everything that the batches depend on.
+        visits: ways in which an example is shown, one an epoch; None for a new one in each.
+        items_per_example: the mean number of items.
+    """
+
+    @property
+    def lengths(self) -> np.ndarray: ...
+
+    @property
+    def truncated(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def visits(self) -> int | None: ...
+
+    @property
+    def items_per_example(self) -> float: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, indices: Sequence[int]) -> "dict[str, Tensor]": ...
+
+    def training_loader(self, *, steps: int | None, **batches: Any) -> "DataLoader[Any]":
+        """A loader of optimizer steps; `steps` is `max_steps` of the training."""
+        ...
+
+
+class Stream(Protocol):
+    """A training split that is read during the training, and tells nothing of itself before."""
+
+    @property
+    def digest(self) -> str: ...
+
+    def training_loader(self, *, steps: int | None, **batches: Any) -> "DataLoader[Any]":
+        """A loader of optimizer steps; `steps` is `max_steps` of the training."""
+        ...
+
+
+# The tokenized splits of a task: `train`, then those that are scored, dev first.
+EncodedSplits = Mapping[str, Examples | Stream]
+
+
+class Splits(Protocol):
+    """The data of a task before tokenization."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes in order; one name for a number, none over a vocabulary."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """A digest of the content."""
+        ...
+
+    def sizes(self) -> dict[str, int]:
+        """Examples of each split, as far as they can be counted before tokenization."""
+        ...
+
+    def texts(self) -> Iterable[str]:
+        """Training text, to learn a vocabulary from."""
+        ...
+
+
+class Task(Protocol):
+    """A kind of task: the only place that knows the shape of a model's output.
+
+    Attributes:
+        name: names the task in records and directories.
+        kind: names the kind of task in run.json and bundle.json.
+        metric: selects checkpoints; retention and the export's gate compare it.
+        selects: whether the best checkpoint has the most or the least of it.
+        auto_class: the auto class of transformers whose models have the head for this task.
+        likelihood: the meaning of the logits.
+        fixed_inputs: whether every epoch shows the same tokens, so that teacher outputs can be cached.
+        over_vocabulary: whether the classes are the tokens of a vocabulary; logits are then computed in chunks.
+        pair: whether an example is two texts.
+        max_length: tokens that an example is cut to.
+        builtin: whether the data comes with the program.
+        decoder: the function of `distill.edge.decode` that reads the logits of an exported model; None for a task
+            whose students are not exported.
+        fine_tunes_teacher: whether a teacher without the task's head is fine-tuned before it teaches.
+        compares_with_teacher: whether `score` takes the teacher's outputs as a reference.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def metric(self) -> str: ...
+
+    @property
+    def selects(self) -> Literal["max", "min"]: ...
+
+    @property
+    def auto_class(self) -> str: ...
+
+    @property
+    def likelihood(self) -> Likelihood: ...
+
+    @property
+    def fixed_inputs(self) -> bool: ...
+
+    @property
+    def over_vocabulary(self) -> bool: ...
+
+    @property
+    def pair(self) -> bool: ...
+
+    @property
+    def max_length(self) -> int: ...
+
+    @property
+    def builtin(self) -> bool: ...
+
+    @property
+    def decoder(self) -> str | None: ...
+
+    @property
+    def fine_tunes_teacher(self) -> bool: ...
+
+    @property
+    def compares_with_teacher(self) -> bool: ...
+
+    def read(self, cache_dir: Path) -> Splits:
+        """Reads the data.
+
+        Raises:
+            UserError: for a file, column, text or label that is missing or unusable.
+        """
+        ...
+
+    def encode(self, splits: Any, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None) -> EncodedSplits:
+        """Tokenizes all splits: `train`, then those that are scored, dev first."""
+        ...
+
+    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+        """The items of a batch; with `every_token` all tokens besides, for a task over a vocabulary."""
+        ...
+
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> ItemOutputs:
+        """Runs the model with the outputs that the terms need besides logits."""
+        ...
+
+    def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
+        """The columns `[n]` or `[n, C]` that evaluation keeps of the items' outputs."""
+        ...
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """The metrics of a split by name; shares are in 0..1."""
+        ...
+
+    def agreement(self, scores: Scores, reference: Scores) -> float:
+        """Share of the items that both predict alike."""
+        ...
+
+    def check_teacher(self, scores: Scores, name: str) -> None:
+        """Raises UserError for a teacher whose scores on dev say that it must not teach."""
+        ...
+
+    def describe(self, splits: Any) -> dict[str, Any]:
+        """The task's fields of run.json, bundle.json and the model card."""
+        ...
+
+    def summary(self, splits: Any) -> str:
+        """The predictions that there are, on one line: the classes, or the range of a number."""
+        ...

@@ -1,0 +1,68 @@
+"""Tables of data that is in memory: lists, pandas frames, and data sets of the `datasets` library."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from distill.errors import UserError
+
+if TYPE_CHECKING:
+    import datasets
+
+EXPECTED = (
+    "expected a path, (texts, labels), a mapping of columns, a pandas frame, a datasets.Dataset, or a mapping of "
+    "split names to one of these"
+)
+
+
+def tables(
+    data: Any, splits: Mapping[str, Any], *, text: Sequence[str], label: str
+) -> "dict[str, datasets.Dataset] | None":
+    """Split -> table; one table alone is called `data`. None where no data was given.
+
+    Args:
+        data: one table, or split -> table.
+        splits: split -> table or None; excludes `data`.
+        text: names of the columns for texts that come as lists.
+        label: name of the column for labels that come as a list.
+
+    Raises:
+        UserError: for data of another kind, and for both `data` and splits.
+    """
+    given = {name: value for name, value in splits.items() if value is not None}
+    if data is None and not given:
+        return None
+    if data is not None and given:
+        raise UserError(f"got data and {' and '.join(given)}, expected one of them: leave out the other")
+    if given:
+        return {name: _table(value, text=text, label=label) for name, value in given.items()}
+    if isinstance(data, Mapping) and not any(column in data for column in (*text, label)):
+        return {str(name): _table(value, text=text, label=label) for name, value in data.items()}
+    return {"data": _table(data, text=text, label=label)}
+
+
+def _table(value: Any, *, text: Sequence[str], label: str) -> "datasets.Dataset":
+    import datasets
+    import pandas
+
+    if isinstance(value, datasets.Dataset):
+        return value
+    if isinstance(value, pandas.DataFrame):
+        return datasets.Dataset.from_pandas(value, preserve_index=False)
+    if isinstance(value, Mapping):
+        return datasets.Dataset.from_dict({str(name): list(column) for name, column in value.items()})
+    if isinstance(value, tuple) and len(value) == 2:
+        texts, labels = value
+        if len(texts) != len(labels):
+            raise UserError(f"got {len(texts)} texts and {len(labels)} labels, expected as many of both")
+        return datasets.Dataset.from_dict({**_text_columns(list(texts), text), label: list(labels)})
+    raise UserError(f"got data of type {type(value).__name__}, {EXPECTED}")
+
+
+def _text_columns(texts: list[Any], names: Sequence[str]) -> dict[str, list[Any]]:
+    """The columns of texts, or of pairs of texts."""
+    if len(names) == 1:
+        return {names[0]: texts}
+    wrong = next((row for row in texts if isinstance(row, str) or len(row) != len(names)), None)
+    if wrong is not None:
+        raise UserError(f"got the text {wrong!r}, expected {len(names)} texts for {', '.join(names)}")
+    return {name: [row[index] for row in texts] for index, name in enumerate(names)}

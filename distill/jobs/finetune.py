@@ -1,0 +1,42 @@
+"""The job `finetune`: a teacher that fits the task, cached and saved in the run's directory."""
+
+from omegaconf import DictConfig
+
+from distill.chain import save_model, task_record
+from distill.console import quiet, say
+from distill.contracts import Task
+from distill.files import make_directory
+from distill.jobs import build, pretrain
+from distill.records.record import Run
+from distill.teaching import teacher as teaching
+from distill.training.settings import Settings
+
+
+def run_finetune(config: DictConfig, run: Run) -> None:
+    """Fine-tunes the teacher where its head does not fit; on raw text a pre-trained model is trained further."""
+    task: Task = build.instantiate(config.task)
+    if not task.fine_tunes_teacher:
+        pretrain.train_language_model(config, run, from_scratch=False)
+        return
+    quiet()
+    settings: Settings = build.instantiate(config.trainer)
+    requested, cache_dir = build.source(config), build.cache_dir(config)
+    make_directory(cache_dir)
+    source, substituted = teaching.locate(requested, task)
+    splits = task.read(cache_dir)
+    preparation = teaching.Preparation(
+        task=task, splits=splits, cache_dir=cache_dir, run_directory=run.directory, device=settings.device(),
+        resume=bool(config.resume), dry_run=config.dry_run,
+    )  # fmt: skip
+    teacher = teaching.prepare(source, preparation, requested=requested.weights.name, substituted=substituted)
+    if config.dry_run:
+        say(f"Teacher {teacher.resolved} ({teacher.origin})")
+        return
+    examples = task.encode(splits, teacher.tokenizer, cache_dir)
+    teaching.score(teacher, task, examples, cache=source.cache, directory=cache_dir / "outputs")
+    run.update(task=task_record(task, splits, examples), teacher=teacher.record())
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in teacher.metrics.items())
+    say(f"Teacher {teacher.resolved} on {task.name} ({teacher.origin}): dev {metrics}")
+    directory = run.directory / "teacher" / "model"
+    save_model(teacher.model, teacher.tokenizer, directory)
+    say(f"Saved in {directory}")

@@ -1,0 +1,140 @@
+"""The job `pretrain`, and `finetune` on raw text: a language model is trained without a teacher."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig
+
+from distill import preflight
+from distill.chain import save_model, task_record, training_record
+from distill.console import console, notice, quiet, say
+from distill.data import batching
+from distill.errors import UserError
+from distill.files import make_directory, write_text
+from distill.jobs import build
+from distill.models import checks
+from distill.models.loading import Start
+from distill.records import report
+from distill.records.record import Run
+from distill.tasks import MaskedLM
+from distill.teaching.teacher import TeacherSource, adopt_special_tokens
+from distill.training import fitting
+from distill.training.evaluate import evaluate
+from distill.training.module import DistillationModule
+from distill.training.settings import Settings, check_budget, check_processes
+
+
+def run_pretrain(config: DictConfig, run: Run) -> None:
+    """Trains a language model from random weights, with a vocabulary of its own."""
+    train_language_model(config, run, from_scratch=True)
+
+
+def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) -> None:
+    """Trains a language model on raw text with the `trainer`, and saves it in the run's directory."""
+    settings: Settings = build.instantiate(config.trainer)
+    task: MaskedLM = build.instantiate(config.task)
+    source = build.source(config)
+    _check(config, settings, task, source, from_scratch=from_scratch)
+    quiet()
+    make_directory(build.cache_dir(config))
+    splits = task.read(build.cache_dir(config))
+    start = _load(source, task, splits, seed=config.seed)
+    if not from_scratch and not start.fits:
+        notice(f"teacher {source.weights.resolved()} gets a language-model head with random weights")
+    objective = task.pretraining_objective()
+    examples = task.encode(splits, start.tokenizer, build.cache_dir(config))
+    loaders = batching.all_loaders(examples, steps=settings.max_steps, **settings.batches())
+    run.update(task=task_record(task, splits, examples), objective=objective.record())
+    device, dev = settings.device(), loaders["dev"]
+    before = task.metrics(evaluate(start.model.to(device), task, dev)) if start.fits else None
+    module = DistillationModule(
+        student=start.model, objective=objective, task=task, **settings.optimization(len(loaders["train"]))
+    )
+    _show(module, examples, loaders, settings, start, source.weights.resolved(), before)
+    if config.dry_run:
+        return
+    logger: Logger = build.logger(config, run.directory)
+    digests = [split.digest for split in examples.values()]
+    fit = fitting.fit(
+        module, loaders["train"], dev, settings=settings, checkpoints=run.directory / "checkpoints",
+        logger=logger, title="teacher", resume=bool(config.resume),
+        identity={"data": "-".join([splits.sha256, *digests]), "start": source.weights.fingerprint()},
+    )  # fmt: skip
+    run.update(
+        training=training_record(fit, module),
+        teacher={
+            "requested": source.weights.name, "resolved": source.weights.resolved(), "substituted": False,
+            "origin": "from random weights" if from_scratch else "adapted", "precision": source.weights.precision,
+            "metrics": task.metrics(evaluate(module.student.to(device), task, dev)), "before": before,
+            "parameters": checks.count_parameters(start.model),
+        },
+    )  # fmt: skip
+    directory = run.directory / "teacher" / "model"
+    save_model(module.student.eval().cpu(), start.tokenizer, directory)
+    write_text(run.directory / "report.md", report.markdown(run.record))
+    console.print()
+    console.print(report.summary_table(run.record))
+    say(f"Report  {run.directory / 'report.md'}")
+    say(f"Model   {directory}")
+
+
+def _check(
+    config: DictConfig, settings: Settings, task: MaskedLM, source: TeacherSource, *, from_scratch: bool
+) -> None:
+    """Raises UserError for options that contradict each other, before anything is read."""
+    if not task.over_vocabulary:
+        raise UserError(f"job={config.job.name} is not for task={task.name}: take a task over text, task=mlm")
+    if config.baseline:
+        raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
+    check_processes(settings, "trainer")
+    check_budget(settings.batch_tokens, task.max_length, "trainer")
+    if source.weights.is_new != from_scratch:
+        raise UserError(
+            f"job=pretrain begins with random weights, and teacher {config.teacher.name} is trained already: "
+            "job=finetune trains it further"
+            if from_scratch
+            else f"job=finetune begins with a trained model, and teacher {config.teacher.name} has random weights: "
+            "job=pretrain trains it"
+        )
+
+
+def _load(source: TeacherSource, task: MaskedLM, splits: Any, *, seed: int) -> Start:
+    """The model with a head over its vocabulary, and one for the segments of a pair."""
+    source.weights.locate()
+    torch.manual_seed(seed)  # A head that it lacks is drawn.
+    start = source.weights.load(task.auto_class, None, splits.texts())
+    adopt_special_tokens(start.model, start.tokenizer)
+    checks.check_length(start.model, start.tokenizer, task.max_length, who="teacher")
+    if task.pair and not hasattr(checks.try_out(start.model), "seq_relationship_logits"):
+        raise UserError(
+            f"task.pair={task.settings.pair} needs a model with a head for two segments, such as BERT's, and a "
+            f"{type(start.model).__name__} has none: set task.pair=null"
+        )
+    return start
+
+
+def _show(
+    module: DistillationModule,
+    examples: Any,
+    loaders: Any,
+    settings: Settings,
+    start: Start,
+    name: str,
+    before: dict[str, float] | None,
+) -> None:
+    """Prints the summary before training."""
+    seconds = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
+    metric = module.task.metric
+    preflight.show(
+        [
+            ("model", f"{name}, {checks.count_parameters(start.model) / 1e6:.1f} M parameters"),
+            ("vocabulary", f"{len(start.tokenizer):,} tokens"),
+            *([("before", f"{metric} {before[metric]:.2f} on dev")] if before else []),
+            ("tokens", preflight.describe_lengths(examples, module.task.max_length)),
+            ("batches", preflight.describe_batches(loaders["train"], settings)),
+            ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
+            ("training", preflight.describe_training(module, settings, seconds)),
+        ]
+    )
+    preflight.warn_of_stream(loaders["train"], settings)

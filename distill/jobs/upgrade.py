@@ -1,0 +1,45 @@
+"""Kept configurations of earlier versions, in the words of this one."""
+
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+# `_target_` of an earlier version -> its name now.
+RENAMED = {
+    "distill.benchmark.Settings": "distill.benchmark.latency.Settings",
+    "distill.export.Settings": "distill.export.settings.Settings",
+    "distill.fitting.Settings": "distill.training.settings.Settings",
+    "distill.masking.Masking": "distill.text.masking.Masking",
+    "distill.settings.Settings": "distill.training.settings.Settings",
+    "distill.tasks.LanguageModelTask": "distill.tasks.MaskedLM",
+    "teachers.cache.OutputCache": "distill.teaching.output_cache.OutputCache",
+}
+
+
+def upgrade(config: DictConfig) -> DictConfig:
+    """Returns the configuration of a finished or interrupted run with the names that this version knows."""
+    values = OmegaConf.to_container(config)
+    upgraded = OmegaConf.create(_walk(values, _upgrade_node))
+    assert isinstance(upgraded, DictConfig)
+    upgraded.setdefault("dry_run", False)
+    return upgraded
+
+
+def _walk(value: Any, change: Callable[[dict[Any, Any]], dict[Any, Any]]) -> Any:
+    """Applies a function to every mapping, the inner ones first."""
+    if isinstance(value, dict):
+        return change({key: _walk(inner, change) for key, inner in value.items()})
+    return [_walk(inner, change) for inner in value] if isinstance(value, list) else value
+
+
+def _upgrade_node(node: dict[Any, Any]) -> dict[Any, Any]:
+    target = node.get("_target_")
+    if target == "distill.tasks.SequenceTask":  # One class with a switch became two.
+        regression = node.pop("regression", False)
+        if regression:
+            node.pop("labels", None)
+        target = f"distill.tasks.{'Regression' if regression else 'Classification'}"
+    elif target == "students.bilstm.from_teacher":  # It is given the task.
+        node.pop("text", None)
+    return node if target is None else {**node, "_target_": RENAMED.get(target, target)}

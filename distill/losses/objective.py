@@ -1,0 +1,124 @@
+"""The weighted sum of loss terms, which owns their learned projections."""
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from distill.contracts import Items, Likelihood, Outputs
+from distill.losses.term import Term
+
+
+class Objective(nn.Module):
+    """The weighted sum of terms, each divided by its own count. A term of weight 0 is left out altogether.
+
+    >>> from distill.losses import HardLabels, Objective, SoftTargets
+    >>> Objective(soft=SoftTargets(temperature=2, weight=5), hard=HardLabels(weight=2)).names
+    ('soft', 'hard')
+
+    Args:
+        name: names the objective in records.
+        terms: the terms by name; terms may be given as keyword arguments instead.
+    """
+
+    def __init__(self, *, name: str = "custom", terms: Mapping[str, Term] | None = None, **named: Term) -> None:
+        super().__init__()
+        self.name = name
+        given = {**(terms or {}), **named}
+        active = {key: term for key, term in given.items() if term.weight > 0}
+        if not active:
+            names = ", ".join(given) or "no term"
+            raise ValueError(f"objective {name} has nothing to learn from ({names}): give one term a weight above 0")
+        self.terms = nn.ModuleDict(active)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.terms)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Outputs that the terms read besides logits: a subset of `hidden_states`, `attentions`."""
+        return frozenset().union(*(term.needs for term in self._terms()))
+
+    @property
+    def needs_teacher(self) -> bool:
+        return any(term.needs_teacher for term in self._terms())
+
+    @property
+    def reads_teacher_logits(self) -> bool:
+        return any(term.needs_teacher and term.reads_logits for term in self._terms())
+
+    @property
+    def reads_every_token(self) -> bool:
+        """Whether a term reads logits of tokens that the task does not score."""
+        return any(term.reads_every_token for term in self._terms())
+
+    def unsuited(self, *, likelihood: Likelihood, over_vocabulary: bool) -> list[str]:
+        """Names of the terms that cannot learn such a task."""
+        return [
+            name
+            for name, term in self._named()
+            if not term.suits(likelihood=likelihood, over_vocabulary=over_vocabulary)
+        ]
+
+    def needing(self, output: str) -> list[str]:
+        """Names of the terms that read this output of the models."""
+        return [name for name, term in self._named() if output in term.needs]
+
+    def needing_all_logits(self) -> list[str]:
+        """Names of the terms for which the largest of a teacher's logits over a vocabulary are not enough."""
+        return [n for n, t in self._named() if t.needs_teacher and t.reads_logits and not t.accepts_top_k]
+
+    def connect(self, student_width: int, teacher_width: int) -> None:
+        """Creates the projections between these widths; called once, before the optimizer is made."""
+        for term in self._terms():
+            term.connect(student_width, teacher_width)
+
+    def record(self) -> dict[str, object]:
+        """The `objective` of run.json: the name, and the plain values of each term."""
+        return {
+            "name": self.name,
+            "terms": {
+                name: {key: value for key, value in vars(term).items() if isinstance(value, float | str)}
+                for name, term in self._named()
+            },
+        }
+
+    def counts(self, items: Items) -> Tensor:
+        """The count of each term of `names` for these items, `[terms]`."""
+        return torch.stack([term.count(items) for term in self._terms()]).float()
+
+    def forward(
+        self, student: Outputs, teacher: Outputs, items: Items, counts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Loss `[]` and, detached, each term's sum `[terms]`; `counts` as in `weighted`."""
+        totals = self.totals(student, teacher, items)
+        return self.weighted(totals, self.counts(items) if counts is None else counts), totals.detach()
+
+    def totals(self, student: Outputs, teacher: Outputs, items: Items, *, reading_logits: bool | None = None) -> Tensor:
+        """Each term's sum `[terms]`.
+
+        Args:
+            reading_logits: sums only the terms that do, or do not, read logits of the items; the others are 0.
+        """
+        zero = items.labels.new_zeros((), dtype=torch.float32)
+        chosen = [reading_logits is None or term.reads_logits == reading_logits for term in self._terms()]
+        terms = zip(self._terms(), chosen, strict=True)
+        return torch.stack([term(student, teacher, items)[0] if wanted else zero for term, wanted in terms])
+
+    def weighted(self, totals: Tensor, counts: Tensor) -> Tensor:
+        """The loss `[]` of the terms' sums `[terms]`.
+
+        `counts [terms]` are those of the whole optimizer step, so that the losses of its micro-batches add up to
+        the loss of one large batch.
+        """
+        weights = totals.new_tensor([term.weight for term in self._terms()])
+        # Where nothing counts the sum is 0 already; dividing by 1 keeps it so.
+        return (weights * totals / counts.clamp(min=1)).sum()
+
+    def _terms(self) -> list[Term]:
+        return [cast(Term, term) for term in self.terms.values()]
+
+    def _named(self) -> list[tuple[str, Term]]:
+        return list(zip(self.names, self._terms(), strict=True))

@@ -1,0 +1,214 @@
+"""Masked language modelling on raw text: the items are the tokens chosen for prediction, the classes the vocabulary.
+
+>>> from distill.tasks import MaskedLM
+>>> MaskedLM(data="path/to/text", max_length=64).fixed_inputs
+False
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch.nn.functional as F
+
+from distill.contracts import IGNORED, Batch, Items, Likelihood, Outputs, Scores
+from distill.losses import MaskedLanguageModelling, Objective, SegmentOrder, Term
+from distill.text.corpus import Corpus
+from distill.text.masking import Masking
+from distill.text.sequences import (
+    SequenceSettings,
+    dev_of_stream,
+    held_out_of,
+    is_streamed,
+    keep_sequences,
+    open_corpus,
+)
+from distill.text.stream import StreamedText
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from distill.models.chunked_logits import EncoderPass
+    from distill.text.sequences import Sequences
+
+VOCABULARY_TEXT = 50_000_000  # Characters that a new vocabulary is learned from.
+
+
+@dataclass(frozen=True)
+class TextData:
+    """A corpus of raw text, which is split by document."""
+
+    corpus: Corpus
+    settings: SequenceSettings
+    labels: tuple[str, ...] = ()
+
+    @cached_property
+    def sha256(self) -> str:
+        """A digest of the corpus."""
+        return self.corpus.fingerprint()
+
+    def sizes(self) -> dict[str, int]:
+        """Nothing, because sequences can only be counted after tokenization."""
+        return {}
+
+    def texts(self) -> Iterator[str]:
+        """The beginning of the training text, line by line."""
+        size, held_out = 0, held_out_of(self.corpus, self.settings)
+        for document in self.corpus.documents(wanted=lambda key: not held_out(key)):
+            yield from document.text.splitlines()
+            size += len(document.text)
+            if size > VOCABULARY_TEXT:
+                return
+
+
+class MaskedLM:
+    """Masked language modelling (arXiv 1810.04805, section 3.1), with an objective on two segments if `pair` names one.
+
+    Args:
+        name: names the task in records and directories.
+        data: a file or a folder, as `data_dir`.
+        mask: the tokens that are chosen, and their replacement.
+        options: the other fields of `SequenceSettings`.
+
+    Raises:
+        ValueError: for an option that is out of range.
+    """
+
+    kind = "masked_lm"
+    metric_names = ("perplexity", "loss", "accuracy")
+    metric = "perplexity"
+    selects: Literal["max", "min"] = "min"
+    likelihood: Likelihood = "softmax"
+    over_vocabulary = True
+    decoder: str | None = None
+    fine_tunes_teacher = False
+    compares_with_teacher = True
+
+    def __init__(
+        self,
+        *,
+        name: str = "mlm",
+        mask: Masking | None = None,
+        data: str | Path | None = None,
+        data_dir: str | Path | None = None,
+        **options: Any,
+    ) -> None:
+        data_dir = data_dir if data is None else data
+        self.name = name
+        self.settings = SequenceSettings(
+            mask=mask or Masking(), data_dir=None if data_dir is None else str(data_dir), **options
+        )
+        self.max_length, self.builtin = self.settings.max_length, self.settings.builtin
+        self.pair = self.settings.pair is not None
+
+    @property
+    def auto_class(self) -> str:
+        """The class of models for pre-training where a second head predicts the order of two segments."""
+        return "AutoModelForPreTraining" if self.pair else "AutoModelForMaskedLM"
+
+    @property
+    def fixed_inputs(self) -> bool:
+        return self.settings.masking == "static"
+
+    def read(self, cache_dir: Path) -> TextData:
+        return TextData(open_corpus(self.settings, cache_dir), self.settings)
+
+    def encode(
+        self, splits: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+    ) -> "dict[str, Sequences | StreamedText]":
+        """Packs the corpus into sequences, once; of a corpus that is streamed only dev is read now."""
+        if cache_dir is None:
+            raise ValueError("got no cache_dir, expected a directory for the tokens of the corpus")
+        if is_streamed(self.settings, splits.corpus):
+            dev = dev_of_stream(splits.corpus, self.settings, tokenizer)
+            return {"train": StreamedText(splits.corpus, self.settings, tokenizer), "dev": dev}
+        return dict(keep_sequences(splits.corpus, self.settings, tokenizer, cache_dir))
+
+    def pretraining_objective(self) -> Objective:
+        """The objective without a teacher: masked tokens and, for pairs, the order of two segments."""
+        terms: dict[str, Term] = {"mlm": MaskedLanguageModelling()}
+        if self.settings.pair is not None:
+            terms[self.settings.pair] = SegmentOrder()
+        return Objective(name="masked_language_modelling", terms=terms)
+
+    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+        """The tokens chosen for prediction, in the order of the batch; with `every_token` all but the padding."""
+        labels = batch["labels"].flatten()
+        predicted = labels != IGNORED
+        wanted = batch["attention_mask"].flatten().bool() if every_token else predicted
+        index = wanted.nonzero().squeeze(-1)
+        return Items(
+            batch=batch,
+            row=index // batch["labels"].shape[1],
+            labels=labels[index],
+            labelled=predicted[index],
+            index=index,
+            chosen=predicted[index] if every_token else None,
+            over_vocabulary=True,
+        )
+
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "EncoderPass":
+        """Runs the encoder; its head computes logits at the items alone."""
+        from distill.models.chunked_logits import run_encoder_pass
+
+        return run_encoder_pass(model, batch, items, needs, segments="pair_labels" in batch)
+
+    def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
+        """Cross-entropy and correctness of every item, and its agreement with the reference's first and first five."""
+        if outputs.logits is None:
+            raise ValueError("got outputs without logits, expected [n, V] at the items")
+        logits = outputs.logits.float()
+        best = logits.argmax(dim=-1)
+        columns = {
+            "loss": F.cross_entropy(logits, items.labels, reduction="none"),
+            "correct": (best == items.labels).float(),
+        }
+        if outputs.segment_logits is not None:
+            in_order = outputs.segment_logits.argmax(dim=-1) == items["pair_labels"]
+            columns["pair_correct"] = in_order[items.row]
+        if reference is not None and reference.logits is not None:
+            teacher_best = reference.logits.float().topk(5, dim=-1).indices.to(best.device) == best.unsqueeze(-1)
+            columns |= {"agreement_top1": teacher_best[:, 0], "agreement_top5": teacher_best.any(dim=-1)}
+        return columns
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """Mean cross-entropy, its exponential, accuracy, and the further columns that were scored.
+
+        `agreement_top1` is the share of the items at which the student's first choice is the teacher's too,
+        `agreement_top5` at which it is among the teacher's first five.
+        """
+        columns = scores.columns
+        means = np.stack([columns["loss"], columns["correct"]], axis=1).astype(np.float64).mean(axis=0)
+        loss, accuracy = map(float, means)
+        metrics = {"perplexity": float(np.exp(loss)), "loss": loss, "accuracy": accuracy}
+        if "pair_correct" in columns:
+            _, first = np.unique(scores.example_id, return_index=True)
+            metrics[f"{self.settings.pair}_accuracy"] = float(columns["pair_correct"][first].mean())
+        for name in ("agreement_top1", "agreement_top5"):
+            if name in columns:
+                metrics[name] = float(columns[name].mean())
+        return metrics
+
+    def agreement(self, scores: Scores, reference: Scores) -> float:
+        """Share of the items that both predict rightly, or both wrongly."""
+        return float((scores.columns["correct"] == reference.columns["correct"]).mean())
+
+    def check_teacher(self, scores: Scores, name: str) -> None:
+        """Accepts every teacher."""
+
+    def describe(self, splits: TextData) -> dict[str, Any]:
+        settings = self.settings
+        return {
+            "answer": "vocabulary",
+            "packing": settings.packing,
+            "masking": settings.masking,
+            "max_length": settings.max_length,
+            "pipeline_tag": "fill-mask",
+        }
+
+    def summary(self, splits: TextData) -> str:
+        return "the tokens of the vocabulary"

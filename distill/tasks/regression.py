@@ -1,0 +1,143 @@
+"""Regression on one text or a pair of texts: `logits [B, 1]` are the number, one item an example.
+
+>>> from distill.tasks import Regression
+>>> Regression(text=["question", "answer"], label="score", data="pairs.csv").metric
+'pearson'
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from distill.contracts import Batch, Items, Likelihood, Outputs, Scores
+from distill.data.tables import LabelledData
+from distill.tasks import rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from distill.data.batching import TokenizedExamples
+    from distill.models.forward import FullPass
+
+METRICS = ("pearson", "spearman", "mae")
+NEVER_FIRST = ("mae",)  # The first metric selects, so more of it must be better.
+
+
+class Regression:
+    """A number for one text or a pair of texts.
+
+    Args:
+        text: the column, or the two columns of a pair, that hold the text.
+        label: the column that holds the number; of several names the first one that is there.
+        metrics: of `METRICS`; the first one selects checkpoints, and retention compares it.
+
+    The other arguments are those of `Classification`.
+
+    Raises:
+        ValueError: for an option that is out of range.
+        UserError: for data of a type that cannot be read.
+    """
+
+    kind = "regression"
+    auto_class = "AutoModelForSequenceClassification"
+    selects: Literal["max", "min"] = "max"
+    likelihood: Likelihood = "gaussian"
+    fixed_inputs = True
+    over_vocabulary = False
+    decoder: str | None = "number"
+    fine_tunes_teacher = True
+    compares_with_teacher = False
+
+    def __init__(
+        self,
+        *,
+        text: str | Sequence[str],
+        label: str | Sequence[str] = "label",
+        name: str = "regression",
+        metrics: Sequence[str] = ("pearson",),
+        max_length: int = 128,
+        data: Any = None,
+        train: Any = None,
+        dev: Any = None,
+        test: Any = None,
+        data_dir: str | Path | None = None,
+        dev_fraction: float = 0.1,
+        splits: Mapping[str, Sequence[str]] | None = None,
+        hub_id: str | None = None,
+        builtin: bool = False,
+        train_examples: int | None = None,
+        dev_examples: int | None = None,
+    ) -> None:
+        if not metrics or any(metric not in METRICS for metric in metrics):
+            raise ValueError(f"got task.metrics={list(metrics)}, expected some of {', '.join(METRICS)}")
+        if metrics[0] in NEVER_FIRST:
+            raise ValueError(f"got {metrics[0]} as the first of task.metrics, expected one that is better when larger")
+        self.name, self.max_length, self.builtin = name, rows.check_max_length(max_length), builtin
+        self.metric_names = tuple(metrics)
+        self.rows = rows.labelled_text(
+            name=name, text=text, label=label, data=data, train=train, dev=dev, test=test, data_dir=data_dir,
+            dev_fraction=dev_fraction, splits=splits, hub_id=hub_id, builtin=builtin, train_examples=train_examples,
+            dev_examples=dev_examples, regression=True,
+        )  # fmt: skip
+
+    @property
+    def metric(self) -> str:
+        return self.metric_names[0]
+
+    @property
+    def pair(self) -> bool:
+        return len(self.rows.text) == 2
+
+    def read(self, cache_dir: Path) -> LabelledData:
+        return self.rows.read(cache_dir)
+
+    def encode(
+        self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+    ) -> "dict[str, TokenizedExamples]":
+        return rows.encode_rows(splits, tokenizer, self.max_length, cache_dir)
+
+    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+        return rows.select_examples(batch, self.likelihood)
+
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
+        return rows.run_whole_model(model, batch, needs)
+
+    def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
+        return rows.score_logits(outputs)
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """The metrics; a correlation with a constant is 0."""
+        from scipy.stats import pearsonr, spearmanr
+
+        predicted, labels = scores.columns["logits"][:, 0], scores.labels
+        constant = rows.is_constant(predicted) or rows.is_constant(labels)
+        functions = {
+            "pearson": lambda: 0.0 if constant else pearsonr(predicted, labels).statistic,
+            "spearman": lambda: 0.0 if constant else spearmanr(predicted, labels).statistic,
+            "mae": lambda: np.abs(predicted - labels).mean(),
+        }
+        return rows.compute_metrics(functions, self.metric_names)
+
+    def agreement(self, scores: Scores, reference: Scores) -> float:
+        """Share of the numbers that differ by less than 1% of the reference's range."""
+        expected = reference.columns["logits"]
+        tolerance = 0.01 * max(float(np.ptp(expected)), 1e-6)
+        return float((np.abs(scores.columns["logits"] - expected) < tolerance).mean())
+
+    def check_teacher(self, scores: Scores, name: str) -> None:
+        """Accepts every teacher."""
+
+    def describe(self, splits: LabelledData) -> dict[str, Any]:
+        return {
+            **rows.describe_rows(self.rows, splits),
+            "answer": "number",
+            "pipeline_tag": "text-classification",
+            "prediction": f"Predicts a number: {splits.labels[0]}.",
+        }
+
+    def summary(self, splits: LabelledData) -> str:
+        numbers = splits.splits["train"].labels
+        return f"a number, {splits.labels[0]}: {numbers.min():g} to {numbers.max():g}, mean {numbers.mean():.4g}"

@@ -1,0 +1,132 @@
+"""The parts that classification and regression share: rows with one or two texts, and one item an example."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from distill.contracts import IGNORED, Batch, Items, Likelihood, Outputs
+from distill.data import in_memory
+from distill.data.tables import STEMS, LabelledData, LabelledText
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from distill.data.batching import TokenizedExamples
+    from distill.models.forward import FullPass
+
+
+def labelled_text(
+    *,
+    name: str,
+    text: str | Sequence[str],
+    label: str | Sequence[str],
+    data: Any = None,
+    train: Any = None,
+    dev: Any = None,
+    test: Any = None,
+    data_dir: str | Path | None = None,
+    splits: Mapping[str, Sequence[str]] | None = None,
+    dev_fraction: float = 0.1,
+    train_examples: int | None = None,
+    dev_examples: int | None = None,
+    **source: Any,
+) -> LabelledText:
+    """The source of a task's rows, with its options checked.
+
+    Raises:
+        ValueError: for an option that is out of range.
+    """
+    text = [text] if isinstance(text, str | int) else text
+    if not 1 <= len(text) <= 2:
+        raise ValueError(f"got task.text={list(text)}, expected one column or the two of a pair")
+    if not 0 < dev_fraction < 1:
+        raise ValueError(f"got task.dev_fraction={dev_fraction}, expected a share between 0 and 1")
+    for option, examples in (("train_examples", train_examples), ("dev_examples", dev_examples)):
+        if examples is not None and examples < 1:
+            raise ValueError(f"got task.{option}={examples}, expected at least 1 or null for all")
+    # A column may be called 0, which the command line hands over as a number.
+    columns = tuple(map(str, text))
+    labels = (str(label),) if isinstance(label, str | int) else tuple(map(str, label))
+    if isinstance(data, str | Path):
+        data_dir, data = data, None
+    return LabelledText(
+        name=name,
+        text=columns,
+        label=labels,
+        tables=in_memory.tables(data, {"train": train, "dev": dev, "test": test}, text=columns, label=labels[0]),
+        data_dir=None if data_dir is None else str(data_dir),
+        stems={**STEMS, **{split: tuple(names) for split, names in (splits or {}).items()}},
+        dev_fraction=dev_fraction,
+        train_examples=train_examples,
+        dev_examples=dev_examples,
+        **source,
+    )
+
+
+def check_max_length(max_length: int) -> int:
+    """Returns the length.
+
+    Raises:
+        ValueError: for one that has no room for a token between the special ones.
+    """
+    if max_length < 3:
+        raise ValueError(f"got task.max_length={max_length}, expected at least 3 tokens")
+    return max_length
+
+
+def encode_rows(
+    splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", max_length: int, cache_dir: Path | None
+) -> "dict[str, TokenizedExamples]":
+    """Tokenizes `train` and the splits that are scored, dev first."""
+    from distill.data import token_cache
+    from distill.data.batching import TokenizedExamples
+
+    chosen = {"train": splits.splits["train"], **splits.scored()}
+    return {
+        name: TokenizedExamples(
+            token_cache.encode(split, tokenizer, max_length, cache_dir), tokenizer, per_example={"labels": split.labels}
+        )
+        for name, split in chosen.items()
+    }
+
+
+def select_examples(batch: Batch, likelihood: Likelihood) -> Items:
+    """The items of a batch whose items are its examples."""
+    labels = batch["labels"]
+    labelled = torch.ones_like(labels, dtype=torch.bool) if likelihood == "gaussian" else labels != IGNORED
+    row = torch.arange(len(labels), device=labels.device)
+    return Items(batch=batch, row=row, labels=labels, labelled=labelled, likelihood=likelihood)
+
+
+def run_whole_model(model: "PreTrainedModel", batch: Batch, needs: frozenset[str]) -> "FullPass":
+    """Runs a model whose output is `logits [B, C]`."""
+    from distill.models.forward import FullPass, run_model
+
+    output = run_model(model, batch, needs)
+    return FullPass(output, output.logits)
+
+
+def score_logits(outputs: Outputs) -> "dict[str, Tensor]":
+    """The logits `[n, C]`, float32."""
+    if outputs.logits is None:
+        raise ValueError("got outputs without logits, expected [n, C] at the items")
+    return {"logits": outputs.logits.float()}
+
+
+def compute_metrics(functions: Mapping[str, Callable[[], float]], names: Sequence[str]) -> dict[str, float]:
+    """The named metrics as floats."""
+    return {name: float(functions[name]()) for name in names}
+
+
+def describe_rows(rows: LabelledText, splits: LabelledData) -> dict[str, Any]:
+    """The fields of a record that all tasks on rows have."""
+    return {"pair": len(rows.text) == 2, "labels": list(splits.labels)}
+
+
+def is_constant(values: np.ndarray) -> bool:
+    """Whether all values are the same."""
+    return bool(np.ptp(values) == 0)

@@ -1,0 +1,359 @@
+"""A teacher for a task: used as it is, fine-tuned earlier and cached, or fine-tuned now."""
+
+import copy
+import gc
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import transformers
+from lightning.pytorch.loggers import CSVLogger
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.console import console, duration, notice, say
+from distill.contracts import EncodedSplits, Splits, Task
+from distill.data import batching
+from distill.errors import UnreachableError, UserError
+from distill.files import CHECKSUMS, is_intact, sha256, whole_directory, write_json
+from distill.losses import HardLabels, Objective
+from distill.models.checks import check_length
+from distill.models.loading import Start
+from distill.teaching.output_cache import OutputCache
+from distill.teaching.outputs import Computation, cached_scores
+from distill.training import checkpoints, fitting
+from distill.training.evaluate import evaluate, split_metrics
+from distill.training.module import DistillationModule, freeze
+from distill.training.settings import Settings, check_budget, check_processes
+
+FORMAT = 3  # Of a fine-tuned teacher in the cache.
+# Called with a teacher's model, tokenizer and examples before it is trained; raises for a student that cannot follow.
+Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase, EncodedSplits], None]
+
+
+class Weights(Protocol):
+    """A source of a teacher's weights: a class of `teachers/`.
+
+    Attributes:
+        name: names the teacher in records and directories.
+        precision: of the teacher's forward passes, `float32` or `bfloat16`.
+        is_new: whether the weights are random.
+    """
+
+    name: str
+    precision: str
+    is_new: bool
+
+    def locate(self) -> Path | None:
+        """Finds the weights, in seconds; raises UnreachableError where they are not to be had."""
+        ...
+
+    def resolved(self) -> str:
+        """The teacher as records name it."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A digest of everything that the model depends on."""
+        ...
+
+    def load(self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str]) -> Start:
+        """The model with a head for `labels`, or over the vocabulary, and its tokenizer."""
+        ...
+
+
+@dataclass(frozen=True)
+class TeacherSource:
+    """The weights of a teacher, how to fine-tune them, and how to cache its outputs.
+
+    Args:
+        weights: where they come from.
+        finetune: settings of the fine-tuning where the head does not fit the task; None makes that an error.
+        cache: the rules for caching outputs.
+        substitute: makes the source that takes the place of one whose weights cannot be had; only for a task whose
+            data comes with the program.
+    """
+
+    weights: Weights
+    finetune: Settings | None
+    cache: OutputCache = field(default_factory=OutputCache)
+    substitute: "Callable[[], TeacherSource] | None" = None
+
+
+class PreparedTeacher:
+    """A teacher that fits its task, its metrics on the splits that are scored, and the seconds of its fine-tuning.
+
+    `model` is the float32 model; `release` frees its memory until it is read again. `fingerprint` stands for
+    everything that its outputs depend on, the inputs aside.
+    """
+
+    def __init__(
+        self,
+        *,
+        requested: str,
+        resolved: str,
+        substituted: bool,
+        origin: str,
+        tokenizer: PreTrainedTokenizerBase,
+        load: Callable[[], PreTrainedModel],
+        precision: str,
+        weights: str,
+        device: torch.device,
+        seconds: float,
+        model: PreTrainedModel | None = None,
+    ) -> None:
+        self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
+        self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
+        self.device, self.seconds = device, seconds
+        self.metrics: dict[str, float] = {}
+        self._load = load
+        self._model = None if model is None else freeze(model)
+        self._running: PreTrainedModel | None = None
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def model(self) -> PreTrainedModel:
+        if self._model is None:
+            self._model = freeze(self._load())
+        return self._model
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.weights}-{self.precision}"
+
+    def running(self) -> PreTrainedModel:
+        """The model on the device and in the precision of its forward passes."""
+        dtype = getattr(torch, self.precision)
+        if dtype == torch.float32 and self.device.type == "cpu":
+            return self.model
+        if self._running is None:
+            self._running = freeze(copy.deepcopy(self.model).to(self.device, dtype))
+        return self._running
+
+    def release(self) -> None:
+        """Frees the model's memory."""
+        self._model = self._running = None
+        gc.collect()  # A frozen model refers to itself.
+
+    def record(self) -> dict[str, Any]:
+        """The `teacher` of run.json."""
+        fields = ("requested", "resolved", "substituted", "origin", "precision", "metrics", "parameters")
+        return {name: getattr(self, name) for name in fields}
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Everything that preparing a teacher for a task takes.
+
+    Args:
+        task: the teacher's task.
+        splits: the task's data.
+        cache_dir: holds fine-tuned teachers, outputs and tokens.
+        run_directory: holds the checkpoints of a fine-tuning.
+        device: where the teacher runs.
+        resume: goes on with a fine-tuning that was begun in `run_directory`.
+        dry_run: fine-tunes nothing; a teacher that would be fine-tuned is returned as it is.
+        rehearse: called before the teacher is trained, so that what cannot follow it fails early.
+    """
+
+    task: Task
+    splits: Splits
+    cache_dir: Path
+    run_directory: Path
+    device: torch.device
+    resume: bool = False
+    dry_run: bool = False
+    rehearse: Rehearsal = lambda model, tokenizer, examples: None
+
+
+def locate(source: TeacherSource, task: Task) -> tuple[TeacherSource, bool]:
+    """The source whose weights are there, and whether it is the substitute; takes seconds.
+
+    Raises:
+        UserError: where the weights cannot be had and there is no substitute.
+    """
+    try:
+        source.weights.locate()
+        return source, False
+    except UnreachableError:
+        if not task.builtin or source.substitute is None or not task.fine_tunes_teacher:
+            raise
+        substitute = source.substitute()
+        console.rule("ANOTHER TEACHER TEACHES", style="bold yellow")
+        say(f"Requested    {source.weights.name}: its weights are not on this machine, and the Hub does not answer.")
+        say(f"In its place {substitute.weights.resolved()}.", style="bold")
+        say("All numbers below are of that small teacher. With the files of yours at hand: teacher.path=DIR")
+        console.rule(style="bold yellow")
+        substitute.weights.locate()
+        return substitute, True
+
+
+def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, substituted: bool) -> PreparedTeacher:
+    """Loads the teacher, and fine-tunes it if its head does not fit the task.
+
+    A fine-tuned teacher is cached under a fingerprint of weights, data and settings.
+
+    Raises:
+        UserError: for a teacher that does not fit and is not to be fine-tuned.
+    """
+    task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
+    key = _fingerprint(source, task, splits)[:16] if task.fine_tunes_teacher else ""
+    directory = cache_dir / "teachers" / f"{source.weights.name}-{task.name}-{key}"
+    seconds, origin = 0.0, "kept"
+    if task.fine_tunes_teacher and source.finetune is not None and _is_cached(directory):
+        say(f"Teacher: fine-tuned before, reused from {directory}")
+    else:
+        start = load_start(source, task, splits)
+        _check(start, source, task)
+        if start.fits:
+            origin = "as it is"
+        else:
+            examples = task.encode(splits, start.tokenizer, cache_dir)
+            preparation.rehearse(start.model, start.tokenizer, examples)
+            say(f"Teacher: {source.weights.resolved()} is fine-tuned on {task.name} first, {start.reason}")
+            seconds = _finetune(source, start, preparation, examples, directory)
+            origin = "not fine-tuned in a dry run" if preparation.dry_run else "fine-tuned"
+    if origin not in ("kept", "fine-tuned"):
+        weights = _digest([source.weights.fingerprint(), task.auto_class, splits.labels])
+        tokenizer, load, model = start.tokenizer, lambda: load_start(source, task, splits).model, start.model
+    else:
+        weights = sha256(directory / CHECKSUMS)
+        tokenizer, model = transformers.AutoTokenizer.from_pretrained(directory), None
+        load = partial(_load, directory, task)
+    return PreparedTeacher(
+        requested=requested, resolved=source.weights.resolved(), substituted=substituted, origin=origin,
+        tokenizer=tokenizer, load=load, precision=source.weights.precision, weights=weights, seconds=seconds,
+        device=preparation.device, model=model,
+    )  # fmt: skip
+
+
+def load_start(source: TeacherSource, task: Task, splits: Splits) -> Start:
+    """The teacher before any training; a head that it lacks is drawn from a fixed seed."""
+    torch.manual_seed(0 if source.finetune is None else source.finetune.seed)
+    labels = None if task.over_vocabulary else splits.labels
+    start = source.weights.load(task.auto_class, labels, splits.texts())
+    adopt_special_tokens(start.model, start.tokenizer)
+    return start
+
+
+def _check(start: Start, source: TeacherSource, task: Task) -> None:
+    """Raises UserError for a teacher that cannot do this task; shows its notices."""
+    check_length(start.model, start.tokenizer, task.max_length, who="teacher")
+    name = source.weights.resolved()
+    if not task.fine_tunes_teacher:
+        if source.weights.is_new:
+            raise UserError(
+                f"teacher {source.weights.name} begins with random weights: train it with python -m distill "
+                f"job=pretrain task={task.name} +teacher={source.weights.name} ..., and give the result as teacher.path"
+            )
+        if not start.fits:
+            raise UserError(
+                f"teacher {name} is no language model: {start.reason}; give it a head with python -m distill "
+                f"job=finetune task={task.name} +teacher={source.weights.name} ..., and give the result as teacher.path"
+            )
+    elif source.finetune is None and not start.fits:
+        raise UserError(
+            f"teacher {name} does not fit task {task.name}: {start.reason}; leave out teacher.finetune=false to have "
+            "it fine-tuned first"
+        )
+    elif source.finetune is not None:
+        check_budget(source.finetune.batch_tokens, task.max_length, "teacher.finetune")
+        check_processes(source.finetune, "teacher.finetune")
+    for text in start.notices:
+        notice(text)
+
+
+def score(
+    teacher: PreparedTeacher, task: Task, examples: EncodedSplits, *, cache: OutputCache, directory: Path
+) -> None:
+    """Fills in the teacher's metrics on the splits that are scored; its outputs for them are cached.
+
+    Raises:
+        UserError: for a teacher whose metrics say that it must not teach.
+    """
+    if cache.enabled is False or task.over_vocabulary:
+        loaders = batching.evaluation_loaders(examples)
+        scores = {name: evaluate(teacher.running(), task, loader) for name, loader in loaders.items()}
+        if not task.over_vocabulary:
+            scores = {name: of_split.by_example() for name, of_split in scores.items()}
+    else:
+        scores = cached_scores(Computation(teacher.running, teacher.fingerprint, task, cache, directory), examples)
+    teacher.metrics = split_metrics(task, scores)
+    task.check_teacher(scores["dev"], teacher.resolved)
+
+
+def _fingerprint(source: TeacherSource, task: Task, splits: Any) -> str:
+    settings = None
+    if source.finetune is not None:
+        settings = asdict(replace(source.finetune, precision=source.finetune.resolved_precision()))
+        for name in ("checkpoint_steps", "devices", "strategy"):
+            settings.pop(name)  # They do not change the result.
+        if source.finetune.processes() > 1:  # A step sees the batches of all of them.
+            settings["processes"] = source.finetune.processes()
+    return _digest([FORMAT, source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings])
+
+
+def _digest(parts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _finetune(
+    source: TeacherSource, start: Start, preparation: Preparation, examples: EncodedSplits, target: Path
+) -> float:
+    """Fine-tunes on the hard labels, saves the result in `target`, and returns the seconds it took."""
+    began = time.perf_counter()
+    task, splits, settings = preparation.task, preparation.splits, source.finetune
+    assert settings is not None
+    directory = preparation.run_directory / "teacher"
+    loaders = batching.all_loaders(examples, steps=settings.max_steps, **settings.batches())
+    module = DistillationModule(
+        student=start.model,
+        objective=Objective(name="supervised", terms={"hard": HardLabels()}),
+        task=task,
+        **settings.optimization(len(loaders["train"])),
+    )
+    estimate = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
+    length = f"{module.total_steps:,} steps of {settings.step_size()}"
+    say(f"         {length}, {settings.resolved_precision()}, about {duration(estimate)}, once")
+    if preparation.dry_run:
+        return 0.0
+    fitting.fit(
+        module, loaders["train"], loaders["dev"], settings=settings, checkpoints=directory / "checkpoints",
+        logger=CSVLogger(str(directory), name="", version=""), title="teacher",
+        identity={"data": splits.sha256, "start": source.weights.fingerprint()},
+        resume=preparation.resume,
+    )  # fmt: skip
+    with whole_directory(target, keep_intact=True) as temporary:
+        module.student.save_pretrained(temporary)
+        start.tokenizer.save_pretrained(temporary)
+        about = {"task": task.name, "data": splits.sha256, "settings": asdict(settings)}
+        write_json(temporary / "distill.json", about)
+    checkpoints.remove(directory / "checkpoints")  # The result is in the cache.
+    del module
+    gc.collect()  # Module and trainer refer to each other, and hold the optimizer's state.
+    return time.perf_counter() - began
+
+
+def _is_cached(directory: Path) -> bool:
+    """Whether the fine-tuned teacher is there; a damaged one is made again."""
+    if directory.is_dir() and not is_intact(directory):
+        notice(f"the fine-tuned teacher {directory} is damaged and made again")
+        return False
+    return directory.is_dir()
+
+
+def _load(directory: Path, task: Task) -> PreTrainedModel:
+    auto_class = getattr(transformers, task.auto_class)
+    model: PreTrainedModel = auto_class.from_pretrained(directory, dtype=torch.float32, use_safetensors=True)
+    return model
+
+
+def adopt_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes the tokenizer's separator and padding to the model's configuration, where a student reads them."""
+    model.config.sep_token_id = tokenizer.sep_token_id
+    if getattr(model.config, "pad_token_id", None) is None:  # An existing one decides where positions begin.
+        model.config.pad_token_id = tokenizer.pad_token_id

@@ -1,0 +1,81 @@
+"""Evaluation of a model on a split: the scores that a task's metrics are computed from."""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from distill.contracts import Batch, Scores, Task
+from distill.models.forward import to_device
+
+_NOTHING = frozenset[str]()
+Columns = dict[str, Tensor]
+
+
+def score_batch(
+    model: PreTrainedModel, task: Task, batch: Batch, reference: PreTrainedModel | None = None
+) -> tuple[Columns, Columns]:
+    """Scores one batch: the task's columns, and `labels [n]` and `example_id [n]`, all on the CPU."""
+    items = task.select(batch)
+    outputs = task.run(model, batch, items, _NOTHING).at(items)
+    reference_outputs = None
+    if reference is not None:
+        reference_batch = to_device(batch, reference.device)
+        reference_items = task.select(reference_batch)
+        reference_outputs = task.run(reference, reference_batch, reference_items, _NOTHING).at(reference_items)
+    columns = {name: column.cpu() for name, column in task.score(outputs, items, reference_outputs).items()}
+    return columns, {"labels": items.labels.cpu(), "example_id": items.example_id().cpu()}
+
+
+def concatenate(batches: Iterable[tuple[Columns, Columns]]) -> Scores:
+    """Joins the scores of several batches, in their order."""
+    columns, identities = zip(*batches, strict=True)
+
+    def joined(parts: tuple[Columns, ...], name: str) -> np.ndarray:
+        return torch.cat([part[name] for part in parts]).numpy()
+
+    return Scores(
+        {name: joined(columns, name) for name in columns[0]},
+        joined(identities, "labels"),
+        joined(identities, "example_id"),
+    )
+
+
+@torch.inference_mode()
+def evaluate(
+    model: PreTrainedModel,
+    task: Task,
+    loader: Iterable[list[Batch]],
+    *,
+    reference: PreTrainedModel | None = None,
+) -> Scores:
+    """Scores a whole split on the model's device, in the order of the loader; the model's mode is restored.
+
+    Args:
+        loader: yields lists of batches.
+        reference: a teacher whose outputs the task compares the model's with.
+    """
+    was_training = model.training
+    model.eval()
+    batches = itertools.chain.from_iterable(loader)
+    scores = concatenate([score_batch(model, task, to_device(batch, model.device), reference) for batch in batches])
+    model.train(was_training)
+    return scores
+
+
+def evaluate_splits(model: PreTrainedModel, task: Task, loaders: Mapping[str, Any]) -> dict[str, Scores]:
+    """Scores every split but `train`, each in the order of its examples."""
+    return {name: evaluate(model, task, loader).by_example() for name, loader in loaders.items() if name != "train"}
+
+
+def split_metrics(task: Task, scores: Mapping[str, Scores]) -> dict[str, float]:
+    """The metrics of dev under their own names, and those of every other split as `split/metric`."""
+    metrics: dict[str, float] = {}
+    for split, of_split in scores.items():
+        prefix = "" if split == "dev" else f"{split}/"
+        metrics |= {f"{prefix}{name}": value for name, value in task.metrics(of_split).items()}
+    return metrics
