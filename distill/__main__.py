@@ -27,6 +27,7 @@ EXTRA = (
     "sklearn",
     "scipy",
     "rich",
+    "jinja2",
 )
 PACKAGE = Path(__file__).resolve().parent
 

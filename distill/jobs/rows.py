@@ -123,11 +123,11 @@ def _publish(
             splits=splits.scored(), logits=logits, settings=settings,
         )  # fmt: skip
         run.update(export=formats, retention=_retention(run.record, task.metric, formats))
-        write_text(directory / "README.md", report.model_card(run.record, splits.labels))
+        write_text(directory / "README.md", report.render_model_card(run.record, splits.labels))
     # The bundle is whole already, whatever becomes of the timing.
     run.update(benchmark=_benchmark(config, teacher, student, bundle, formats, settings, timing))
-    rewrite(bundle, "README.md", report.model_card(run.record, splits.labels))
-    write_text(run.directory / "report.md", report.markdown(run.record))
+    rewrite(bundle, "README.md", report.render_model_card(run.record, splits.labels))
+    write_text(run.directory / "report.md", report.render_report(run.record))
     _close(run, formats)
 
 
@@ -303,4 +303,4 @@ def _close(run: Run, formats: dict[str, Any]) -> None:
         notice("no exported file passed its gate; report.md says by how much")
     say(f"Report  {run.directory / 'report.md'}")
     say(f"Bundle  {bundle}" + (f"  (recommended: {exporting.FILES[chosen]})" if chosen else ""))
-    say(f"Try it  python -m distill.edge {bundle} {report.example(run.record['task'])}")
+    say(f"Try it  python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")

@@ -315,8 +315,8 @@ def _task_record(task: LanguageModelTask, examples: dict[str, sequences.Sequence
 
 def _close(run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
     build.save(model.eval().cpu(), tokenizer, directory)
-    write_text(run.directory / "report.md", report.language_model(run.record))
+    write_text(run.directory / "report.md", report.render_report(run.record))
     console.print()
-    console.print(report.language_model_table(run.record))
+    console.print(report.summary_table(run.record))
     say(f"Report  {run.directory / 'report.md'}")
     say(f"Model   {directory}")

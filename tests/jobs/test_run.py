@@ -326,7 +326,7 @@ def test_the_built_in_task_accepts_a_substitute_and_says_so(tmp_path: Path) -> N
     assert record["teacher"]["resolved"].startswith("embedded")
     for document in (directory / "report.md", directory / "bundle" / "README.md"):
         text = document.read_text()
-        assert "Not the teacher that was asked for" in text
+        assert "The teacher is a substitute." in text
         assert record["teacher"]["resolved"] in text
 
 
