@@ -1,4 +1,4 @@
-"""What the user should know, and what cannot be, before the training starts."""
+"""Checks that stop a bad run early, and the summary printed before training."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from distill.training.settings import Settings
 
 
 def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
-    """Layers, tensors copied and fresh, and parameters, each from -> to."""
+    """Describes the student: layers and parameters from teacher -> student, tensors copied and newly initialized."""
     inherited: Mapping[str, str] = getattr(student, "inherited", {})
     tensors = len(dict(student.named_parameters()))
     layers = getattr(student.config, "teacher_layers", None)
@@ -28,12 +28,12 @@ def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
     return (
         f"{type(student).__name__}: layers {teacher.config.num_hidden_layers} -> "
         f"{student.config.num_hidden_layers}{chosen}, {len(inherited)} tensors copied, {tensors - len(inherited)} "
-        f"fresh, parameters {_millions(count_parameters(teacher))} -> {_millions(count_parameters(student))}"
+        f"new, parameters {_millions(count_parameters(teacher))} -> {_millions(count_parameters(student))}"
     )
 
 
 def describe_labels(task: SequenceTask, splits: TaskData) -> str:
-    """The classes in order, or the range of the numbers."""
+    """Describes the labels: the classes in order, or the range of the numbers."""
     if task.regression:
         numbers = splits.splits["train"].labels
         return f"a number, {splits.labels[0]}: {numbers.min():g} to {numbers.max():g}, mean {numbers.mean():.4g}"
@@ -41,39 +41,39 @@ def describe_labels(task: SequenceTask, splits: TaskData) -> str:
 
 
 def describe_lengths(splits: Mapping[str, Examples], max_length: int) -> str:
-    """Token lengths and how many examples were cut."""
+    """Describes the lengths in tokens and the number of truncated examples of each split."""
     lengths = np.concatenate([examples.lengths for examples in splits.values()])
     cut = {name: examples.truncated for name, examples in splits.items() if examples.truncated}
     counts = ", ".join(f"{number:,} of {len(splits[name]):,} in {name}" for name, number in cut.items())
     return (
-        f"median {int(np.median(lengths))}, longest {lengths.max()} of at most {max_length}; "
-        f"cut to that: {counts or 'none'}"
+        f"median length {int(np.median(lengths))}, longest {lengths.max()}, limit {max_length}; "
+        f"truncated: {counts or 'none'}"
     )
 
 
 def describe_batches(train: Any, settings: Settings) -> str:
-    """What an optimizer step sees, and the share of padding in it."""
+    """Describes the size of an optimizer step and the share of padding."""
     _, buckets = shown(train)
     return f"{settings.step_size()} in a step, {buckets.padding():.1%} padding"
 
 
 def describe_training(module: DistillationModule, settings: Settings, seconds: float) -> str:
-    """How long it will take."""
+    """Describes the number of steps, the precision and the estimated `seconds` of the training."""
     return f"{module.total_steps:,} steps in {settings.resolved_precision()}, about {duration(seconds)}"
 
 
 def describe_answers(module: DistillationModule, why_not: str | None) -> str:
-    """Where the teacher's outputs come from."""
+    """Describes the source of the teacher's outputs: the cache, the teacher in every step, or none."""
     if module.kept is not None:
         size = f"{module.kept.bytes() / 1e6:.1f} MB"
         if module.kept.vocabulary is not None:
-            size += f", with {module.kept.mass():.1%} of the probability"
-        return f"asked once, kept in {module.kept.directory} ({size})"
-    return "none are needed" if module.teacher is None else f"the teacher is asked in every step: {why_not}"
+            size += f", {module.kept.mass():.1%} of the probability mass"
+        return f"computed once, cached in {module.kept.directory} ({size})"
+    return "none needed" if module.teacher is None else f"computed in every step: {why_not}"
 
 
 def show(rows: Sequence[tuple[str, Any]]) -> None:
-    """Print the rows as a small table."""
+    """Prints the rows as a table without a header."""
     table = Table(title="Before training", show_header=False, title_justify="left", title_style="bold", box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
@@ -87,10 +87,10 @@ def _millions(number: int) -> str:
 
 
 def check_objective(objective: Objective, task: Task) -> None:
-    """UserError for a term that cannot learn what the task asks for."""
+    """Raises UserError for a term that does not apply to the predictions of the task."""
     unsuited = objective.unsuited(task.answer)
     if unsuited:
         raise UserError(
             f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn from the {task.answer} "
-            f"of task {task.name}: take another objective, or set objective.terms.{unsuited[0]}.weight=0"
+            f"of task {task.name}: choose another objective, or set objective.terms.{unsuited[0]}.weight=0"
         )

@@ -185,7 +185,7 @@ def _preflight(
             ("labels", preflight.describe_labels(task, splits)),
             ("tokens", preflight.describe_lengths(examples, task.max_length)),
             ("batches", preflight.describe_batches(loaders["train"], settings)),
-            ("answers", preflight.describe_answers(module, why_not)),
+            ("teacher outputs", preflight.describe_answers(module, why_not)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
             ("training", preflight.describe_training(module, settings, seconds)),
         ]

@@ -79,7 +79,7 @@ def run_distill(config: DictConfig, run: Run) -> None:
         ("teacher", f"{teacher.resolved}, {task.metric} {teacher.metrics[task.metric]:.2f} on dev"),
         ("student", preflight.describe_student(teacher.model, student)),
         ("vocabulary", checks.check_vocabulary(teacher.model, student, teacher.tokenizer)),
-        ("answers", preflight.describe_answers(module, why_not)),
+        ("teacher outputs", preflight.describe_answers(module, why_not)),
     )  # fmt: skip
     if module.teacher is None:
         teacher.release()  # What it says is known, or nobody asks; it is loaded again to be compared with.

@@ -233,8 +233,8 @@ def test_a_sweep_asks_the_teacher_once(chain: dict[str, Any]) -> None:
     assert trainings[0]["teacher_seconds"] > 0
     assert [training["teacher_seconds"] for training in trainings[1:]] == [0, 0, 0]
     assert done.stdout.count("Teacher: answers 64 examples once") == 1
-    assert done.stdout.count("asked once, kept in") == 4
-    assert "the teacher is asked in every step: cosine reads hidden states" in chain["first"].stdout
+    assert done.stdout.count("computed once, cached in") == 4
+    assert "computed in every step: cosine reads hidden states" in chain["first"].stdout
 
 
 def test_with_kept_outputs_the_teacher_is_not_in_memory(
@@ -398,4 +398,4 @@ def test_a_number_for_a_pair_goes_the_whole_way_to_a_bilstm(tmp_path: Path, enco
     # The same student goes on from where it is.
     again = command(*shared, "+student=pretrained", f"student.path={directory / 'student'}", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert "13 tensors copied, 0 fresh" in again.stdout
+    assert "13 tensors copied, 0 new" in again.stdout
