@@ -19,6 +19,7 @@ import students  # noqa: F401  so that the auto classes know every student
 from distill import __main__ as command_line
 from distill.edge.bundle import Bundle
 from distill.errors import UserError
+from distill.jobs.cache import scan
 from distill.teaching import finetune
 from distill.training import fitting
 from tests.conftest import sentences
@@ -348,6 +349,20 @@ def test_finetune_alone_keeps_a_teacher_that_teaches_as_it_is(
     )  # fmt: skip
     assert other.returncode == 0, other.stderr
     assert "(as it is)" in other.stdout
+
+
+def test_the_cache_job_lists_every_file_of_a_cache(chain: dict[str, Any]) -> None:
+    cache = chain["root"] / "cache"
+    entries = [entry.path for entry in scan(cache)]
+    files = {path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"}
+    assert {path.relative_to(cache).parts[0] for path in entries} == {
+        "teachers",
+        "outputs",
+        "onnx",
+        "tokens",
+        "datasets",
+    }
+    assert [path for path in files if not any(entry in path.parents for entry in entries)] == []
 
 
 def test_a_damaged_kept_teacher_is_made_again(chain: dict[str, Any]) -> None:
