@@ -27,6 +27,7 @@ EXTRA = (
     "sklearn",
     "scipy",
     "rich",
+    "jinja2",
 )
 PACKAGE = Path(__file__).resolve().parent
 
@@ -109,6 +110,11 @@ def _run_one(config: "DictConfig") -> None:
 
     if config.resume and config.resume is not True:
         _check_nothing_else_is_asked()
+    elif config.job.name == "cache":  # Imports neither torch nor transformers.
+        from distill.jobs.cache import run_cache
+
+        run_cache(config)
+        return
     else:
         for group in ("teacher", "student"):
             if OmegaConf.is_missing(config, group) and not (group == "student" and config.job.name != "distill"):

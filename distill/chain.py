@@ -323,15 +323,15 @@ class _Stage:
                 scores=scores, settings=plan.export,
             )  # fmt: skip
             run.update(export=formats, retention=_retention(run.record, plan.task.metric, formats))
-            write_text(directory / "README.md", report.model_card(run.record, labels))
+            write_text(directory / "README.md", report.render_model_card(run.record, labels))
         # The bundle is whole already, whatever becomes of the timing.
         run.update(benchmark=self._time(student, bundle, formats))
-        rewrite(bundle, "README.md", report.model_card(run.record, labels))
+        rewrite(bundle, "README.md", report.render_model_card(run.record, labels))
 
     def close(self) -> None:
         """Writes the report and prints where everything is."""
         run, formats = self.run, self.run.record["export"]
-        write_text(run.directory / "report.md", report.markdown(run.record))
+        write_text(run.directory / "report.md", report.render_report(run.record))
         console.print()
         console.print(report.summary_table(run.record))
         say(f"Report   {run.directory / 'report.md'}")
@@ -342,7 +342,7 @@ class _Stage:
         if chosen is None:
             notice("no exported file passed its gate; report.md has the differences")
         say(f"Bundle   {bundle}" + (f"  (recommended: {FILES[chosen]})" if chosen else ""))
-        say(f"Try it   python -m distill.edge {bundle} {report.example(run.record['task'])}")
+        say(f"Try it   python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")
 
     def _fit(self, module: DistillationModule, directory: Path, logger: Logger, *, title: str) -> fitting.Fit:
         digests = [split.digest for split in self.examples.values()]

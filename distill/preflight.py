@@ -18,7 +18,7 @@ from distill.training.settings import Settings
 
 
 def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
-    """Layers, tensors copied and fresh, and parameters, each from -> to."""
+    """Describes the student: layers and parameters from teacher -> student, tensors copied and newly initialized."""
     inherited: Mapping[str, str] = getattr(student, "inherited", {})
     tensors = len(dict(student.named_parameters()))
     layers = getattr(student.config, "teacher_layers", None)
@@ -26,7 +26,7 @@ def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
     return (
         f"{type(student).__name__}: layers {teacher.config.num_hidden_layers} -> "
         f"{student.config.num_hidden_layers}{chosen}, {len(inherited)} tensors copied, {tensors - len(inherited)} "
-        f"fresh, parameters {_millions(count_parameters(teacher))} -> {_millions(count_parameters(student))}"
+        f"new, parameters {_millions(count_parameters(teacher))} -> {_millions(count_parameters(student))}"
     )
 
 
@@ -43,19 +43,19 @@ def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
     cut = {name: examples.truncated for name, examples in read.items() if examples.truncated}
     counts = ", ".join(f"{number:,} of {len(read[name]):,} in {name}" for name, number in cut.items())
     return (
-        f"median {int(np.median(lengths))}, longest {lengths.max()} of at most {max_length}; "
-        f"cut to that: {counts or 'none'}"
+        f"median length {int(np.median(lengths))}, longest {lengths.max()}, limit {max_length}; "
+        f"truncated: {counts or 'none'}"
     )
 
 
 def describe_batches(train: Any, settings: Settings) -> str:
-    """What an optimizer step sees, and the share of padding in it."""
+    """Describes the size of an optimizer step and the share of padding."""
     _, buckets = shown(train)
     return f"{settings.step_size()} in a step, {buckets.padding():.1%} padding"
 
 
 def describe_training(module: DistillationModule, settings: Settings, seconds: float) -> str:
-    """How long it will take."""
+    """Describes the number of steps, the precision and the estimated `seconds` of the training."""
     return f"{module.total_steps:,} steps in {settings.resolved_precision()}, about {duration(seconds)}"
 
 
@@ -65,9 +65,9 @@ def describe_outputs(module: DistillationModule, reason: str | None) -> str:
     if isinstance(cached, CachedOutputs):
         size = f"{cached.bytes() / 1e6:.1f} MB"
         if cached.top_k:
-            size += f", with {cached.mass():.1%} of the probability"
+            size += f", {cached.mass():.1%} of the probability mass"
         return f"computed once, cached in {cached.directory} ({size})"
-    return "no term needs them" if module.teacher is None else f"the teacher runs in every step: {reason}"
+    return "none needed" if module.teacher is None else f"computed in every step: {reason}"
 
 
 def warn_of_stream(train: Any, settings: Settings) -> None:
@@ -77,7 +77,7 @@ def warn_of_stream(train: Any, settings: Settings) -> None:
 
 
 def show(rows: Sequence[tuple[str, Any]]) -> None:
-    """Print the rows as a small table."""
+    """Prints the rows as a table without a header."""
     table = Table(title="Before training", show_header=False, title_justify="left", title_style="bold", box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")

@@ -125,8 +125,9 @@ def test_a_wheel_carries_the_configuration(tmp_path: Path) -> None:
     for path in (ROOT / "conf").rglob("*.yaml"):
         assert f"distill/conf/{path.relative_to(ROOT / 'conf').as_posix()}" in names
     for package in ("distill", "students", "teachers"):
-        for path in (ROOT / package).rglob("*.py"):
-            assert path.relative_to(ROOT).as_posix() in names
+        for pattern in ("*.py", "*.jinja"):
+            for path in (ROOT / package).rglob(pattern):
+                assert path.relative_to(ROOT).as_posix() in names
     assert not any(name.startswith(("tests/", "conf/")) for name in names)
     installed = tmp_path / "installed"
     install = [sys.executable, "-m", "pip", "install", "--no-deps", "-q", "--target", str(installed), str(wheel)]

@@ -72,7 +72,7 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     )  # fmt: skip
     directory = run.directory / "teacher" / "model"
     save_model(module.student.eval().cpu(), start.tokenizer, directory)
-    write_text(run.directory / "report.md", report.markdown(run.record))
+    write_text(run.directory / "report.md", report.render_report(run.record))
     console.print()
     console.print(report.summary_table(run.record))
     say(f"Report  {run.directory / 'report.md'}")

@@ -1,4 +1,4 @@
-"""A run's directory and its run.json, the one record that everything else reads."""
+"""The directory of a run and run.json, the record of everything that the run measures."""
 
 import datetime
 import os
@@ -18,24 +18,28 @@ SCHEMA = 1
 
 @dataclass
 class Run:
-    """A run's directory, and what is known of the run so far; `save` after every stage."""
+    """The directory of a run and the current content of its run.json, which `update` writes after every stage."""
 
     directory: Path
     record: dict[str, Any] = field(default_factory=dict)
 
     def update(self, **values: Any) -> None:
-        """Set fields of the record and write it."""
+        """Sets fields of the record and writes it."""
         self.record.update(values)
         self.save()
 
     def save(self) -> None:
+        """Writes run.json."""
         write_json(self.directory / "run.json", self.record)
 
 
 def create_run(parent: Path, **fields: Any) -> Run:
-    """A new directory under `parent`, named after the time; a number tells apart what begins in one second.
+    """Creates a directory under `parent`, named after the time, with a number for further runs of the same second.
 
-    The record is not written yet: who sees a run.json can count on being told how the run ends.
+    The record is not written yet, because a run.json on disk always receives its final status.
+
+    Raises:
+        UserError: when `parent` cannot be written.
     """
     make_directory(parent)
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
@@ -51,11 +55,11 @@ def create_run(parent: Path, **fields: Any) -> Run:
             benchmark=[], environment=environment(),
         )  # fmt: skip
         return Run(directory, record)
-    raise UserError(f"{parent} holds 10,000 runs of this second: give another output_dir")
+    raise UserError(f"{parent} has 10,000 runs of this second: choose another output_dir")
 
 
 def environment() -> dict[str, Any]:
-    """The software and the machine that the numbers of a run hold for."""
+    """Returns the `environment` of run.json: versions of the software, CPU and accelerator."""
     import torch
 
     packages = {name: _version(name) for name in ("torch", "transformers", "lightning", "onnxruntime")}
@@ -89,7 +93,7 @@ def _cpu_name() -> str:
 
 
 def _instruction_sets() -> list[str]:
-    """What decides how fast bf16 and int8 are here."""
+    """Returns the instruction sets of this CPU that determine the speed of bf16 and int8."""
     import torch
 
     found = [torch.backends.cpu.get_cpu_capability()]

@@ -1,287 +1,217 @@
-"""From run.json to what people read: the closing table, report.md, the bundle's model card."""
+"""Renders run.json as report.md, a model card and a terminal table."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from jinja2 import ChainableUndefined, Environment, PackageLoader, Undefined
 from rich.table import Table
 
 Record = Mapping[str, Any]
-COLUMNS = ("", "parameters", "metric", "of the teacher", "size", "p50", "speed-up")
+MISSING = "-"
+FILE_COLUMNS = ("", "parameters", "metric", "of the teacher", "size", "p50", "speed-up")
+SECTIONS = (
+    "task", "objective", "teacher", "student", "baseline", "training", "export", "benchmark", "environment",
+)  # fmt: skip
+SOFTWARE = ("python", "torch", "transformers", "onnxruntime")
+# Our names of metrics to those of https://huggingface.co/metrics, where the two differ.
+HUB_METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 
 
-def summary_rows(record: Record) -> list[tuple[str, ...]]:
-    """The closing table: teacher, student, student int8 and, if there is one, the baseline, in `COLUMNS`."""
-    metric = record["task"]["metric"]
-    teacher, student = record["teacher"], record["student"]
-    teacher_metric = teacher["metrics"][metric]
-    base = timing(record, "teacher", "torch")
+def render_report(record: Record) -> str:
+    """Returns report.md: the metrics, the exported files, the latency and how they were measured.
 
-    def row(name: str, parameters: int, value: float, fast: Record | None, size: int | None) -> tuple[str, ...]:
-        share = f"{value / teacher_metric:.1%}" if teacher_metric > 0 else "-"
-        p50 = f"{fast['p50_ms']:.2f} ms" if fast else "-"
-        speed = f"{base['p50_ms'] / fast['p50_ms']:.1f}x" if base and fast else "-"
-        return (name, f"{parameters / 1e6:.1f} M", f"{value:.4f}", share, _megabytes(size), p50, speed)
-
-    teacher_file = timing(record, "teacher", "onnx-fp32")
-    size = teacher_file["bytes"] if teacher_file else None
-    rows = [row("teacher (torch)", teacher["parameters"], teacher_metric, base, size)]
-    for name, exported in record["export"].items():
-        fast = timing(record, "student", f"onnx-{name}")
-        mark = "" if exported["gate"] == "passed" else " (gate failed)"
-        value = exported["metrics"][metric]
-        rows.append(row(f"student {name}{mark}", student["parameters"], value, fast, exported["bytes"]))
-    if record["baseline"] is not None:
-        value = record["baseline"]["metrics"][metric]
-        rows.append(row("baseline, no teacher (torch)", student["parameters"], value, None, None))
-    return rows
+    A part of the record that is missing or empty has no section.
+    """
+    columns, *rows = _metric_table(record)
+    return _render("report.md.jinja", record, title=_title(record), metric_columns=columns, metric_rows=rows)
 
 
-def timing(record: Record, model: str, format: str) -> Record | None:
-    """The benchmark's row at its smallest batch and length."""
-    rows = [row for row in record["benchmark"] if row["model"] == model and row["format"] == format]
-    return min(rows, key=lambda row: (row["batch"], row["length"]), default=None)
+def render_model_card(record: Record, labels: Sequence[str]) -> str:
+    """Returns the README.md of a bundle, with the YAML header that the Hugging Face Hub reads.
+
+    `labels` are the names of the classes, or the one name of a number.
+    """
+    task = record["task"]
+    body = _render(
+        "model_card.md.jinja", record, name=_model(record)["name"], example=example_argument(task),
+        prediction=task.get("prediction") or _default_prediction(task, labels),
+    )  # fmt: skip
+    return str(ModelCard(f"---\n{_card_data(record).to_yaml()}\n---\n\n{body}"))
 
 
 def summary_table(record: Record) -> Table:
-    """The closing table for a terminal."""
-    if not record["export"]:
-        return language_model_table(record)
-    table = Table(title=_caption(record), title_justify="left", title_style="bold")
-    for column in _columns(record):
-        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    """Returns `summary_rows` as a table for a terminal."""
+    table = Table(title=_title(record), title_justify="left", title_style="bold")
+    for column in summary_columns(record):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for row in summary_rows(record):
         table.add_row(*row)
     return table
 
 
-def markdown(record: Record) -> str:
-    """report.md: what was kept, what was saved, and how that was measured."""
+def summary_columns(record: Record) -> tuple[str, ...]:
+    """Returns the header of `summary_rows`; the first column names the row."""
     if not record["export"]:
-        return language_model(record)
-    task, teacher, training = record["task"], record["teacher"], record["training"]
-    environment = record["environment"]
-    lines = [
-        f"# {record['student']['name']} from {teacher['resolved']} on {task['name']}",
-        "",
-        *_substitution(teacher),
-        f"Dev split, {task['examples']['dev']:,} examples; trained on {task['examples']['train']:,}.",
-        "",
-        *_markdown_table(_columns(record), summary_rows(record)),
-        "",
-        _speed_note(record),
-        "",
-        "## The exported files",
-        "",
-        "Each scored again on dev through ONNX Runtime, from the text on, and compared with torch.",
-        "",
-        *_markdown_table(
-            ("file", "agreement with torch", "largest logit difference", f"drop of {task['metric']}", "gate", "recipe"),
-            [
-                (
-                    e["file"], f"{e['agreement']:.4f}", f"{e['max_abs_diff']:.2g}", f"{e['drop']:+.4f}", e["gate"],
-                    e["recipe"],
-                )
-                for e in record["export"].values()
-            ],
-        ),
-        "",
-        *_other_splits(record),
-        "## Time for an answer",
-        "",
-        *_markdown_table(
-            ("model", "format", "batch", "length", "threads", "runs", "p50 ms", "p90 ms", "p99 ms"),
-            [
-                (
-                    b["model"], b["format"], str(b["batch"]), str(b["length"]), str(b["threads"]), str(b["runs"]),
-                    f"{b['p50_ms']:.2f}", f"{b['p90_ms']:.2f}", f"{b['p99_ms']:.2f}",
-                )
-                for b in record["benchmark"]
-            ],
-        ),
-        "",
-        "## Training",
-        "",
-        f"Objective {record['objective']['name']} ({_terms(record)}); {training['steps']:,} steps in "
-        f"{training['seconds']:.0f} s, {training['precision']}, {training['examples_per_second']:.0f} examples/s, "
-        f"{training['padding']:.1%} of the computed tokens were padding. {_teacher_note(training)}",
-        "",
-        "## Machine",
-        "",
-        f"{environment['cpu']} ({', '.join(environment['isa'])}), {environment['cores']} cores, torch "
-        f"{environment['torch']}, transformers {environment['transformers']}, onnxruntime "
-        f"{environment['onnxruntime']}, Python {environment['python']}.",
-        "",
-    ]  # fmt: skip
-    return "\n".join(lines)
+        return _metric_table(record)[0]
+    return tuple(record["task"]["metric"] if column == "metric" else column for column in FILE_COLUMNS)
 
 
-def language_model_rows(record: Record) -> list[tuple[str, ...]]:
-    """Who, how large, and each metric on dev, the header first."""
-    students = [("student", record["student"])] if record["student"] else []
-    before = record["teacher"].get("before")
-    rows = [("before", {**record["teacher"], "metrics": before})] if before else []
-    rows += [("teacher" if students else "model", record["teacher"]), *students]
-    names = list(rows[-1][1]["metrics"])
-    return [("", "parameters", *names)] + [
+def summary_rows(record: Record) -> list[tuple[str, ...]]:
+    """Returns one row for each exported file, or without an export one for each model with all of its metrics."""
+    return _file_rows(record) if record["export"] else _metric_table(record)[1:]
+
+
+def select_timing(record: Record, model: str, format: str) -> Record | None:
+    """Returns the measurement of a model at its smallest batch and length, None without one."""
+    rows = [row for row in record["benchmark"] if row["model"] == model and row["format"] == format]
+    return min(rows, key=lambda row: (row["batch"], row["length"]), default=None)
+
+
+def example_argument(task: Record) -> str:
+    """Returns the argument that the example command of a bundle shows, quoted for a shell."""
+    if task.get("example"):
+        return str(task["example"])
+    return "$'a sentence\\tanother one'" if task.get("pair") else '"a sentence"'
+
+
+def _file_rows(record: Record) -> list[tuple[str, ...]]:
+    metric, student = record["task"]["metric"], record["student"]
+    teacher_metric = record["teacher"]["metrics"].get(metric)
+    reference = select_timing(record, "teacher", "torch")
+
+    def row(name: str, model: Record, metrics: Record, timing: Record | None, size: int | None) -> tuple[str, ...]:
+        value = metrics.get(metric)
+        share = value / teacher_metric if value is not None and teacher_metric and teacher_metric > 0 else None
+        p50 = timing["p50_ms"] if timing else None
+        speed_up = reference["p50_ms"] / p50 if reference and p50 else None
+        return (
+            name, _millions(model.get("parameters")), _number(value, ".4f"), _number(share, ".1%"), _megabytes(size),
+            _number(p50, ".2f", " ms"), _number(speed_up, ".1f", "x"),
+        )  # fmt: skip
+
+    teacher_file = select_timing(record, "teacher", "onnx-fp32")
+    size = teacher_file["bytes"] if teacher_file else None
+    rows = [row("teacher (torch)", record["teacher"], record["teacher"]["metrics"], reference, size)]
+    for name, file in record["export"].items():
+        mark = "" if file["gate"] == "passed" else f" (gate {file['gate']})"
+        timing = select_timing(record, "student", f"onnx-{name}")
+        rows.append(row(f"student {name}{mark}", student, file["metrics"], timing, file["bytes"]))
+    if record["baseline"]:
+        rows.append(row("baseline, no teacher (torch)", student, record["baseline"]["metrics"], None, None))
+    return rows
+
+
+def _metric_table(record: Record) -> list[tuple[str, ...]]:
+    """Returns all metrics of all models and exported files, the header first.
+
+    Without an export the number of parameters is the second column.
+    """
+    teacher, student, export = record["teacher"], record["student"], record["export"]
+    suffix = " (torch)" if export else ""
+    name = "teacher" if student else "model"
+    before = [(f"{name}, before training", teacher, teacher["before"])] if teacher.get("before") else []
+    models = [*before, (f"{name}{suffix}", teacher, teacher["metrics"])]
+    if student:
+        models.append((f"student{suffix}", student, student["metrics"]))
+    models += [(f"student {format}", student, file["metrics"]) for format, file in export.items()]
+    if record["baseline"]:
+        models.append(("baseline, no teacher (torch)", student, record["baseline"]["metrics"]))
+    metrics = list(dict.fromkeys(metric for _, _, values in models for metric in values))
+    parameters = () if export else ("parameters",)
+    rows = [
         (
-            who,
-            f"{of['parameters'] / 1e6:.1f} M",
-            *(f"{of['metrics'][n]:.4f}" if n in of["metrics"] else "-" for n in names),
+            name,
+            *(_millions(model.get(column)) for column in parameters),
+            *(_number(values.get(metric), ".4f") for metric in metrics),
         )
-        for who, of in rows
+        for name, model, values in models
     ]
+    return [("", *parameters, *metrics), *rows]
 
 
-def language_model_table(record: Record) -> Table:
-    """The closing table of a job over raw text."""
-    header, *rows = language_model_rows(record)
-    table = Table(title=f"{record['task']['name']}: masked tokens of dev", title_justify="left", title_style="bold")
-    for column in header:
-        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _card_data(record: Record) -> ModelCardData:
+    """Returns the YAML header of a model card, with the metrics of every exported file.
+
+    `task["hub_id"]`, the Hub's data set and after a colon its configuration, is there only for data of the Hub.
+    """
+    task, model, export = record["task"], _model(record), record["export"]
+    dataset, _, config = (task.get("hub_id") or "").partition(":")
+    pipeline_tag = task.get("pipeline_tag") or "text-classification"
+    files = [(file["file"], file["metrics"]) for file in export.values()] or [(model["name"], model["metrics"])]
+    results = [
+        EvalResult(
+            task_type=pipeline_tag, dataset_type=dataset or task["name"], dataset_name=task["name"],
+            dataset_config=config or None, dataset_split=split or "dev", metric_type=HUB_METRICS.get(metric, metric),
+            metric_value=round(float(value), 4), metric_name=f"{metric} ({file})",
+        )
+        for file, metrics in files
+        for (split, _, metric), value in ((name.rpartition("/"), value) for name, value in metrics.items())
+        if value is not None
+    ]  # fmt: skip
+    return ModelCardData(
+        library_name="onnx" if export else "transformers", pipeline_tag=pipeline_tag,
+        tags=["knowledge-distillation"], datasets=[dataset] if dataset else None,
+        metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
+        model_name=f"{model['name']}-{task['name']}", eval_results=results or None,
+    )  # fmt: skip
 
 
-def language_model(record: Record) -> str:
-    """report.md of a job over raw text."""
-    task, training, environment = record["task"], record["training"], record["environment"]
-    header, *rows = language_model_rows(record)
+def _default_prediction(task: Record, labels: Sequence[str]) -> str:
+    if task.get("answer") == "number":
+        return f"Predicts a number: {labels[0]}."
+    return f"Labels: {', '.join(labels)}." if labels else ""
+
+
+def _model(record: Record) -> Record:
+    """Returns the name and the metrics of the trained model: the student, or a teacher trained without one."""
+    student, teacher = record["student"], record["teacher"]
+    return student or {"name": teacher["resolved"], "metrics": teacher["metrics"]}
+
+
+def _title(record: Record) -> str:
     name = f"{record['student']['name']} from " if record["student"] else ""
-    lines = [
-        f"# {name}{record['teacher']['resolved']} on {task['name']}",
-        "",
-        f"Masked language modelling, sequences of at most {task['max_length']} tokens ({task['packing']}), "
-        f"{task['masking']} masks; {task['examples']['dev']:,} sequences held out by document.",
-        "",
-        *_markdown_table(header, rows),
-        "",
-        "All of dev, at the masked tokens; perplexity is the exponential of the loss. Agreement with the teacher is "
-        "how often the student's first choice is the teacher's, and is among the teacher's first five.",
-        "",
-        "## Training",
-        "",
-        f"Objective {record['objective']['name']} ({_terms(record)}); {training['steps']:,} steps in "
-        f"{training['seconds']:.0f} s, {training['precision']}, {training['tokens_per_second']:.0f} tokens/s. "
-        f"{_teacher_note(training)}",
-        "",
-        "## Machine",
-        "",
-        f"{environment['cpu']} ({', '.join(environment['isa'])}), {environment['cores']} cores, torch "
-        f"{environment['torch']}, transformers {environment['transformers']}, Python {environment['python']}.",
-        "",
-    ]
-    return "\n".join(lines)
+    return f"{name}{record['teacher']['resolved']} on {record['task']['name']}"
 
 
-def _teacher_note(training: Record) -> str:
-    """What the teacher's answers cost."""
-    cache, seconds = training.get("teacher_cache"), training["teacher_seconds"]
-    if cache is None:
-        return f"The teacher was asked in every step: {seconds:.0f} s of it." if seconds else "No teacher was asked."
-    kept = f"its outputs are kept ({cache['bytes'] / 1e6:.1f} MB)"
-    return (
-        f"The teacher was not asked: {kept}."
-        if cache["hit"]
-        else f"The teacher was asked once, {seconds:.0f} s: {kept}."
-    )
+def _render(template: str, record: Record, **values: Any) -> str:
+    sections = {name: record.get(name) or {} for name in SECTIONS}
+    environment = sections["environment"]
+    text = _templates().get_template(template).render(
+        **sections, **values, columns=summary_columns(record), rows=summary_rows(record),
+        timing=select_timing(record, "teacher", "torch"),
+        software=[f"{name} {environment[name]}" for name in SOFTWARE if environment.get(name)],
+    )  # fmt: skip
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def model_card(record: Record, labels: Sequence[str]) -> str:
-    """The README.md of a bundle."""
-    task, teacher = record["task"], record["teacher"]
-    lines = [
-        "---",
-        "library_name: onnx",
-        "pipeline_tag: text-classification",
-        "---",
-        "",
-        f"# {record['student']['name']} for {task['name']}",
-        "",
-        f"Distilled from **{teacher['resolved']}**. {_answers(task, labels)}",
-        "",
-        *_substitution(teacher),
-        f"Measured on the dev split ({task['examples']['dev']:,} examples), which also chose the checkpoint:",
-        "",
-        *_markdown_table(_columns(record), summary_rows(record)),
-        "",
-        _speed_note(record),
-        "",
-        "## Use",
-        "",
-        "Needs `onnxruntime`, `tokenizers` and `numpy`:",
-        "",
-        f"    python -m distill.edge path/to/this/directory {example(task)}",
-        "",
-    ]
-    return "\n".join(lines)
+def _templates() -> Environment:
+    """Returns the environment of `templates/`, where a missing value is shown as `MISSING`."""
+    environment = Environment(
+        loader=PackageLoader("distill.records"), autoescape=False, trim_blocks=True, lstrip_blocks=True,
+        undefined=ChainableUndefined, finalize=lambda value: MISSING if _is_missing(value) else value,
+    )  # fmt: skip
+    environment.filters |= {"cell": _cell, "number": _number, "megabytes": _megabytes}
+    return environment
 
 
-def example(task: Record) -> str:
-    """What to call a bundle with: a text, or two with a tab between them."""
-    return "$'a sentence\\tanother one'" if task["pair"] else '"a sentence"'
+def _is_missing(value: Any) -> bool:
+    return value is None or isinstance(value, Undefined)
 
 
-def _answers(task: Record, labels: Sequence[str]) -> str:
-    return f"Predicts a number: {labels[0]}." if task["answer"] == "number" else f"Labels: {', '.join(labels)}."
+def _cell(value: Any) -> str:
+    """Returns the text of one cell of a Markdown table."""
+    return MISSING if _is_missing(value) else " ".join(str(value).split()).replace("|", "\\|")
 
 
-def _caption(record: Record) -> str:
-    return f"{record['task']['name']}: {record['student']['name']} from {record['teacher']['resolved']}"
+def _number(value: Any, specification: str, unit: str = "") -> str:
+    return MISSING if _is_missing(value) else f"{value:{specification}}{unit}"
 
 
-def _columns(record: Record) -> tuple[str, ...]:
-    return tuple(record["task"]["metric"] if column == "metric" else column for column in COLUMNS)
+def _megabytes(size: Any) -> str:
+    return MISSING if _is_missing(size) else f"{size / 1e6:.1f} MB"
 
 
-def _substitution(teacher: Record) -> list[str]:
-    if not teacher["substituted"]:
-        return []
-    return [
-        f"> **Not the teacher that was asked for.** The weights of {teacher['requested']} could not be had; "
-        f"{teacher['resolved']} taught instead, and all numbers speak of it.",
-        "",
-    ]
-
-
-def _speed_note(record: Record) -> str:
-    base = timing(record, "teacher", "torch")
-    if base is None:
-        return "No times were taken."
-    return (
-        f"p50 and speed-up: batch {base['batch']}, length {base['length']}, {base['threads']} thread(s) of "
-        f"{record['environment']['cpu']}; speed-up against the teacher in torch. The teacher's size is that of its "
-        "ONNX file."
-    )
-
-
-def _other_splits(record: Record) -> list[str]:
-    """All metrics on all splits, where there are more than the table above has."""
-    names = list(record["teacher"]["metrics"])
-    if len(names) == 1:
-        return []
-    rows = {"teacher (torch)": record["teacher"]["metrics"], "student (torch)": record["student"]["metrics"]}
-    rows |= {f"student {name}": exported["metrics"] for name, exported in record["export"].items()}
-    if record["baseline"] is not None:
-        rows["baseline, no teacher (torch)"] = record["baseline"]["metrics"]
-    return [
-        "## All metrics",
-        "",
-        "Of dev, and with its name in front of any other split; those chose nothing.",
-        "",
-        *_markdown_table(("", *names), [(who, *(f"{row[name]:.4f}" for name in names)) for who, row in rows.items()]),
-        "",
-    ]
-
-
-def _terms(record: Record) -> str:
-    return ", ".join(f"{name} x {term['weight']}" for name, term in record["objective"]["terms"].items())
-
-
-def _megabytes(size: int | None) -> str:
-    return "-" if size is None else f"{size / 1e6:.1f} MB"
-
-
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    rule = ["---" if index == 0 else "---:" for index in range(len(header))]
-    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
+def _millions(number: Any) -> str:
+    return MISSING if _is_missing(number) else f"{number / 1e6:.1f} M"

@@ -19,6 +19,7 @@ import students  # noqa: F401  so that the auto classes know every student
 from distill import __main__ as command_line
 from distill.edge.bundle import Bundle
 from distill.errors import UserError
+from distill.jobs.cache import scan
 from distill.teaching import teacher as teaching
 from distill.training import fitting
 from tests.conftest import sentences
@@ -233,8 +234,8 @@ def test_a_sweep_asks_the_teacher_once(chain: dict[str, Any]) -> None:
     assert trainings[0]["teacher_seconds"] > 0
     assert [training["teacher_seconds"] for training in trainings[1:]] == [0, 0, 0]
     assert done.stdout.count("Teacher: answers 64 examples once") == 1
-    assert done.stdout.count("asked once, kept in") == 4
-    assert "the teacher is asked in every step: cosine reads hidden states" in chain["first"].stdout
+    assert done.stdout.count("computed once, cached in") == 4
+    assert "computed in every step: cosine reads hidden states" in chain["first"].stdout
 
 
 def test_with_kept_outputs_the_teacher_is_not_in_memory(
@@ -252,7 +253,7 @@ def test_with_kept_outputs_the_teacher_is_not_in_memory(
         raise UserError(f"alive: {sum(reference() is not None for reference in loaded)} of {len(loaded)}")
 
     monkeypatch.chdir(chain["root"])
-    monkeypatch.setattr(finetune, "_load", load)
+    monkeypatch.setattr(teaching, "_load", load)
     monkeypatch.setattr(fitting, "fit", fit)
     for objective, expected in (("hinton", 0), ("distilbert", 1), ("supervised", 0)):
         loaded.clear()
@@ -326,7 +327,7 @@ def test_the_built_in_task_accepts_a_substitute_and_says_so(tmp_path: Path) -> N
     assert record["teacher"]["resolved"].startswith("embedded")
     for document in (directory / "report.md", directory / "bundle" / "README.md"):
         text = document.read_text()
-        assert "Not the teacher that was asked for" in text
+        assert "The teacher is a substitute." in text
         assert record["teacher"]["resolved"] in text
 
 
@@ -348,6 +349,20 @@ def test_finetune_alone_keeps_a_teacher_that_teaches_as_it_is(
     )  # fmt: skip
     assert other.returncode == 0, other.stderr
     assert "(as it is)" in other.stdout
+
+
+def test_the_cache_job_lists_every_file_of_a_cache(chain: dict[str, Any]) -> None:
+    cache = chain["root"] / "cache"
+    entries = [entry.path for entry in scan(cache)]
+    files = {path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"}
+    assert {path.relative_to(cache).parts[0] for path in entries} == {
+        "teachers",
+        "outputs",
+        "onnx",
+        "tokens",
+        "datasets",
+    }
+    assert [path for path in files if not any(entry in path.parents for entry in entries)] == []
 
 
 def test_a_damaged_kept_teacher_is_made_again(chain: dict[str, Any]) -> None:
@@ -398,4 +413,4 @@ def test_a_number_for_a_pair_goes_the_whole_way_to_a_bilstm(tmp_path: Path, enco
     # The same student goes on from where it is.
     again = command(*shared, "+student=pretrained", f"student.path={directory / 'student'}", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert "13 tensors copied, 0 fresh" in again.stdout
+    assert "13 tensors copied, 0 new" in again.stdout

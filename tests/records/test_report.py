@@ -1,8 +1,11 @@
-"""The closing table and the documents say what run.json holds, and no more."""
+"""Tests that the terminal table, report.md and the model card show what run.json holds."""
 
+import copy
 from typing import Any
 
 import pytest
+import yaml
+from huggingface_hub import ModelCard
 
 from distill.records import report
 
@@ -39,8 +42,8 @@ def record(**changes: Any) -> dict[str, Any]:
         },
         "student": {"name": "small", "parameters": 10_000_000, "metrics": {"accuracy": 0.9}},
         "baseline": None,
-        "training": {"steps": 8, "seconds": 1.0, "precision": "32-true", "examples_per_second": 64.0, "padding": 0.1,
-                     "teacher_seconds": 0.0, "teacher_cache": None},
+        "training": {"steps": 8, "seconds": 1.0, "precision": "32-true", "examples_per_second": 64.0,
+                     "tokens_per_second": 2000.0, "padding": 0.1, "teacher_seconds": 0.0, "teacher_cache": None},
         "export": {
             "fp32": exported("model.onnx", 40_000_000, 0.9, "passed"),
             "int8": exported("model.int8.onnx", 10_000_000, 0.81, "failed"),
@@ -60,7 +63,25 @@ def record(**changes: Any) -> dict[str, Any]:
     return content | changes
 
 
-def test_the_closing_table_is_the_record() -> None:
+def language_model_record(**changes: Any) -> dict[str, Any]:
+    """A record without an export: every model has several metrics, and the student more than its teacher."""
+    return record(
+        task={
+            "name": "mlm", "answer": "vocabulary", "metric": "perplexity", "packing": "full_sentences",
+            "masking": "dynamic", "max_length": 128, "examples": {"train": 640, "dev": 240},
+        },
+        teacher=record()["teacher"] | {"metrics": {"loss": 2.0, "perplexity": 7.389}},
+        student=record()["student"] | {"metrics": {"loss": 2.3, "perplexity": 9.974, "agreement_top1": 0.5}},
+        export={}, benchmark=[],
+    ) | changes  # fmt: skip
+
+
+def card_of(content: dict[str, Any], labels: list[str]) -> ModelCard:
+    return ModelCard(report.render_model_card(content, labels))
+
+
+def test_the_summary_has_a_row_for_every_exported_file() -> None:
+    assert report.summary_columns(record())[2] == "accuracy"
     assert report.summary_rows(record()) == [
         ("teacher (torch)", "20.0 M", "0.9000", "100.0%", "80.1 MB", "20.00 ms", "1.0x"),
         ("student fp32", "10.0 M", "0.9000", "100.0%", "40.0 MB", "8.00 ms", "2.5x"),
@@ -73,6 +94,50 @@ def test_a_baseline_has_a_row_of_its_own() -> None:
     assert rows[-1] == ("baseline, no teacher (torch)", "10.0 M", "0.4500", "50.0%", "-", "-", "-")
 
 
+def test_without_an_export_the_summary_has_all_metrics_of_every_model() -> None:
+    content = language_model_record(baseline={"metrics": {"loss": 2.5}})
+    assert report.summary_columns(content) == ("", "parameters", "loss", "perplexity", "agreement_top1")
+    assert report.summary_rows(content) == [
+        ("teacher", "20.0 M", "2.0000", "7.3890", "-"),
+        ("student", "10.0 M", "2.3000", "9.9740", "0.5000"),
+        ("baseline, no teacher (torch)", "10.0 M", "2.5000", "-", "-"),
+    ]
+
+
+def test_a_teacher_trained_without_a_student_is_compared_with_its_start() -> None:
+    teacher = language_model_record()["teacher"] | {"before": {"loss": 4.0, "perplexity": 54.598}}
+    content = language_model_record(student=None, teacher=teacher)
+    assert report.summary_rows(content) == [
+        ("model, before training", "20.0 M", "4.0000", "54.5980"),
+        ("model", "20.0 M", "2.0000", "7.3890"),
+    ]
+    assert report.render_report(content).startswith("# big on mlm\n")
+    assert report.summary_rows(content | {"teacher": teacher | {"before": None}})[0][0] == "model"
+
+
+def test_without_an_export_the_report_has_no_files_and_no_latency() -> None:
+    text = report.render_report(language_model_record())
+    sections = [line for line in text.splitlines() if line.startswith("#")]
+    assert sections == ["# small from big on mlm", "## Training", "## Environment"]
+    for expected in (
+        "sequences of at most 128 tokens (packing full_sentences, dynamic masks)",
+        "dev split (240 sequences)",
+        "64 sequences/s, 2,000 tokens/s",
+        "Perplexity is the exponential of the loss.",
+        "`agreement_top1` is",
+    ):
+        assert expected in text
+    assert "latency was measured" not in text
+    assert "agreement_top5" not in text
+
+
+def test_the_terminal_table_has_the_rows_of_the_summary() -> None:
+    for content in (record(), language_model_record()):
+        table = report.summary_table(content)
+        assert tuple(column.header for column in table.columns) == report.summary_columns(content)
+        assert list(zip(*(column.cells for column in table.columns), strict=True)) == report.summary_rows(content)
+
+
 @pytest.mark.parametrize("metric", [0.0, -0.1])
 def test_a_teacher_at_zero_or_below_gives_no_shares(metric: float) -> None:
     teacher = record()["teacher"] | {"metrics": {"accuracy": metric}}
@@ -82,47 +147,137 @@ def test_a_teacher_at_zero_or_below_gives_no_shares(metric: float) -> None:
 def test_without_a_benchmark_there_are_no_times() -> None:
     content = record(benchmark=[])
     assert {row[5:] for row in report.summary_rows(content)} == {("-", "-")}
-    assert "No times were taken." in report.markdown(content)
+    text = report.render_report(content)
+    assert "No latency was measured." in text
+    assert "## Latency" not in text
 
 
-def test_documents_name_the_teacher_that_really_taught() -> None:
+def test_documents_name_a_substitute_teacher() -> None:
     teacher = record()["teacher"] | {"requested": "bert_base", "resolved": "embedded", "substituted": True}
     content = record(teacher=teacher)
-    for text in (report.markdown(content), report.model_card(content, ["no", "yes"])):
-        assert "weights of bert_base could not be had" in text
-        assert "embedded taught instead" in text
-    assert "could not be had" not in report.markdown(record())
+    for text in (report.render_report(content), report.render_model_card(content, ["no", "yes"])):
+        assert "The weights of bert_base were not available." in text
+        assert "> embedded is the teacher of this run" in text
+    assert "not available" not in report.render_report(record())
 
 
 def test_the_metrics_of_other_splits_have_a_table_of_their_own() -> None:
-    assert "## All metrics" not in report.markdown(record())
+    assert "## All metrics" not in report.render_report(record())
     several = record()
     for metrics in (several["teacher"]["metrics"], several["student"]["metrics"]):
         metrics["test/accuracy"] = 0.8
     for exported in several["export"].values():
         exported["metrics"]["test/accuracy"] = 0.7
-    text = report.markdown(several)
+    text = report.render_report(several)
     assert "|  | accuracy | test/accuracy |" in text
     assert "| teacher (torch) | 0.9000 | 0.8000 |" in text
     assert f"| student int8 | {several['export']['int8']['metrics']['accuracy']:.4f} | 0.7000 |" in text
+    results = card_of(several, ["no", "yes"]).data.eval_results
+    assert [(r.dataset_split, r.metric_name, r.metric_value) for r in results] == [
+        ("dev", "accuracy (model.onnx)", 0.9),
+        ("dev", "accuracy (model.int8.onnx)", 0.81),
+        ("test", "accuracy (model.onnx)", 0.7),
+        ("test", "accuracy (model.int8.onnx)", 0.7),
+    ]
 
 
-def test_a_card_says_what_a_regression_predicts() -> None:
+def test_every_row_of_a_markdown_table_has_the_cells_of_its_header() -> None:
+    content = record()
+    content["export"]["int8"]["recipe"] = "dynamic | 7 bit"
+    content["task"]["metric"] = "accuracy"
+    tables: list[list[str]] = [[]]
+    for line in report.render_report(content).splitlines():
+        if line.startswith("|"):
+            tables[-1].append(line.replace("\\|", ""))
+        elif tables[-1]:
+            tables.append([])
+    assert [len(table) for table in tables if table] == [5, 4, 7]  # Header, rule and rows.
+    assert all(len({line.count("|") for line in table}) == 1 for table in tables if table)
+
+
+@pytest.mark.parametrize("make", [record, language_model_record])
+def test_a_missing_value_is_never_shown_as_none(make: Any) -> None:
+    """Sets every value of the record to None, one at a time, except the ones that every record has."""
+    required = {"name", "resolved", "metrics", "gate", "file", "bytes", "model", "format", "batch", "length", "p50_ms"}
+
+    def paths(part: Any, *path: Any) -> Any:
+        for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+            yield from paths(value, *path, key) if isinstance(value, dict | list) else [(*path, key)]
+
+    checked = 0
+    for *parents, last in paths(make()):
+        if required & {last, *parents} or (parents, last) == (["task"], "metric"):
+            continue
+        content = copy.deepcopy(make())
+        part: Any = content
+        for key in parents:
+            part = part[key]
+        part[last] = None
+        for text in (report.render_report(content), report.render_model_card(content, ["no", "yes"])):
+            assert "None" not in text, (parents, last)
+        checked += 1
+    assert checked > 20
+
+
+def test_nothing_is_missing_in_the_report_of_a_whole_record() -> None:
+    prose = [line for line in report.render_report(record()).splitlines() if not line.startswith("|")]
+    assert not [line for line in prose if " - " in line or line.endswith("-") or "(-" in line]
+
+
+def test_a_task_may_say_what_it_predicts_and_how_it_is_called() -> None:
+    content = record()
+    content["task"] |= {
+        "pipeline_tag": "token-classification", "prediction": "Entities: PER, ORG.", "example": "'[\"a\", \"b\"]'",
+    }  # fmt: skip
+    card = card_of(content, [])
+    assert card.data.pipeline_tag == "token-classification"
+    assert "Distilled from **big**. Entities: PER, ORG." in card.text
+    assert 'python -m distill.edge path/to/this/directory \'["a", "b"]\'\n' in card.text
+
+
+def test_a_card_names_what_a_classifier_and_a_regression_predict() -> None:
+    assert "Labels: no, yes." in report.render_model_card(record(), ["no", "yes"])
     number = record()
-    number["task"]["answer"] = "number"
-    assert "Predicts a number: score." in report.model_card(number, ["score"])
+    number["task"] |= {"answer": "number", "pair": True}
+    text = report.render_model_card(number, ["score"])
+    assert "Predicts a number: score." in text
+    assert "path/to/this/directory $'a sentence\\tanother one'" in text
+
+
+def test_the_header_of_a_card_is_what_the_hub_reads() -> None:
+    content = record()
+    content["task"] |= {"hub_id": "nyu-mll/glue:cola", "metric": "matthews"}
+    content["teacher"]["metrics"] = {"matthews": 0.5}
+    for exported in content["export"].values():
+        exported["metrics"] = {"matthews": 0.412345}
+    text = report.render_model_card(content, ["no", "yes"])
+    header = yaml.safe_load(text.split("---\n")[1])
+    [index] = header.pop("model-index")
+    assert header == {
+        "library_name": "onnx", "pipeline_tag": "text-classification", "tags": ["knowledge-distillation"],
+        "datasets": ["nyu-mll/glue"], "metrics": ["matthews_correlation"],
+    }  # fmt: skip
+    assert index["name"] == "small-toy"
+    [result] = index["results"]
+    assert result["dataset"] == {"name": "toy", "type": "nyu-mll/glue", "config": "cola", "split": "dev"}
+    assert result["metrics"][0] == {
+        "type": "matthews_correlation", "value": 0.4123, "name": "matthews (model.onnx)",
+    }  # fmt: skip
+    assert "datasets" not in yaml.safe_load(report.render_model_card(record(), ["no", "yes"]).split("---\n")[1])
 
 
 @pytest.mark.parametrize(
     ("seconds", "cache", "expected"),
     [
-        (12.4, None, "The teacher was asked in every step: 12 s of it."),
-        (0.0, None, "No teacher was asked."),
-        (12.4, {"hit": False, "bytes": 64_000}, "The teacher was asked once, 12 s: its outputs are kept (0.1 MB)."),
-        (0.0, {"hit": True, "bytes": 64_000}, "The teacher was not asked: its outputs are kept (0.1 MB)."),
+        (12.4, None, "computed in every step, 12 s in total"),
+        (0.0, None, "none needed"),
+        (12.4, {"hit": False, "bytes": 64_000}, "computed once in 12 s and cached (0.1 MB)"),
+        (0.0, {"hit": True, "bytes": 64_000}, "read from the cache (0.1 MB)"),
     ],
 )
-def test_the_report_says_what_the_teacher_cost(seconds: float, cache: dict[str, Any] | None, expected: str) -> None:
-    told = record()
-    told["training"] |= {"teacher_seconds": seconds, "teacher_cache": cache}
-    assert f"padding. {expected}" in report.markdown(told)
+def test_the_report_has_the_cost_of_the_teacher_outputs(
+    seconds: float, cache: dict[str, Any] | None, expected: str
+) -> None:
+    content = record()
+    content["training"] |= {"teacher_seconds": seconds, "teacher_cache": cache}
+    assert f"- Teacher outputs: {expected}\n" in report.render_report(content)

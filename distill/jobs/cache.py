@@ -1,0 +1,251 @@
+"""The job `cache`: lists the entries of the cache directory and removes old ones.
+
+An entry is a directory that a run writes once and later runs read. Only names that `distill` gives to its entries are
+listed and removed, so that a `cache_dir` that also holds other files is safe.
+"""
+
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.filesize import decimal
+from rich.table import Table
+
+from distill.console import console, notice, say
+from distill.errors import UserError
+
+DAY = 86_400.0
+TEMPORARY_SECONDS = DAY  # The age at which a temporary name belongs to a writer that was killed.
+WRITING_SECONDS = 600.0  # The longest pause between two files that a running writer adds to an entry.
+_HEX = "[0-9a-f]"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of cache entry: its label, its names below the folder, and whether an entry appears whole.
+
+    Entries that are not `whole` grow file by file while a run writes them.
+    """
+
+    label: str
+    names: re.Pattern[str]
+    whole: bool = True
+
+
+# By the folder below cache_dir.
+KINDS = {
+    "teachers": Kind("fine-tuned teacher", re.compile(rf".+-{_HEX}{{16}}")),
+    "outputs": Kind("teacher outputs", re.compile(rf"{_HEX}{{20}}"), whole=False),
+    "onnx": Kind("teacher ONNX files", re.compile(rf"{_HEX}{{16}}-(channel|tensor)-\d+")),
+    "tokens": Kind("tokens", re.compile(rf"{_HEX}{{20}}")),
+    "datasets": Kind("dataset", re.compile(rf"\w+/default-{_HEX}+.*"), whole=False),
+    "data": Kind("built-in data", re.compile(rf"docstrings-{_HEX}+")),
+}
+# As `distill.files` names what it writes before it renames it.
+_TEMPORARY = re.compile(rf"\.(?P<name>.+)\.{_HEX}{{32}}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of the cache, or with `temporary` what an unfinished write has left.
+
+    Attributes:
+        used: time of the last use in seconds since the epoch, where the file system records it, otherwise of the
+            last change.
+        writing: whether another process may be writing it.
+    """
+
+    path: Path
+    kind: Kind
+    name: str
+    bytes: int
+    used: float
+    writing: bool
+    temporary: bool = False
+
+
+def run_cache(config: DictConfig) -> None:
+    """Lists the cache, or removes what `job.older_than_days` and `job.to_gb` exclude.
+
+    Raises:
+        UserError: for options out of range or without effect, for a missing directory, and for files that cannot be
+            removed.
+    """
+    older_than_days = _limit("older_than_days", config.job.older_than_days)
+    to_gb = _limit("to_gb", config.job.to_gb)
+    dry_run = config.job.dry_run
+    _check_options(older_than_days, to_gb, dry_run)
+    cache_dir = Path(str(config.cache_dir)).expanduser()
+    if not cache_dir.is_dir():
+        raise UserError(
+            f"cache_dir={cache_dir} is not a directory, expected the cache of earlier runs: set cache_dir=DIR or "
+            "DISTILL_CACHE=DIR"
+        )
+    entries = scan(cache_dir)
+    if older_than_days is None and to_gb is None:
+        console.print(entry_table(entries, cache_dir))
+        return
+    chosen = select_for_removal(entries, older_than_days=older_than_days, to_gb=to_gb)
+    removed = [entry for entry in chosen if dry_run or remove(entry)]
+    _print_removed(removed, entries, cache_dir, dry_run=dry_run, to_gb=to_gb)
+
+
+def _limit(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise UserError(f"job.{name}={value}, expected a number of 0 or more, or null")
+    return float(value)
+
+
+def _check_options(older_than_days: float | None, to_gb: float | None, dry_run: object) -> None:
+    if not isinstance(dry_run, bool):
+        raise UserError(f"job.dry_run={dry_run}, expected true or false")
+    if dry_run and older_than_days is None and to_gb is None:
+        raise UserError("job.dry_run=true has no effect alone: add job.older_than_days=DAYS or job.to_gb=GB")
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    ignored = [option for option in given if not option.startswith(("job=", "job.", "cache_dir="))]
+    if ignored:
+        raise UserError(f"job=cache reads only cache_dir and job.*: leave out {' '.join(ignored)}")
+
+
+def scan(cache_dir: Path) -> list[Entry]:
+    """Returns all entries and all temporary files and directories below `cache_dir`, the least recently used first."""
+    entries: list[Entry] = []
+    for folder, kind in KINDS.items():
+        root = cache_dir / folder
+        for path in root.glob("*/*" if "/" in kind.names.pattern else "*"):
+            match = _TEMPORARY.fullmatch(path.name)
+            name = path.relative_to(root).with_name(match["name"] if match else path.name).as_posix()
+            if kind.names.fullmatch(name) and path.is_dir() and not path.is_symlink():
+                entries += _read_entry(path, kind, f"{folder}/{name}", temporary=match is not None)
+    return sorted(entries, key=lambda entry: (entry.used, entry.name))
+
+
+def _read_entry(path: Path, kind: Kind, name: str, *, temporary: bool) -> Iterator[Entry]:
+    """Yields the entry at `path`, and each temporary file in it as an entry of its own."""
+    now = time.time()
+    size, writing, used, changed = 0, False, 0.0, path.lstat().st_mtime
+    for directory, _, files in os.walk(path):
+        for file in (Path(directory, file) for file in files):
+            try:
+                status = file.lstat()
+            except FileNotFoundError:  # Another process has renamed or removed it.
+                continue
+            is_young = now - status.st_mtime < TEMPORARY_SECONDS
+            if _TEMPORARY.fullmatch(file.name) and not temporary:
+                writing |= is_young
+                yield Entry(
+                    file, kind, f"{name}/{file.name}", status.st_size, status.st_mtime, is_young, temporary=True
+                )
+                continue
+            writing |= is_young and directory.endswith(".incomplete")  # The temporary name of `datasets`.
+            size += status.st_size
+            changed = max(changed, status.st_mtime)
+            used = max(used, status.st_atime, status.st_mtime)
+    if temporary:
+        writing = now - changed < TEMPORARY_SECONDS
+    elif not kind.whole:
+        writing |= now - changed < WRITING_SECONDS
+    yield Entry(path, kind, name, size, used or changed, writing, temporary)
+
+
+def select_for_removal(
+    entries: list[Entry], *, older_than_days: float | None = None, to_gb: float | None = None
+) -> list[Entry]:
+    """Returns the entries to remove, the least recently used first, and all temporary files of killed writers.
+
+    Entries that another process may be writing are never among them.
+    """
+    free = sorted((entry for entry in entries if not entry.writing), key=lambda entry: (entry.used, entry.name))
+    left = sum(entry.bytes for entry in entries)
+    oldest = time.time() - (older_than_days or 0.0) * DAY
+    chosen = []
+    for entry in sorted(free, key=lambda entry: not entry.temporary):
+        too_old = older_than_days is not None and entry.used < oldest
+        too_much = to_gb is not None and left > to_gb * 1e9
+        if entry.temporary or too_old or too_much:
+            chosen.append(entry)
+            left -= entry.bytes
+    return chosen
+
+
+def remove(entry: Entry) -> bool:
+    """Removes an entry, and returns False when another process has used or removed it since it was listed.
+
+    It is renamed before it is deleted, so that no process finds half of it.
+
+    Raises:
+        UserError: when it cannot be removed.
+    """
+    aside = entry.path
+    try:
+        if not entry.temporary:
+            *_, current = _read_entry(entry.path, entry.kind, entry.name, temporary=False)
+            if current.writing or current.used > entry.used:
+                return False
+            aside = entry.path.with_name(f".{entry.path.name}.{uuid.uuid4().hex}")
+            os.replace(entry.path, aside)
+        if aside.is_dir():
+            shutil.rmtree(aside)
+        else:
+            aside.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UserError(f"{aside} cannot be removed ({error.strerror}): check its permissions") from error
+    return True
+
+
+def entry_table(entries: list[Entry], cache_dir: Path) -> Table:
+    """Returns the entries as a table with their total; times are of the last use."""
+    table = Table(title=f"Cache {cache_dir}", title_justify="left", title_style="bold", show_footer=True)
+    table.add_column("kind", footer="total", no_wrap=True)
+    table.add_column("name", footer=_count(entries), overflow="fold")
+    table.add_column("size", footer=decimal(sum(entry.bytes for entry in entries)), justify="right", no_wrap=True)
+    table.add_column("last used", justify="right", no_wrap=True)
+    for entry in entries:
+        kind = f"{entry.kind.label}, unfinished" if entry.temporary else entry.kind.label
+        table.add_row(kind, entry.name, decimal(entry.bytes), f"{_age(entry.used)} ago")
+    return table
+
+
+def _print_removed(
+    removed: list[Entry], entries: list[Entry], cache_dir: Path, *, dry_run: bool, to_gb: float | None
+) -> None:
+    verb = "Would remove" if dry_run else "Removed"
+    for entry in removed:
+        what = "unfinished" if entry.temporary else entry.kind.label
+        say(f"{verb}  {entry.name}  ({what}, {decimal(entry.bytes)}, last used {_age(entry.used)} ago)")
+    size = sum(entry.bytes for entry in removed)
+    left = sum(entry.bytes for entry in entries) - size
+    say(f"{verb} {_count(removed)}, {decimal(size)}; {decimal(left)} left in {cache_dir}")
+    writing = [entry for entry in entries if entry.writing]
+    if writing and to_gb is not None and left > to_gb * 1e9:
+        notice(f"{_count(writing)} not removed, because another process may be writing: {_names(writing)}")
+
+
+def _names(entries: list[Entry]) -> str:
+    return ", ".join(entry.name for entry in entries)
+
+
+def _count(entries: list[Entry]) -> str:
+    """Returns the number of entries, and of temporary ones if there are any."""
+    temporary = sum(entry.temporary for entry in entries)
+    whole = len(entries) - temporary
+    text = f"{whole} {'entry' if whole == 1 else 'entries'}"
+    return f"{text} and {temporary} unfinished" if temporary else text
+
+
+def _age(moment: float) -> str:
+    seconds = max(0.0, time.time() - moment)
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 2 * DAY else f"{seconds / DAY:.0f} days"
