@@ -1,9 +1,11 @@
-"""The README's blocks are what they say: the Run block itself, in a fresh copy, without a hub."""
+"""The README and the pages of `docs/`: their size, their code blocks, the site, and the Run block in a fresh copy."""
 
+import ast
 import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,16 +13,55 @@ import pytest
 import distill
 
 ROOT = Path(distill.__file__).resolve().parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LONGEST_README = 130  # Lines: three screens.
 
 
-def blocks() -> list[str]:
-    return re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+def blocks(language: str = "sh", document: Path = ROOT / "README.md") -> list[str]:
+    """Returns the fenced code blocks of one language in a document."""
+    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(encoding="utf-8"), re.M | re.S)
 
 
 def test_the_first_two_blocks_are_run_and_test() -> None:
     run, test = blocks()[:2]
     assert run.strip().splitlines()[-1] == "python -m distill +teacher=bert_base +student=distilbert"
     assert test.strip().splitlines()[-1] == "python -m pytest"
+
+
+def test_the_readme_fits_on_three_screens() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= LONGEST_README
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_python_block_parses(document: Path) -> None:
+    for block in blocks("python", document):
+        ast.parse(block)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_to_a_file_has_its_target(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
+        assert (document.parent / target).is_file(), target
+
+
+def test_the_site_builds_without_warnings_and_without_a_network(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the documentation is built with mkdocs, of the extra dev")
+    program = (
+        "import socket\n"
+        "def refuse(*arguments):\n"
+        "    raise OSError('the build opened a connection')\n"
+        "socket.socket.connect = socket.getaddrinfo = refuse\n"
+        "from mkdocs.__main__ import cli\n"
+        "cli()\n"
+    )
+    site = tmp_path / "site"
+    command = [sys.executable, "-c", program, "build", "--strict", "--site-dir", str(site)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path.stem for path in site.glob("*.html")} >= {path.stem for path in DOCUMENTS[1:]}
+    for page in site.glob("*.html"):
+        loaded = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"(\w+:)?//", page.read_text(encoding="utf-8"))
+        assert not loaded, f"{page.name} loads files from the network"
 
 
 @pytest.mark.slow

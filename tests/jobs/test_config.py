@@ -16,6 +16,8 @@ CONF = config_directory()
 ROOT = CONF.parent
 WITHOUT_TARGET = ("job", "benchmark", "student", "logger", "experiment", "ablation")
 FILES = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*PAGES, CONF / "config.yaml", *(CONF / file for file in FILES)]
 
 
 def composed(*overrides: str) -> DictConfig:
@@ -57,16 +59,16 @@ def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
 
 
 def commands(document: Path) -> list[list[str]]:
-    """Every call of `python -m distill` in a document or YAML, as its arguments."""
+    """Returns the arguments of every `python -m distill` in a document or YAML, under torchrun too."""
     found = []
     for line in document.read_text(encoding="utf-8").splitlines():
-        match = re.search(r"python -m distill ([^`#]*)", line)
+        match = re.search(r"-m distill ([^`#]*)", line)
         if match and "=" in match.group(1):
             found.append([word for word in shlex.split(match.group(1)) if not word.startswith("-")])
     return found
 
 
-@pytest.mark.parametrize("document", [ROOT / "README.md", CONF / "config.yaml", *(CONF / f for f in FILES)], ids=str)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_every_command_that_is_written_down_composes(document: Path) -> None:
     if not document.is_file():
         pytest.skip(f"{document} is not part of this installation")
