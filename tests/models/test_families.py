@@ -176,6 +176,6 @@ def test_a_step_on_the_cpu_is_that_of_torch(family: Any) -> None:
     batch = tokenizer(["a film", "a lovely and moving film"], padding=True, return_tensors="pt")
     inputs = {name: batch[name] for name in input_names(model) if name in batch}
     expected = model(**inputs).logits
-    with cpu_kernels.training_on_cpu(model):
+    with cpu_kernels.use_cpu_kernels(model):
         found = model(**inputs).logits
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
