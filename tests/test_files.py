@@ -14,7 +14,7 @@ from distill.errors import UserError
 def test_a_directory_appears_whole_and_replaces_what_was_there(tmp_path: Path) -> None:
     target = tmp_path / "cache" / "entry"
     for content in ("old", "new"):
-        with files.whole_directory(target) as draft:
+        with files.atomic_directory(target) as draft:
             (draft / "sub").mkdir()
             (draft / "sub" / "file").write_text(content)
             assert not target.exists() or (target / "sub" / "file").read_text() == "old"
@@ -27,7 +27,7 @@ def test_an_entry_that_others_may_read_is_kept_while_it_is_intact(tmp_path: Path
     for content, expected in (("first", "first"), ("second", "first"), ("third", "third")):
         if content == "third":
             (target / "file").write_text("damaged")
-        with files.whole_directory(target, keep_intact=True) as draft:
+        with files.atomic_directory(target, reuse_intact=True) as draft:
             (draft / "file").write_text(content)
         assert (target / "file").read_text() == expected
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
@@ -38,7 +38,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     files.write_text(path, "old")
 
     def break_off() -> None:
-        with files.replaced(path) as temporary:
+        with files.atomic_file(path) as temporary:
             temporary.write_text("ha")
             assert path.read_text() == "old"
             raise RuntimeError("half")
@@ -50,7 +50,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_what_breaks_off_leaves_nothing(tmp_path: Path) -> None:
     def break_off() -> None:
-        with files.whole_directory(tmp_path / "entry") as draft:
+        with files.atomic_directory(tmp_path / "entry") as draft:
             (draft / "file").write_text("half")
             raise RuntimeError("half")
 
@@ -62,7 +62,7 @@ def test_what_breaks_off_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["change", "truncate", "remove", "unseal"])
 def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     target = tmp_path / "entry"
-    with files.whole_directory(target) as draft:
+    with files.atomic_directory(target) as draft:
         (draft / "file").write_text("content")
     assert files.is_intact(target)
     if damage == "change":
@@ -82,7 +82,7 @@ def test_many_writers_of_one_directory_all_end_well(tmp_path: Path) -> None:
     def write(number: int) -> None:
         try:
             for _ in range(20):
-                with files.whole_directory(tmp_path / "entry") as draft:
+                with files.atomic_directory(tmp_path / "entry") as draft:
                     (draft / "file").write_text(str(number))
         except OSError as error:
             failures.append(error)
@@ -110,7 +110,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_the_checksums_are_those_of_the_usual_command(tmp_path: Path) -> None:
-    with files.whole_directory(tmp_path / "entry") as draft:
+    with files.atomic_directory(tmp_path / "entry") as draft:
         (draft / "file").write_text("content")
     program = "import hashlib; print(hashlib.sha256(b'content').hexdigest() + '  file')"
     expected = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -39,7 +39,7 @@ class Examples(Dataset[Batch]):
         tokenizer: "PreTrainedTokenizerBase",
         cache_dir: Path | None = None,
     ) -> None:
-        encoded = token_cache.encode(split, tokenizer, task.max_length, cache_dir)
+        encoded = token_cache.tokenize_split(split, tokenizer, task.max_length, cache_dir)
         self.task, self.labels, self.digest = task, split.labels, encoded.digest
         self.truncated, self.lengths = encoded.truncated, np.diff(encoded.offsets)
         self.longest = int(self.lengths.max())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from distill import hub
-from distill.errors import UnreachableError, UserError
+from distill.errors import UserError
 from distill.files import is_full_disk
 from distill.tasks import SequenceTask
 
@@ -70,7 +70,7 @@ def read(task: SequenceTask, *, cache_dir: Path) -> TaskData:
     elif task.builtin:
         from distill.data import docstrings
 
-        tables = _read_directory(task, docstrings.prepare(cache_dir, seed=0), cache_dir)
+        tables = _read_directory(task, docstrings.prepare_dataset(cache_dir, seed=0), cache_dir)
     else:
         tables = _read_hub(task)
     labels = _label_names(task, *tables["train"])
@@ -178,7 +178,7 @@ def _header(path: Path, separator: str, quoting: Literal[0, 1, 2, 3]) -> list[st
 def _read_hub(task: SequenceTask) -> "dict[str, tuple[datasets.Dataset, str]]":
     if task.hub_id is None:
         raise UserError(f"task {task.name} has no data of its own: give task.data_dir=DIR with train and dev files")
-    loaded = load_hub(
+    loaded = hub.load_dataset(
         task.hub_id, f"data set {task.hub_id}",
         advice="with train and dev files, go online once, or take the built-in data with task=docstrings",
     )  # fmt: skip
@@ -190,42 +190,6 @@ def _read_hub(task: SequenceTask) -> "dict[str, tuple[datasets.Dataset, str]]":
         elif split in ("train", "dev"):
             raise UserError(f"data set {task.hub_id} has no split {' or '.join(stems)}: it has {', '.join(loaded)}")
     return tables
-
-
-def load_hub(hub_id: str, what: str, *, advice: str, streaming: bool = False, **options: Any) -> Any:
-    """A data set of the Hub, `owner/name` or `owner/name:configuration`; from the Hugging Face cache without the Hub.
-
-    Args:
-        what: begins the message where it cannot be loaded.
-        advice: what there is besides task.data_dir=DIR, for a data set that cannot be had.
-        streaming: give an IterableDataset, out of the cache too; for one split.
-
-    Raises:
-        UserError: for a data set that cannot be loaded.
-        UnreachableError: for one that is neither in the cache nor to be had.
-    """
-    import datasets
-
-    name, _, configuration = hub_id.partition(":")
-    try:
-        hub.ask(name, ".gitattributes", kind="dataset")  # Which every data set has.
-    except UnreachableError:
-        datasets.config.HF_HUB_OFFLINE = True  # The loader then looks into its cache alone.
-    else:
-        if streaming:
-            options["streaming"] = True
-    try:
-        loaded = datasets.load_dataset(name, configuration or None, **options)
-    except (ConnectionError, FileNotFoundError) as error:
-        raise UnreachableError(
-            f"data set {hub_id} is neither in the cache nor to be had from the Hub: give task.data_dir=DIR {advice}"
-        ) from error
-    except (ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{what} cannot be loaded: {reason}") from error
-    if streaming and isinstance(loaded, datasets.Dataset):
-        return loaded.to_iterable_dataset()
-    return loaded
 
 
 def _check_columns(task: SequenceTask, table: "datasets.Dataset", source: str) -> None:

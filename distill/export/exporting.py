@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.data.tables import Split
 from distill.edge.bundle import FORMAT, Bundle
-from distill.files import sha256, write_json
+from distill.files import hash_file, write_json
 from distill.models.forward import input_names
 from distill.tasks import SequenceTask
 
@@ -166,7 +166,7 @@ def write_bundle(
         "models": FILES,
         "recommended": None,
         "metrics": {},
-        "files": {name: sha256(directory / name) for name in (*FILES.values(), "tokenizer.json")},
+        "files": {name: hash_file(directory / name) for name in (*FILES.values(), "tokenizer.json")},
     }
     write_json(directory / "bundle.json", about)
     labels_of = {name: split.labels for name, split in splits.items()}

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
 from distill.errors import UserError
-from distill.files import whole_directory
+from distill.files import atomic_directory
 from distill.losses import Objective
 from distill.models import checks
 from distill.tasks import Task
@@ -79,7 +79,7 @@ def logger(config: DictConfig, directory: Path) -> Logger:
 
 def save(model: PreTrainedModel, tokenizer: Any, directory: Path) -> None:
     """An ordinary checkpoint directory, whole or not at all."""
-    with whole_directory(directory) as temporary:
+    with atomic_directory(directory) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
 

@@ -15,7 +15,7 @@ from distill.benchmark import latency
 from distill.console import console, notice, quiet, say
 from distill.data import batching, tables
 from distill.export import exporting
-from distill.files import is_intact, make_directory, rewrite, whole_directory, write_text
+from distill.files import atomic_directory, is_intact, make_directory, replace_file, write_text
 from distill.jobs import build, preflight
 from distill.losses import HardLabels, Objective
 from distill.models import checks
@@ -117,7 +117,7 @@ def _publish(
     """Export, check and time the student, and write the bundle and the report."""
     bundle = run.directory / "bundle"
     say(f"Exporting to ONNX, quantizing, and scoring both files on {', '.join(logits)}")
-    with whole_directory(bundle) as directory:
+    with atomic_directory(bundle) as directory:
         formats = exporting.write_bundle(
             directory, model=student, tokenizer=teacher.tokenizer, task=task, labels=splits.labels,
             splits=splits.scored(), logits=logits, settings=settings,
@@ -126,7 +126,7 @@ def _publish(
         write_text(directory / "README.md", report.model_card(run.record, splits.labels))
     # The bundle is whole already, whatever becomes of the timing.
     run.update(benchmark=_benchmark(config, teacher, student, bundle, formats, settings, timing))
-    rewrite(bundle, "README.md", report.model_card(run.record, splits.labels))
+    replace_file(bundle, "README.md", report.model_card(run.record, splits.labels))
     write_text(run.directory / "report.md", report.markdown(run.record))
     _close(run, formats)
 
@@ -260,7 +260,7 @@ def _teacher_files(config: DictConfig, teacher: finetune.Teacher, settings: expo
     recipe = f"{'channel' if settings.per_channel else 'tensor'}-{7 if settings.reduce_range else 8}"
     directory = build.cache_dir(config) / "onnx" / f"{teacher.fingerprint[:16]}-{recipe}"
     if not is_intact(directory):
-        with whole_directory(directory, keep_intact=True) as temporary:
+        with atomic_directory(directory, reuse_intact=True) as temporary:
             exporting.export_onnx(teacher.model, temporary / exporting.FILES["fp32"])
             exporting.quantize(temporary / exporting.FILES["fp32"], temporary / exporting.FILES["int8"], settings)
     return {format: directory / file for format, file in exporting.FILES.items()}

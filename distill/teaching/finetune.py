@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.console import console, duration, notice, say
 from distill.data import batching, tables
 from distill.errors import UnreachableError, UserError
-from distill.files import CHECKSUMS, is_intact, sha256, whole_directory, write_json
+from distill.files import CHECKSUMS, atomic_directory, hash_file, is_intact, write_json
 from distill.losses import HardLabels, Objective
 from distill.models.checks import check_length
 from distill.tasks import SequenceTask
@@ -175,7 +175,7 @@ def prepare(
         weights = _digest([source.weights.fingerprint(), task.auto_class, splits.labels])
         tokenizer, load, model = start.tokenizer, lambda: _start(source, task, splits).model, start.model
     else:
-        weights = sha256(directory / CHECKSUMS)
+        weights = hash_file(directory / CHECKSUMS)
         tokenizer, model = transformers.AutoTokenizer.from_pretrained(directory), None
         load = partial(_load, directory, task)
     teacher = Teacher(
@@ -276,7 +276,7 @@ def _finetune(
         module, loaders["train"], loaders["dev"], settings=settings, checkpoints=directory / "checkpoints",
         logger=CSVLogger(str(directory), name="", version=""), title="teacher", identity=identity, resume=resume,
     )  # fmt: skip
-    with whole_directory(kept, keep_intact=True) as temporary:
+    with atomic_directory(kept, reuse_intact=True) as temporary:
         module.student.save_pretrained(temporary)
         start.tokenizer.save_pretrained(temporary)
         write_json(temporary / "distill.json", {"task": task.name, "data": splits.sha256, "settings": asdict(settings)})

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from distill.errors import UserError
-from distill.files import make_directory, replaced
+from distill.files import atomic_file, make_directory
 
 FORMAT = 3
 TEMPERATURES = (0.5, 1.0, 2.0, 4.0, 8.0)  # At which it is known what the smaller logits of a vocabulary have together.
@@ -198,7 +198,7 @@ class KeptOutputs:
         if hidden is not None:
             tensors["hidden"] = hidden.to(device="cpu", dtype=torch.float16).contiguous()
         path = self._path(number)
-        with replaced(path) as temporary:
+        with atomic_file(path) as temporary:
             save_file(tensors, temporary, metadata={"sha256": _digest(tensors), "examples": _examples(first, last)})
         self._shards[number] = self._read(number)
 

@@ -9,9 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
-from distill import files
+from distill import files, hub
 from distill.data import docstrings
-from distill.data.tables import load_hub
 from distill.errors import UnreachableError, UserError
 from distill.text import readers
 
@@ -167,7 +166,7 @@ class Corpus:
         for name, path in self._files:
             status = readers.status(path)
             with readers.told(path):
-                content = files.sha256(path) if hashed else str(status.st_mtime_ns)
+                content = files.hash_file(path) if hashed else str(status.st_mtime_ns)
             digest.update(json.dumps([name, status.st_size, content]).encode())
         return digest.hexdigest()
 
@@ -178,7 +177,7 @@ class Corpus:
             if self._hub_id:
                 return ()
             # Its dev.jsonl is what the classification task is scored on.
-            return (("train.jsonl", docstrings.prepare(self._cache_dir, seed=0) / "train.jsonl"),)
+            return (("train.jsonl", docstrings.prepare_dataset(self._cache_dir, seed=0) / "train.jsonl"),)
         root = Path(self._data_dir).expanduser()
         if root.is_file():
             if not root.name.lower().endswith(readers.SUFFIXES):
@@ -243,7 +242,7 @@ class Corpus:
     @cached_property
     def _hub_rows(self) -> "datasets.IterableDataset":
         what = f"{self.describe()}, split {self._split},"
-        rows: datasets.IterableDataset = load_hub(
+        rows: datasets.IterableDataset = hub.load_dataset(
             str(self._hub_id), what, advice="with text files, or go online", streaming=True, split=self._split
         )
         return rows

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill.data.docstrings import split_sentences
 from distill.errors import UserError
+from distill.sentences import split_sentences
 from distill.text.corpus import Document
 from distill.text.masking import IGNORED
 

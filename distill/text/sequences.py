@@ -17,7 +17,7 @@ from distill.console import say
 from distill.data import token_cache
 from distill.data.batching import Batch, LengthBuckets, padded, places_of
 from distill.errors import UserError
-from distill.files import is_intact, whole_directory
+from distill.files import atomic_directory, is_intact
 from distill.tasks import LanguageModelTask
 from distill.text.corpus import Corpus, Place, choose_held_out, is_held_out
 from distill.text.masking import IGNORED, Masker
@@ -262,29 +262,33 @@ def _keep(
     if not is_intact(directory):
         say(f"Tokens: {corpus.describe()} is tokenized once, in {directory}")
         held_out = held_out_of(corpus, task)
-        with whole_directory(directory, keep_intact=True) as temporary:
+        with atomic_directory(directory, reuse_intact=True) as temporary:
             packers = {split: _packer(task, tokenizer, task.seed) for split in ("train", "dev")}
-            writers = {split: token_cache.Writer(temporary / f"{split}.arrow") for split in packers}
+            writers = {split: token_cache.TokenWriter(temporary / f"{split}.arrow") for split in packers}
             for document in corpus.documents():
                 split = "dev" if held_out(document.key) else "train"
                 for sequence in packers[split].add(document):
-                    writers[split].add(_columns(sequence), sequence.pair_label if task.pair else None)
+                    writers[split].write_example(_columns(sequence), sequence.pair_label if task.pair else None)
             for split, packer in packers.items():
                 for sequence in packer.finish():
-                    writers[split].add(_columns(sequence), sequence.pair_label if task.pair else None)
+                    writers[split].write_example(_columns(sequence), sequence.pair_label if task.pair else None)
                 if not len(writers[split]):
                     raise UserError(_too_short(corpus, task, split))
                 writers[split].close()
         lost = sum(packer.left_out for packer in packers.values()) / sum(packer.tokens for packer in packers.values())
         if lost >= 0.01:
             say(f"Tokens: {lost:.1%} are in no sequence, cut off or too few for one (task.packing={task.packing})")
-    return {split: token_cache.read(directory / f"{split}.arrow", f"{digest}-{split}") for split in ("train", "dev")}
+    return {
+        split: token_cache.read_tokens(directory / f"{split}.arrow", f"{digest}-{split}") for split in ("train", "dev")
+    }
 
 
 def _kept_digest(corpus: Corpus, task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase") -> str:
     """Stands for everything that the sequences depend on, masks aside."""
     how = [task.packing, task.pair, task.max_length, task.dev_fraction, task.seed, tokenizer.sep_token_id]
-    return _digest([KEPT_FORMAT, token_cache.KEPT_FORMAT, corpus.fingerprint(), how, token_cache.rules(tokenizer)])
+    return _digest(
+        [KEPT_FORMAT, token_cache.FORMAT_VERSION, corpus.fingerprint(), how, token_cache.describe_tokenizer(tokenizer)]
+    )
 
 
 def held_out_of(corpus: Corpus, task: LanguageModelTask) -> Callable[[str], bool]:

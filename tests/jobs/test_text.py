@@ -398,4 +398,4 @@ def test_pairs_want_a_head_for_them(run: Run, tokenizer: PreTrainedTokenizerBase
 def test_a_data_set_of_the_hub_is_no_docstrings(run: Run) -> None:
     code, text, _ = run(*PRETRAIN, "task.data_dir=null", "task.hub_id=nobody/nothing", "trainer.max_steps=1")
     assert code == 2
-    assert "data set nobody/nothing is neither in the cache nor to be had from the Hub" in text
+    assert "data set nobody/nothing is not in the cache and cannot be downloaded from the Hub" in text

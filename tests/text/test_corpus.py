@@ -149,7 +149,7 @@ def test_the_built_in_sentences_are_those_of_train(tmp_path: Path, monkeypatch: 
         asked.append((cache_dir, seed))
         return tmp_path
 
-    monkeypatch.setattr(docstrings, "prepare", prepare)
+    monkeypatch.setattr(docstrings, "prepare_dataset", prepare)
     built_in = corpus(None, builtin=True)
     assert whole(built_in.documents()) == {"train.jsonl#0": "seen"}
     assert built_in.size_bytes() == (tmp_path / "train.jsonl").stat().st_size
@@ -455,7 +455,7 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loader], list[Any]]:
             asked.append((arguments, options))
             return loader()
 
-        monkeypatch.setattr(hub, "ask", lambda *arguments, **options: asked.append((arguments, options)))
+        monkeypatch.setattr(hub, "check_file", lambda *arguments, **options: asked.append((arguments, options)))
         monkeypatch.setattr(datasets, "load_dataset", load)
         return asked
 
@@ -581,7 +581,7 @@ def test_a_mistake_in_a_stream_is_told(online: Online, rows: Any, kind: type[Exc
         (
             ConnectionError("no"),
             UnreachableError,
-            r"data set owner/books is neither in the cache nor .* task\.data_dir",
+            r"data set owner/books is not in the cache and cannot be downloaded .* task\.data_dir",
         ),
         (ValueError("Bad split: train\nmore"), UserError, r"owner/books, split train, cannot be loaded: Bad split: tr"),
         (RuntimeError("scripts"), UserError, r"owner/books, split train, cannot be loaded: scripts"),
@@ -604,7 +604,9 @@ def test_a_data_set_of_the_hub_is_found_in_its_cache(tmp_path: Path, monkeypatch
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     options = {"hub_id": "owner/films:toy", "text": "sentence"}
-    with pytest.raises(UnreachableError, match=r"data set owner/films:toy is neither in the cache nor .* go online"):
+    with pytest.raises(
+        UnreachableError, match=r"data set owner/films:toy is not in the cache and cannot be downloaded .* go online"
+    ):
         read(None, **options)
     cached(tmp_path / "hub", {"train": [(text, 0) for text in TEXTS], "test": [("a", -1)]})
     assert list(read(None, **options).values()) == list(TEXTS)
