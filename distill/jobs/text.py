@@ -212,7 +212,7 @@ def _texts(task: LanguageModelTask, cache_dir: Path) -> Iterator[str]:
     """The beginning of what is trained on, for a vocabulary."""
     size, corpus = 0, sequences.open_corpus(task, cache_dir)
     held_out = sequences.held_out_of(corpus, task)
-    for document in corpus.documents(wanted=lambda key: not held_out(key)):
+    for document in corpus.read_documents(select=lambda key: not held_out(key)):
         yield from document.text.splitlines()
         size += len(document.text)
         if size > VOCABULARY_TEXT:

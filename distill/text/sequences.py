@@ -14,14 +14,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from distill.console import say
-from distill.data import token_cache
+from distill.data import docstrings, token_cache
 from distill.data.batching import Batch, LengthBuckets, padded, places_of
 from distill.errors import UserError
 from distill.files import atomic_directory, is_intact
 from distill.tasks import LanguageModelTask
-from distill.text.corpus import Corpus, Place, choose_held_out, is_held_out
+from distill.text.corpus import Corpus, Position, choose_held_out, is_held_out
 from distill.text.masking import IGNORED, Masker
-from distill.text.packing import Frame, Packer
+from distill.text.packing import Packer, find_continuations
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -163,17 +163,19 @@ class Stream(IterableDataset[list[Batch]]):
         number = state["number"]
         for visit in itertools.count(state["visit"]):
             packer = _packer(self.task, self.tokenizer, self.task.seed, visit, self.rank)
-            place = Place(**state.get("corpus", {}))
+            place = Position(**state.get("corpus", {}))
             if "packer" in state:
                 packer.load_state_dict(state["packer"])
             state = {}
-            documents = self.corpus.documents(rank=self.rank, world=self.world, wanted=self.is_wanted, place=place)
+            documents = self.corpus.read_documents(
+                rank=self.rank, world_size=self.world, select=self.is_wanted, position=place
+            )
             ended = False
             while not ended:
                 at = {"number": number, "visit": visit, "corpus": asdict(place), "packer": packer.state_dict()}
                 some: list[Any] = []
                 for document in documents:
-                    some += packer.add(document)
+                    some += packer.add_document(document)
                     if len(some) >= BUFFER:
                         break
                 else:
@@ -215,9 +217,13 @@ def read(
 
 def open_corpus(task: LanguageModelTask, cache_dir: Path) -> Corpus:
     """The task's documents."""
+    builtin_file = None
+    if task.data_dir is None and task.hub_id is None and task.builtin:
+        # Without dev.jsonl, on which the classification task is scored.
+        builtin_file = docstrings.prepare_dataset(cache_dir, seed=0) / "train.jsonl"
     return Corpus(
-        data_dir=task.data_dir, hub_id=task.hub_id, builtin=task.builtin, text=task.text, documents=task.documents,
-        cache_dir=cache_dir,
+        data_dir=task.data_dir, hub_id=task.hub_id, builtin_file=builtin_file, column=task.text,
+        split_by=task.documents,
     )  # fmt: skip
 
 
@@ -225,7 +231,7 @@ def is_streamed(task: LanguageModelTask, corpus: Corpus) -> bool:
     """Whether it is read on the way, and not once and for all."""
     if task.streaming != "auto":
         return bool(task.streaming)
-    size = corpus.size_bytes()
+    size = corpus.count_bytes()
     return size is None or size > task.keep_gb * 1e9
 
 
@@ -244,7 +250,7 @@ def stream_loader(
         UserError: for fewer documents than processes.
     """
     stream = Stream(corpus, task, tokenizer, steps=steps, batches=batches, world=world)
-    found = len(list(itertools.islice(filter(stream.is_wanted, corpus.document_keys()), world)))
+    found = len(list(itertools.islice(filter(stream.is_wanted, corpus.read_keys()), world)))
     if found < world:
         raise UserError(
             f"{corpus.describe()} has {found} documents to train on, fewer than the {world} processes: start fewer, "
@@ -265,9 +271,9 @@ def _keep(
         with atomic_directory(directory, reuse_intact=True) as temporary:
             packers = {split: _packer(task, tokenizer, task.seed) for split in ("train", "dev")}
             writers = {split: token_cache.TokenWriter(temporary / f"{split}.arrow") for split in packers}
-            for document in corpus.documents():
+            for document in corpus.read_documents():
                 split = "dev" if held_out(document.key) else "train"
-                for sequence in packers[split].add(document):
+                for sequence in packers[split].add_document(document):
                     writers[split].write_example(_columns(sequence), sequence.pair_label if task.pair else None)
             for split, packer in packers.items():
                 for sequence in packer.finish():
@@ -275,7 +281,9 @@ def _keep(
                 if not len(writers[split]):
                     raise UserError(_too_short(corpus, task, split))
                 writers[split].close()
-        lost = sum(packer.left_out for packer in packers.values()) / sum(packer.tokens for packer in packers.values())
+        lost = sum(packer.dropped_token_count for packer in packers.values()) / sum(
+            packer.token_count for packer in packers.values()
+        )
         if lost >= 0.01:
             say(f"Tokens: {lost:.1%} are in no sequence, cut off or too few for one (task.packing={task.packing})")
     return {
@@ -287,7 +295,13 @@ def _kept_digest(corpus: Corpus, task: LanguageModelTask, tokenizer: "PreTrained
     """Stands for everything that the sequences depend on, masks aside."""
     how = [task.packing, task.pair, task.max_length, task.dev_fraction, task.seed, tokenizer.sep_token_id]
     return _digest(
-        [KEPT_FORMAT, token_cache.FORMAT_VERSION, corpus.fingerprint(), how, token_cache.describe_tokenizer(tokenizer)]
+        [
+            KEPT_FORMAT,
+            token_cache.FORMAT_VERSION,
+            corpus.compute_fingerprint(),
+            how,
+            token_cache.describe_tokenizer(tokenizer),
+        ]
     )
 
 
@@ -298,7 +312,7 @@ def held_out_of(corpus: Corpus, task: LanguageModelTask) -> Callable[[str], bool
     """
     drawn = partial(is_held_out, fraction=task.dev_fraction, seed=task.seed)
     keys: list[str] = []
-    for key in corpus.document_keys():
+    for key in corpus.read_keys():
         keys.append(key)
         if drawn(keys[0]) != drawn(key):
             return drawn
@@ -315,7 +329,7 @@ def _dev_of_stream(corpus: Corpus, task: LanguageModelTask, tokenizer: "PreTrain
     if task.dev_examples is None:
         raise UserError(f"{corpus.describe()} is streamed: give task.dev_examples, or dev would be read to its end")
     held_out = held_out_of(corpus, task)
-    found = _packer(task, tokenizer, task.seed).sequences(corpus.documents(wanted=held_out))
+    found = _packer(task, tokenizer, task.seed).pack_documents(corpus.read_documents(select=held_out))
     dev = list(itertools.islice(found, task.dev_examples))
     if not dev:
         raise UserError(_too_short(corpus, task, "dev"))
@@ -336,7 +350,7 @@ def _in_memory(sequences: list[Any], task: LanguageModelTask, digest: str = "") 
 
 def _columns(sequence: Any) -> dict[str, np.ndarray]:
     columns = {"input_ids": sequence.ids}
-    return columns if sequence.types is None else {**columns, "token_type_ids": sequence.types}
+    return columns if sequence.type_ids is None else {**columns, "token_type_ids": sequence.type_ids}
 
 
 def _packer(task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase", *seed: int) -> Packer:
@@ -354,7 +368,7 @@ def _masker(task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase") -> Ma
 
 def _continues(task: LanguageModelTask, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
     """Of every token whether it goes on with a word; nobody asks where single tokens are masked."""
-    return np.zeros(_size(tokenizer), dtype=bool) if task.mask.unit == "token" else Frame(tokenizer).continues
+    return np.zeros(_size(tokenizer), dtype=bool) if task.mask.unit == "token" else find_continuations(tokenizer)
 
 
 def _size(tokenizer: "PreTrainedTokenizerBase") -> int:

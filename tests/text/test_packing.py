@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from distill.errors import UserError
 from distill.text import packing
 from distill.text.corpus import Document
-from distill.text.packing import Frame, Packer, Sequence
+from distill.text.packing import Packer, SpecialTokens, TokenSequence, find_continuations
 
 WORDS = ["lovely", "moving", "film", "acting", "joy", "dull", "mess", "warm", "cold", "minute", "hated", "loved"]
 quick = settings(max_examples=40, deadline=None, derandomize=True)
@@ -73,8 +73,8 @@ def packer(tokenizer: PreTrainedTokenizerBase, how: str, max_length: int = 16, *
 
 def packed(
     tokenizer: PreTrainedTokenizerBase, how: str, documents: Iterable[Document], **options: Any
-) -> list[Sequence]:
-    return list(packer(tokenizer, how, **options).sequences(documents))
+) -> list[TokenSequence]:
+    return list(packer(tokenizer, how, **options).pack_documents(documents))
 
 
 def plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -82,11 +82,11 @@ def plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return ids
 
 
-def bare(tokenizer: PreTrainedTokenizerBase, sequence: Sequence) -> list[int]:
+def bare(tokenizer: PreTrainedTokenizerBase, sequence: TokenSequence) -> list[int]:
     return [token for token in sequence.ids.tolist() if token not in tokenizer.all_special_ids]
 
 
-def segments(tokenizer: PreTrainedTokenizerBase, sequence: Sequence) -> tuple[list[int], list[int]]:
+def segments(tokenizer: PreTrainedTokenizerBase, sequence: TokenSequence) -> tuple[list[int], list[int]]:
     """The two texts of a pair with BERT's marks."""
     ids = sequence.ids.tolist()
     middle = ids.index(tokenizer.sep_token_id)
@@ -113,19 +113,19 @@ def test_full_sentences_hold_every_token_once_and_are_full(
 ):
     tokenizer, documents = tokenizers[name], written(corpus)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "_AT_ONCE", at_once)  # Where a call of the tokenizer ends makes no difference.
+        patch.setattr(packing, "_BATCH_CHARACTERS", at_once)  # Where a call of the tokenizer ends makes no difference.
         made = packer(tokenizer, "full_sentences", length)
-        found = list(made.sequences(documents))
+        found = list(made.pack_documents(documents))
     assert {len(sequence.ids) for sequence in found} <= {length}
-    assert all(sequence.types is None and sequence.pair_label == -100 for sequence in found)
+    assert all(sequence.type_ids is None and sequence.pair_label == -100 for sequence in found)
     stream = [token for sequence in found for token in sequence.ids.tolist()[1:-1]]
     expected: list[int] = []
     texts = [document.text for document in documents if document.text]
     for text in texts:
         expected += [*([tokenizer.sep_token_id] if expected else []), *plain(tokenizer, text)]
     assert stream == expected[: len(stream)]
-    assert len(expected) - len(stream) == made.left_out < length - 2
-    assert made.tokens == len(expected) - max(0, len(texts) - 1)
+    assert len(expected) - len(stream) == made.dropped_token_count < length - 2
+    assert made.token_count == len(expected) - max(0, len(texts) - 1)
 
 
 @quick
@@ -135,7 +135,7 @@ def test_doc_sentences_never_reach_over_the_end_of_a_document(
 ):
     tokenizer, documents = tokenizers[name], written(corpus)
     made = packer(tokenizer, "doc_sentences", length)
-    found = [sequence.ids.tolist() for sequence in made.sequences(documents)]
+    found = [sequence.ids.tolist() for sequence in made.pack_documents(documents)]
     expected, left_out = [], 0
     for document in documents:
         ids = plain(tokenizer, document.text)
@@ -145,7 +145,7 @@ def test_doc_sentences_never_reach_over_the_end_of_a_document(
         expected += pieces
     assert [ids[1:-1] for ids in found] == expected
     assert {(ids[0], ids[-1]) for ids in found} <= {(tokenizer.cls_token_id, tokenizer.sep_token_id)}
-    assert made.left_out == left_out
+    assert made.dropped_token_count == left_out
 
 
 def test_a_document_that_is_shorter_than_a_sequence_is_one(tokenizer: PreTrainedTokenizerBase):
@@ -173,12 +173,13 @@ def test_each_sentence_alone_and_cut(tokenizers: dict[str, PreTrainedTokenizerBa
         made = packer(tokenizer, "sentence", 12)
         text = f"A lovely film. A joy!\n\nA dull\nmess. {long}"
         found = [
-            sequence.ids.tolist() for sequence in made.sequences([Document("a", 0, text), Document("b", 0, "Cold.")])
+            sequence.ids.tolist()
+            for sequence in made.pack_documents([Document("a", 0, text), Document("b", 0, "Cold.")])
         ]
         room = 10
         expected = [plain(tokenizer, part) for part in ("A lovely film.", "A joy!", "A dull mess.", long, "Cold.")]
         assert [ids[1:-1] for ids in found] == [ids[:room] for ids in expected]
-        assert made.left_out == sum(max(0, len(ids) - room) for ids in expected)
+        assert made.dropped_token_count == sum(max(0, len(ids) - room) for ids in expected)
 
 
 # segment_pair
@@ -191,20 +192,20 @@ def test_pairs_hold_the_corpus_once_and_in_order(
 ):
     documents = written(corpus)
     made = packer(tokenizer, "segment_pair", length, pair=pair)
-    found = list(made.sequences(documents))
+    found = list(made.pack_documents(documents))
     stream = []
     for sequence in found:
         first, second = segments(tokenizer, sequence)
         assert first
         assert second
         assert len(sequence.ids) <= length
-        assert sequence.types is not None
-        assert sequence.types.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        assert sequence.type_ids is not None
+        assert sequence.type_ids.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
         assert sequence.pair_label == -100 if pair is None else sequence.pair_label in (0, 1)
         stream += [*second, *first] if sequence.pair_label == 1 else [*first, *second]
     whole = iter([token for document in documents for token in plain(tokenizer, document.text)])
     assert all(token in whole for token in stream)  # In this order, with gaps where a pair was cut.
-    assert made.tokens - made.left_out == len(stream)
+    assert made.token_count - made.dropped_token_count == len(stream)
 
 
 def test_a_pair_is_filled_to_the_last_token(tokenizer: PreTrainedTokenizerBase):
@@ -247,7 +248,7 @@ def digits(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 @pytest.mark.parametrize(("documents", "sentences"), [(60, 60), (1, 3000)])
 def test_nsp_is_from_elsewhere_in_half_of_the_pairs(digits: PreTrainedTokenizerBase, documents: int, sentences: int):
     made = packer(digits, "segment_pair", 64, pair="nsp")
-    found = list(made.sequences(numbered(documents, sentences)))
+    found = list(made.pack_documents(numbered(documents, sentences)))
     labels = np.array([sequence.pair_label for sequence in found])
     assert labels.mean() == pytest.approx(0.5, abs=0.06)
     firsts = []
@@ -296,8 +297,8 @@ def test_sop_is_swapped_in_half_of_the_pairs(digits: PreTrainedTokenizerBase):
 @pytest.mark.parametrize("pair", [None, "nsp", "sop"])
 def test_a_document_of_one_sentence_makes_no_pair(tokenizer: PreTrainedTokenizerBase, pair: str | None):
     made = packer(tokenizer, "segment_pair", pair=pair)
-    assert list(made.sequences([Document(f"{n}", 0, "A lovely film.") for n in range(9)])) == []
-    assert made.left_out == made.tokens > 0
+    assert list(made.pack_documents([Document(f"{n}", 0, "A lovely film.") for n in range(9)])) == []
+    assert made.dropped_token_count == made.token_count > 0
 
 
 @pytest.mark.parametrize("pair", [None, "nsp", "sop"])
@@ -307,9 +308,13 @@ def test_a_sentence_that_never_ends_makes_pairs_as_well(
 ):
     text = "A joy. " + " ".join(WORDS[n % 12] for n in range(20_000)) + ". A bore."
     made = packer(tokenizer, "segment_pair", length, pair=pair)
-    found = list(made.sequences([Document("a", 0, text)]))
-    assert made.left_out < 0.1 * made.tokens if length > 9 else made.left_out < 0.5 * made.tokens
-    assert len(found) > 0.5 * made.tokens / length
+    found = list(made.pack_documents([Document("a", 0, text)]))
+    assert (
+        made.dropped_token_count < 0.1 * made.token_count
+        if length > 9
+        else made.dropped_token_count < 0.5 * made.token_count
+    )
+    assert len(found) > 0.5 * made.token_count / length
     assert np.mean([len(sequence.ids) == length for sequence in found]) > 0.9
 
 
@@ -328,14 +333,14 @@ def test_a_sentence_that_never_ends_is_packed_whole(tokenizer: PreTrainedTokeniz
 def test_a_pair_is_laid_out_as_its_tokenizer_does(tokenizers: dict[str, PreTrainedTokenizerBase]):
     for tokenizer in tokenizers.values():
         one, two = "a lovely film", "i loved every minute"
-        frame, expected = Frame(tokenizer), tokenizer(one, two)
-        ids, types = frame.pair(plain(tokenizer, one), plain(tokenizer, two))
+        special, expected = SpecialTokens(tokenizer), tokenizer(one, two)
+        ids, types = special.wrap_pair(plain(tokenizer, one), plain(tokenizer, two))
         assert ids.tolist() == expected["input_ids"]
         assert (None if types is None else types.tolist()) == expected.get("token_type_ids")
-        assert frame.single(plain(tokenizer, one)).tolist() == tokenizer(one)["input_ids"]
-        assert frame.room(30) == 30 - len(tokenizer("")["input_ids"])
+        assert special.wrap_text(plain(tokenizer, one)).tolist() == tokenizer(one)["input_ids"]
+        assert special.compute_capacity(30) == 30 - len(tokenizer("")["input_ids"])
         texts = len(plain(tokenizer, one)) + len(plain(tokenizer, two))
-        assert frame.room(30, pair=True) == 30 - len(expected["input_ids"]) + texts
+        assert special.compute_capacity(30, pair=True) == 30 - len(expected["input_ids"]) + texts
 
 
 def test_byte_pairs_of_a_pair_fill_it_between_four_marks(tokenizers: dict[str, PreTrainedTokenizerBase]):
@@ -344,7 +349,7 @@ def test_byte_pairs_of_a_pair_fill_it_between_four_marks(tokenizers: dict[str, P
     [first, *_] = packed(tokenizer, "segment_pair", documents, max_length=32, pair="sop")
     ids = first.ids.tolist()
     assert len(ids) == 32
-    assert first.types is None
+    assert first.type_ids is None
     middle = ids.index(2)
     assert (ids[0], ids[middle : middle + 2], ids[-1], ids.count(2)) == (0, [2, 2], 2, 3)
 
@@ -363,7 +368,7 @@ def test_what_a_call_of_the_tokenizer_left_behind_neither_cuts_nor_pads():
     expected = [sequence.ids.tolist() for sequence in packed(tokenizer, "doc_sentences", documents, max_length=200)]
     made = packer(tokenizer, "doc_sentences", 200)
     tokenizer(["a", "b c"], truncation=True, max_length=4, padding="max_length")
-    assert [sequence.ids.tolist() for sequence in made.sequences(documents)] == expected
+    assert [sequence.ids.tolist() for sequence in made.pack_documents(documents)] == expected
 
 
 def test_a_mark_within_a_text_is_text(tokenizer: PreTrainedTokenizerBase):
@@ -387,7 +392,7 @@ def test_a_letter_that_is_no_token_or_several(letters: list[str]):
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, cls_token="<s>", sep_token="</s>", unk_token="<unk>", pad_token="</s>"
     )
-    ids, types = Frame(tokenizer).pair([3, 3], [3])
+    ids, types = SpecialTokens(tokenizer).wrap_pair([3, 3], [3])
     assert ids.tolist() == [2, 3, 3, 1, 3, 1]
     assert types is None
 
@@ -395,13 +400,13 @@ def test_a_letter_that_is_no_token_or_several(letters: list[str]):
 def test_a_tokenizer_without_marks_is_refused(tokenizers: dict[str, PreTrainedTokenizerBase]):
     backend = Tokenizer.from_str(tokenizers["byte_level"].backend_tokenizer.to_str())
     backend.post_processor = processors.ByteLevel()
-    with pytest.raises(UserError, match="marks no beginning or end of a text, which packing needs"):
-        Frame(fast(backend))
+    with pytest.raises(UserError, match="adds no special tokens around a text, which packing needs"):
+        SpecialTokens(fast(backend))
 
 
 def test_which_tokens_go_on_with_a_word(tokenizers: dict[str, PreTrainedTokenizerBase]):
     for name, tokenizer in tokenizers.items():
-        continues = Frame(tokenizer).continues
+        continues = find_continuations(tokenizer)
         assert continues.shape == (len(tokenizer),)
         assert not continues[tokenizer.all_special_ids].any()
         ids = plain(tokenizer, "lovely unheard film")
@@ -416,5 +421,5 @@ def test_a_vocabulary_that_marks_no_words_wants_single_tokens():
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 3))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, cls_token="<s>", sep_token="</s>")
-    with pytest.raises(UserError, match="does not mark where words begin: take task.mask.unit=token"):
-        _ = Frame(tokenizer).continues
+    with pytest.raises(UserError, match="does not mark where words begin: set task.mask.unit=token"):
+        find_continuations(tokenizer)
