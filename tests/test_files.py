@@ -1,4 +1,4 @@
-"""Files that another run may read are whole or not there."""
+"""Tests of atomic writes and checksums."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from distill import files
 from distill.errors import UserError
 
 
-def test_a_directory_appears_whole_and_replaces_what_was_there(tmp_path: Path) -> None:
+def test_a_directory_is_replaced_atomically(tmp_path: Path) -> None:
     target = tmp_path / "cache" / "entry"
     for content in ("old", "new"):
         with files.atomic_directory(target) as draft:
@@ -22,7 +22,7 @@ def test_a_directory_appears_whole_and_replaces_what_was_there(tmp_path: Path) -
     assert [path.name for path in target.parent.iterdir()] == ["entry"]
 
 
-def test_an_entry_that_others_may_read_is_kept_while_it_is_intact(tmp_path: Path) -> None:
+def test_an_intact_directory_is_reused(tmp_path: Path) -> None:
     target = tmp_path / "entry"
     for content, expected in (("first", "first"), ("second", "first"), ("third", "third")):
         if content == "third":
@@ -33,34 +33,34 @@ def test_an_entry_that_others_may_read_is_kept_while_it_is_intact(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "file"
     files.write_text(path, "old")
 
-    def break_off() -> None:
+    def raise_while_writing() -> None:
         with files.atomic_file(path) as temporary:
             temporary.write_text("ha")
             assert path.read_text() == "old"
             raise RuntimeError("half")
 
     with pytest.raises(RuntimeError, match="half"):
-        break_off()
+        raise_while_writing()
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("file", "old")]
 
 
-def test_what_breaks_off_leaves_nothing(tmp_path: Path) -> None:
-    def break_off() -> None:
+def test_an_error_leaves_no_directory(tmp_path: Path) -> None:
+    def raise_while_writing() -> None:
         with files.atomic_directory(tmp_path / "entry") as draft:
             (draft / "file").write_text("half")
             raise RuntimeError("half")
 
     with pytest.raises(RuntimeError, match="half"):
-        break_off()
+        raise_while_writing()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("damage", ["change", "truncate", "remove", "unseal"])
-def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
+def test_damage_is_detected(tmp_path: Path, damage: str) -> None:
     target = tmp_path / "entry"
     with files.atomic_directory(target) as draft:
         (draft / "file").write_text("content")
@@ -76,7 +76,7 @@ def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     assert not files.is_intact(target)
 
 
-def test_many_writers_of_one_directory_all_end_well(tmp_path: Path) -> None:
+def test_concurrent_writers_of_one_directory_all_succeed(tmp_path: Path) -> None:
     failures: list[BaseException] = []
 
     def write(number: int) -> None:
@@ -97,19 +97,19 @@ def test_many_writers_of_one_directory_all_end_well(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
-def test_json_is_json_or_an_error(tmp_path: Path) -> None:
+def test_nan_in_json_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Out of range float"):
         files.write_json(tmp_path / "record.json", {"value": float("nan")})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be created .* another output_dir or cache_dir"):
         files.make_directory(tmp_path / "file" / "below")
 
 
-def test_the_checksums_are_those_of_the_usual_command(tmp_path: Path) -> None:
+def test_the_checksums_have_the_format_of_sha256sum(tmp_path: Path) -> None:
     with files.atomic_directory(tmp_path / "entry") as draft:
         (draft / "file").write_text("content")
     program = "import hashlib; print(hashlib.sha256(b'content').hexdigest() + '  file')"

@@ -1,4 +1,4 @@
-"""The built-in data set: clean sentences, masked names, the same files every time, and only whole ones."""
+"""Tests of the built-in data set: clean sentences, masked names, reproducible and complete files."""
 
 import collections
 import importlib.metadata
@@ -103,7 +103,7 @@ def test_sentences_are_the_prose_of_the_docstrings() -> None:
     ]
 
 
-def test_sources_that_cannot_be_parsed_or_hardly_hold_prose_yield_nothing() -> None:
+def test_unparsable_or_nearly_undocumented_sources_are_skipped() -> None:
     assert docstrings.extract_docstrings(b'"""Text."""\nprint "Python 2"\n') == []
     assert docstrings.extract_docstrings(b'"""Text."""\n' + b"x = 1\n" * 2000) == []
     assert docstrings.extract_docstrings(b'# This file was automatically generated from a.py\n"""Text."""\n') == []
@@ -125,13 +125,15 @@ def test_names_of_the_packages_are_masked(text: str, masked: str) -> None:
     assert docstrings.mask_names(text) == masked
 
 
-def test_sentences_that_differ_in_names_and_numbers_only_have_the_same_key() -> None:
+def test_sentences_that_differ_only_in_names_and_numbers_have_one_normalized_form() -> None:
     key = docstrings.normalize_sentence("Construct a BERT tokenizer with 12 layers and vocab_size words.")
     assert key == docstrings.normalize_sentence("Construct a GPT2 tokenizer with 24 layers and n_vocab words.")
     assert key != docstrings.normalize_sentence("Construct a fast tokenizer with 12 layers and vocab_size words.")
 
 
-def test_collect_caps_a_file_until_the_package_runs_dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sentences_per_file_are_limited_unless_the_package_has_too_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(docstrings, "SENTENCES_PER_FILE", 2)
     names = {"a": ("red", "green", "blue", "black"), "b": ("round", "square"), "test_c": ("long", "short")}
     for name, words in names.items():
@@ -156,7 +158,7 @@ def test_classes_are_balanced_and_the_splits_disjoint(prepared: Path) -> None:
         assert docstrings.mask_names(row["sentence"]) == row["sentence"]
 
 
-def test_the_same_files_in_every_cache_other_ones_for_another_seed(prepared: Path, tmp_path: Path) -> None:
+def test_files_depend_on_the_seed_and_not_on_the_cache(prepared: Path, tmp_path: Path) -> None:
     again = docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE)
     assert again.name == prepared.name
     for name in (*docstrings.DATA_FILES, files.CHECKSUMS):
@@ -166,7 +168,7 @@ def test_the_same_files_in_every_cache_other_ones_for_another_seed(prepared: Pat
     assert (other / "train.jsonl").read_bytes() != (again / "train.jsonl").read_bytes()
 
 
-def test_a_second_call_reads_nothing_anew(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_call_uses_the_cache(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {file.name: file.stat().st_mtime_ns for file in prepared.iterdir()}
     monkeypatch.setattr(docstrings, "build_splits", lambda *_, **__: pytest.fail("it was made again"))
     assert docstrings.prepare_dataset(prepared.parents[1], sentences_per_class=SIZE) == prepared
@@ -174,7 +176,7 @@ def test_a_second_call_reads_nothing_anew(prepared: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "no checksums"])
-def test_a_damaged_entry_is_made_again(
+def test_a_damaged_cache_entry_is_rebuilt(
     prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     copy = tmp_path / "data" / prepared.name
@@ -206,7 +208,7 @@ def test_two_processes_at_once_both_succeed_without_importing_the_packages(tmp_p
     assert files.is_intact(paths.pop())
 
 
-def test_a_class_that_runs_short_shortens_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_smallest_class_limits_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name, words in {"few": ("red", "green"), "many": ("round", "square", "flat", "long")}.items():
         (tmp_path / name).mkdir()
         texts = [f'def {word}():\n    """This one returns the {word} things."""\n' for word in words]
@@ -217,9 +219,7 @@ def test_a_class_that_runs_short_shortens_all(tmp_path: Path, caplog: pytest.Log
     assert collections.Counter(row["label"] for row in splits["train.jsonl"]) == {"few": 2, "many": 2}
 
 
-def test_a_missing_package_is_answered_with_the_install_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_raises_with_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sympy" else found(name))
     expected = r"sources of 'sympy', which is not installed: pip install 'distill\[train\]'$"
@@ -237,6 +237,6 @@ def test_sources_without_a_version_count_as_missing(monkeypatch: pytest.MonkeyPa
         docstrings.compute_fingerprint(SIZE, 0)
 
 
-def test_too_small_a_size_is_refused(tmp_path: Path) -> None:
+def test_a_size_below_the_minimum_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="sentences_per_class is 9, expected at least 10"):
         docstrings.prepare_dataset(tmp_path, sentences_per_class=9)

@@ -1,4 +1,4 @@
-"""Are the quicker dropout and attention the same as torch's?"""
+"""Tests that the CPU kernels agree with torch."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ SIZE = torch.Size([64, 100, 31])  # No multiple of the four numbers that share a
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_a_share_of_p_is_dropped_and_the_mean_stays(p: float, dtype: torch.dtype):
+def test_the_mask_has_the_right_probability_and_mean(p: float, dtype: torch.dtype):
     torch.manual_seed(0)
     mask = cpu_kernels.draw_dropout_mask(SIZE, p, dtype).float()
     count, dropped = SIZE.numel(), mask == 0
@@ -26,8 +26,8 @@ def test_a_share_of_p_is_dropped_and_the_mean_stays(p: float, dtype: torch.dtype
     assert scale.item() == pytest.approx(1 / (1 - p), rel=4e-3 if dtype == torch.bfloat16 else 1e-4)
 
 
-def test_neighbours_are_dropped_independently():
-    """Four numbers come from one word: none of them may say anything about another."""
+def test_elements_of_one_word_are_independent():
+    """The four elements that share one random word must be independent."""
     torch.manual_seed(0)
     dropped = (cpu_kernels.draw_dropout_mask(torch.Size([400_000]), 0.3, torch.float32) == 0).double()
     for distance in (1, 2, 3, 4):
@@ -36,12 +36,12 @@ def test_neighbours_are_dropped_independently():
 
 
 @pytest.mark.parametrize(("p", "kept"), [(0.0, 1.0), (1.0, 0.0)])
-def test_nothing_and_everything_can_be_dropped(p: float, kept: float):
+def test_probabilities_near_zero_and_one(p: float, kept: float):
     values = torch.ones(5)
     assert cpu_kernels.apply_dropout(values, p).tolist() == [kept] * 5
 
 
-def test_the_gradient_goes_where_the_value_went():
+def test_the_gradient_uses_the_same_mask():
     values = torch.randn(SIZE, requires_grad=True)
     dropped = cpu_kernels.apply_dropout(values, 0.25)
     dropped.sum().backward()
@@ -54,7 +54,7 @@ def test_no_dropout_outside_training():
     assert cpu_kernels.apply_dropout(values, 0.5, training=False) is values
 
 
-def test_the_seed_decides_what_is_dropped():
+def test_the_mask_depends_on_the_seed():
     draws = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
@@ -101,7 +101,9 @@ def test_without_dropout_outputs_and_gradients_are_those_of_torch(tokenizer: Pre
             torch.testing.assert_close(ours[name], gradient, atol=2e-4, rtol=1e-3)
 
 
-def test_attention_and_layers_drop_while_it_lasts(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch):
+def test_attention_and_layers_use_the_kernels_inside_the_context(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+):
     batch = tokenizer(["a lovely and moving film"], return_tensors="pt")
     drawn: list[int] = []
     original = cpu_kernels.draw_dropout_mask
@@ -119,7 +121,7 @@ def test_attention_and_layers_drop_while_it_lasts(tokenizer: PreTrainedTokenizer
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_model_has_its_own_back_after_an_error(tokenizer: PreTrainedTokenizerBase):
+def test_a_model_is_restored_after_an_error(tokenizer: PreTrainedTokenizerBase):
     model = models(tokenizer)[1]
     with pytest.raises(RuntimeError, match="stop"), cpu_kernels.use_cpu_kernels(model):
         raise RuntimeError("stop")
@@ -127,7 +129,7 @@ def test_a_model_has_its_own_back_after_an_error(tokenizer: PreTrainedTokenizerB
     assert all("forward" not in vars(module) for module in model.modules())
 
 
-def test_in_bf16_it_rounds_as_eager_attention_does(tokenizer: PreTrainedTokenizerBase):
+def test_bf16_rounds_like_eager_attention(tokenizer: PreTrainedTokenizerBase):
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 4, 9, 16).bfloat16() for _ in range(3))
     mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
@@ -142,7 +144,7 @@ def test_in_bf16_it_rounds_as_eager_attention_does(tokenizer: PreTrainedTokenize
 
 
 @pytest.mark.parametrize("case", ["causal", "fewer keys", "position bias", "mixed"])
-def test_what_asks_for_more_goes_to_torch(case: str, monkeypatch: pytest.MonkeyPatch):
+def test_unsupported_attention_is_passed_to_torch(case: str, monkeypatch: pytest.MonkeyPatch):
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(cpu_kernels, "sdpa_attention_forward", lambda *tensors, **named: asked.append(named))
     query = torch.randn(1, 4, 3, 8)
@@ -155,7 +157,7 @@ def test_what_asks_for_more_goes_to_torch(case: str, monkeypatch: pytest.MonkeyP
     assert asked == [{**others, "dropout": 0.1, "scaling": 0.5}]
 
 
-def test_attention_that_is_asked_for_is_left_alone():
+def test_other_attention_implementations_are_unchanged():
     config = BertConfig(
         vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         attn_implementation="eager",
