@@ -18,7 +18,7 @@ class UnreachableError(UserError):
 
 
 class Interrupted(DistillError):
-    """An interrupt by Ctrl-C; the message names the saved state and the command that resumes the run."""
+    """An interrupt by Ctrl-C. The message names the saved state and the command that resumes the run."""
 
     exit_code = 130
 

@@ -68,7 +68,7 @@ def hash_file(path: Path) -> str:
 
 @contextmanager
 def atomic_directory(target: Path, *, reuse_intact: bool = False) -> Iterator[Path]:
-    """Yields a temporary directory, which replaces `target` on success; a file of checksums is added.
+    """Yields a temporary directory, which replaces `target` on success, with a file of checksums.
 
     Several processes may write the same target at once. By default the last one replaces the directories of the others.
 
@@ -102,7 +102,7 @@ def _write_checksums(directory: Path) -> None:
 
 
 def _replace_directory(draft: Path, target: Path) -> None:
-    """Renames `draft` to `target`; other processes may do the same at the same time."""
+    """Renames `draft` to `target`. Other processes may do the same at the same time."""
     while True:
         try:
             os.replace(draft, target)

@@ -8,7 +8,7 @@ _SEARCH_WINDOW = 8  # Characters; no abbreviation is longer. Searching the whole
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Splits one line of text into sentences, which may be empty strings; abbreviations do not end a sentence."""
+    """Splits one line of text into sentences, which may be empty. Abbreviations do not end a sentence."""
     sentences: list[str] = []
     start = 0
     for end in _SENTENCE_END.finditer(paragraph):

@@ -1,4 +1,4 @@
-"""A bidirectional LSTM for sequence classification as a Hugging Face model; requires only torch and transformers.
+"""A bidirectional LSTM for sequence classification as a Hugging Face model. Requires only torch and transformers.
 
 `save_pretrained` copies this file into the model's directory, and `from_pretrained(directory, trust_remote_code=True)`
 loads the model from there.
@@ -145,7 +145,7 @@ class BilstmForSequenceClassification(PreTrainedModel):
         return texts.int().argmax(dim=2), texts.sum(dim=2)
 
     def _pool(self, states: Tensor, lengths: Tensor) -> Tensor:
-        """Pools `states [N, W, H]` over the first `lengths [N]` tokens -> `[N, H]`; 0 for an empty text."""
+        """Pools `states [N, W, H]` over the first `lengths [N]` tokens -> `[N, H]`, 0 for an empty text."""
         is_token = (torch.arange(states.shape[1], device=states.device) < lengths[:, None])[..., None]  # [N, W, 1]
         if self.config.pooling == "mean":
             return (states * is_token).sum(dim=1) / lengths.clamp(min=1)[:, None]
@@ -163,7 +163,7 @@ def _gather(states: Tensor, positions: Tensor) -> Tensor:
 
 
 def _restore_positions(states: Tensor, starts: Tensor, mask: Tensor) -> Tensor:
-    """Moves the states of the texts `[B * T, W, H]` to the positions of their tokens, `[B, L, H]`; 0 for padding."""
+    """Moves the states of the texts `[B * T, W, H]` to the positions of their tokens, `[B, L, H]`, 0 for padding."""
     batch, texts = starts.shape
     width = states.shape[1]
     position = torch.arange(mask.shape[1], device=mask.device).expand(batch, -1)

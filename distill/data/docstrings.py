@@ -88,7 +88,7 @@ _WORD = re.compile(r"[A-Za-z]+")
 
 
 def prepare_dataset(cache_dir: Path, *, sentences_per_class: int = 3000, seed: int = 0) -> Path:
-    """Returns the cached directory with `train.jsonl` and `dev.jsonl`; builds it if it is missing or damaged.
+    """Returns the cached directory with `train.jsonl` and `dev.jsonl`, and builds it if it is missing or damaged.
 
     Rows are `{"sentence": str, "label": str}`.
 

@@ -23,7 +23,7 @@ _TEXTS_PER_CALL = 10_000  # The tokenizer returns Python lists, so this limits i
 
 
 class MappedColumns(dict[str, np.ndarray]):
-    """Memory-mapped columns of an Arrow file; pickling stores only the path."""
+    """Memory-mapped columns of an Arrow file. Pickling stores only the path."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.table = path, pa.ipc.open_file(pa.memory_map(str(path))).read_all()
@@ -35,7 +35,7 @@ class MappedColumns(dict[str, np.ndarray]):
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of a split; example `i` is `column[offsets[i] : offsets[i + 1]]`.
+    """Token ids of a split. Example `i` is `column[offsets[i] : offsets[i + 1]]`.
 
     Args:
         columns: `input_ids [tokens]`, and `token_type_ids [tokens]` if the tokenizer returns them.
@@ -58,7 +58,7 @@ class Tokens:
 def tokenize_split(
     split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int, cache_dir: Path | None = None
 ) -> Tokens:
-    """Returns the tokens of a split, cached or computed; without `cache_dir` they are only in memory."""
+    """Returns the tokens of a split, cached or computed. Without `cache_dir`, they are not cached."""
     digest = compute_digest(split, tokenizer, max_length)
     if cache_dir is None:
         return _to_tokens(_tokenize(split, tokenizer, max_length), digest)
@@ -78,7 +78,7 @@ def read_tokens(path: Path, digest: str) -> Tokens:
 
 
 class TokenWriter:
-    """Writes examples to the file `path` one at a time; only their lengths and pair labels stay in memory."""
+    """Writes examples to the file `path` one at a time. Only their lengths and pair labels stay in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -35,7 +35,7 @@ class _DropoutFunction(torch.autograd.Function):
 
 
 def apply_dropout(values: Tensor, p: float, training: bool = True) -> Tensor:
-    """Zeroes each element with probability `p` and scales the options by `1 / (1 - p)` (arXiv 1207.0580).
+    """Zeroes each element with probability `p` and scales the others by `1 / (1 - p)` (arXiv 1207.0580).
 
     `p` is rounded to a multiple of 1 / 32768. The random numbers come from torch's generator.
     """
@@ -52,7 +52,7 @@ def draw_dropout_mask(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor
         return torch.zeros(shape, dtype=dtype)
     count = math.prod(shape)
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_()
-    # Each 16-bit number has 15 random bits. Numbers below the threshold become negative and then 0. The options become
+    # Each 16-bit number has 15 random bits. Numbers below the threshold become negative and then 0. The others become
     # -1, which has all bits set, so that the last step gives them the bits of the scale.
     numbers = words.view(torch.int16)[:count].bitwise_and_(_LEVELS - 1).sub_(threshold)
     keep = numbers.bitwise_right_shift_(15).bitwise_not_()

@@ -102,7 +102,7 @@ class Corpus:
         return f"data set {self._hub_id}" if self._hub_id else "the built-in sentences"
 
     def read_keys(self) -> Iterator[str]:
-        """Yields the keys of all documents; of a text file that is one document, it reads only the first blocks.
+        """Yields the keys of all documents, reading only the first blocks of a text file that is one document.
 
         Raises:
             UserError: as `read_documents`.
@@ -130,7 +130,7 @@ class Corpus:
         select: Callable[[str], bool] | None = None,
         position: Position | None = None,
     ) -> Iterator[Document]:
-        """Yields the documents of one process in a fixed order; each document belongs to one process.
+        """Yields the documents of one process in a fixed order. Each document belongs to one process.
 
         The key of a document is the path of its file within the corpus and its index in the file: `a/b.txt#0`. For a
         Hub data set, it is the split and a digest of the text. It does not depend on `rank` and `world_size`.
@@ -166,13 +166,13 @@ class Corpus:
         return UserError(f"{self.describe()} contains no text, expected at least one word")
 
     def count_bytes(self) -> int | None:
-        """Returns the size of the files on disk, compressed if they are; None for a Hub data set."""
+        """Returns the size of the files on disk, compressed if they are. None for a Hub data set."""
         return None if self._hub_id else sum(readers.read_status(path).st_size for _, path in self._files)
 
     def compute_fingerprint(self) -> str:
         """Returns a digest of the content and the reading options, which does not depend on the folder's location.
 
-        For files of more than 2 GiB in total, it includes the modification times in place of the content. For a Hub
+        For files of more than 2 GiB in total, it includes the modification times instead of the content. For a Hub
         data set, it includes only the name and the split.
         """
         hub_source = [self._hub_id, self._split] if self._hub_id else None
@@ -187,7 +187,7 @@ class Corpus:
 
     @cached_property
     def _files(self) -> tuple[tuple[str, Path], ...]:
-        """Name within the corpus and path of each file, sorted; empty for a Hub data set."""
+        """Name within the corpus and path of each file, sorted. Empty for a Hub data set."""
         if self._builtin_file is not None:
             return ((self._builtin_file.name, self._builtin_file),)
         if self._data_dir is None:
@@ -200,10 +200,10 @@ class Corpus:
             return ((root.name, root),)
         if not root.is_dir():
             raise UserError(f"{self.describe()} does not exist, expected a text file or a folder of text files")
-        found = sorted((path.relative_to(root).as_posix(), path) for path in readers.find_files(root))
-        if not found:
+        named_paths = sorted((path.relative_to(root).as_posix(), path) for path in readers.find_files(root))
+        if not named_paths:
             raise UserError(f"{self.describe()} contains no text files, expected files with one of {suffixes}")
-        return tuple(found)
+        return tuple(named_paths)
 
     @cached_property
     def _sources(self) -> tuple[tuple[str, Path | int], ...]:
@@ -267,7 +267,7 @@ class Corpus:
 
 
 def is_held_out(key: str, *, fraction: float, seed: int) -> bool:
-    """Returns whether a document belongs to the held-out `fraction`, in (0, 1); depends only on key and seed."""
+    """Returns whether a document belongs to the held-out `fraction`, in (0, 1). Depends only on key and seed."""
     if not 0 < fraction < 1:
         raise ValueError(f"fraction is {fraction}, expected a number between 0 and 1")
     return _draw(key, seed) < fraction

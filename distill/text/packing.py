@@ -136,9 +136,9 @@ class Packer:
             - `doc_sentences`: the same within one document. The last sequence of a document is shorter.
             - `segment_pair`: two runs of sentences, which share the sequence in random proportions.
             - `sentence`: one sentence, truncated to the maximum length.
-        pair: the task of segment pairs. `nsp`: the second segment of half of the pairs comes from elsewhere (arXiv
-            1810.04805, section 3.1). `sop`: the segments of half of the pairs are swapped (arXiv 1909.11942, section
-            3.1). None: the second segment follows the first one.
+        pair: the task of segment pairs. `nsp`: the second segment of half of the pairs does not follow the first
+            (arXiv 1810.04805, section 3.1). `sop`: the segments of half of the pairs are swapped (arXiv 1909.11942,
+            section 3.1). None: the second segment always follows the first.
 
     Special tokens that occur in a text are tokenized as text. `token_count` is the number of tokens read.
     `dropped_token_count` is the number of those in no sequence: truncated from a pair or a sentence, or too few for a
@@ -195,7 +195,7 @@ class Packer:
         yield from self.finish()
 
     def add_document(self, document: Document) -> Iterator[TokenSequence]:
-        """Adds a document and yields the completed sequences; the document's tokens may come with a later one."""
+        """Adds a document and yields the completed sequences. Its own tokens may come with a later document."""
         by_sentence = self.packing in ("segment_pair", "sentence")
         for paragraph in _split_paragraphs(document.text):
             for text in filter(None, split_sentences(paragraph)) if by_sentence else (paragraph,):
@@ -263,7 +263,7 @@ class Packer:
             yield TokenSequence(self._special.wrap_text(pending[start : start + self._capacity]))
 
     def _pack_pairs(self, *, use_all: bool) -> Iterator[TokenSequence]:
-        """Yields pairs of the waiting sentences: those that fill a sequence, or with `use_all` as many as possible."""
+        """Yields pairs that fill a sequence, or with `use_all` also shorter ones."""
         sentences = self._sentences
         while len(sentences) >= 2 and (use_all or sum(map(len, sentences)) >= self._capacity):
             used = max(2, _count_sentences(sentences, self._capacity))
@@ -287,7 +287,7 @@ class Packer:
             yield TokenSequence(ids, type_ids, label if self.pair else IGNORED)
 
     def _draw_negative(self, first: list[list[int]], second: list[list[int]]) -> list[list[int]] | None:
-        """Draws sentences from another document or far back in this one; None if there are none yet.
+        """Draws sentences from another document or far back in this one. Returns None if there are none yet.
 
         They fill the pair as much as `second` would, because their length would reveal the label otherwise.
         """

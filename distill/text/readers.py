@@ -100,7 +100,7 @@ def _decoding_error(path: Path, position: int) -> UserError:
 
 
 def read_blocks(path: Path) -> Iterator[str]:
-    """Yields a text file in blocks of at most `CHUNK_SIZE` characters; line ends become "\\n"."""
+    """Yields a text file in blocks of at most `CHUNK_SIZE` characters, with "\\n" as the only line end."""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
     text, bytes_read = "", 0
     with reading_errors(path), _open_file(path) as file:
@@ -128,7 +128,7 @@ def _find_chunk_end(text: str, start: int = 0) -> int:
 
 
 def _split_text(blocks: Iterable[str], split_by: str) -> Iterator[str | None]:
-    """Splits the blocks of a text file into documents; yields their chunks, and None after each document."""
+    """Splits the blocks of a text file into documents, and yields their chunks with None after each document."""
     if split_by == "file":
         yield from blocks
         yield None
@@ -166,7 +166,7 @@ def split_rows(texts: Iterable[str]) -> Iterator[str | None]:
 
 
 def _read_jsonl(path: Path, column: str) -> Iterator[str]:
-    """Yields the column of each line; one complete line is in memory, because JSON cannot be parsed in chunks."""
+    """Yields the column of each line. A complete line is in memory, because JSON cannot be parsed in chunks."""
     bytes_read = 0
     with reading_errors(path), _open_file(path) as file:
         for number, line in enumerate(file, 1):
@@ -202,7 +202,7 @@ def check_column(column: str, columns: Iterable[str], source: str) -> None:
     """Checks that the column exists.
 
     Raises:
-        UserError: if it is missing; the message starts with `source`.
+        UserError: if it is missing. The message starts with `source`.
     """
     if column not in columns:
         names = ", ".join(columns) or "none"
@@ -213,7 +213,7 @@ def get_text(row: Mapping[str, Any], column: str, source: str) -> str:
     """Returns the text of a row, which may be empty.
 
     Raises:
-        UserError: if the column is missing or its value is not a text; the message starts with `source`.
+        UserError: if the column is missing or its value is not a text. The message starts with `source`.
     """
     check_column(column, row, source)
     value = row[column]
