@@ -147,7 +147,7 @@ def test_pairs_reach_the_bilstm_of_every_family(family: Any) -> None:
     student = bilstm.from_teacher(teacher, text=["one", "two"], hidden_dim=8, classifier_dim=8)
     first, second = "a lovely film", "dull and stale"
     batch = tokenizer([first], [second], return_tensors="pt")
-    starts, lengths = student._texts(batch["input_ids"], batch["attention_mask"])
+    starts, lengths = student._locate_texts(batch["input_ids"], batch["attention_mask"])
     boundary = len(tokenizer(first)["input_ids"])  # With both special tokens around it.
     assert starts.tolist() == [[0, boundary]]
     assert lengths.sum().item() == batch["input_ids"].shape[1]
