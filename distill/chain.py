@@ -25,7 +25,7 @@ from distill.export.gate import recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
 from distill.export.settings import Settings as ExportSettings
-from distill.files import is_intact, make_directory, rewrite, whole_directory, write_text
+from distill.files import atomic_directory, is_intact, make_directory, replace_file, write_text
 from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
 from distill.models import checks
 from distill.records import report
@@ -179,7 +179,7 @@ def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
     """Writes an ordinary checkpoint directory, whole or not at all."""
-    with whole_directory(directory) as temporary:
+    with atomic_directory(directory) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
 
@@ -317,7 +317,7 @@ class _Stage:
         run, plan = self.run, self.plan
         bundle, labels = run.directory / "bundle", self.splits.labels
         say(f"Exporting to ONNX, quantizing, and scoring both files on {', '.join(scores)}")
-        with whole_directory(bundle) as directory:
+        with atomic_directory(bundle) as directory:
             formats = write_bundle(
                 directory, model=student, tokenizer=self.teacher.tokenizer, task=plan.task, splits=self.splits,
                 scores=scores, settings=plan.export,
@@ -326,7 +326,7 @@ class _Stage:
             write_text(directory / "README.md", report.render_model_card(run.record, labels))
         # The bundle is whole already, whatever becomes of the timing.
         run.update(benchmark=self._time(student, bundle, formats))
-        rewrite(bundle, "README.md", report.render_model_card(run.record, labels))
+        replace_file(bundle, "README.md", report.render_model_card(run.record, labels))
 
     def close(self) -> None:
         """Writes the report and prints where everything is."""
@@ -366,7 +366,7 @@ class _Stage:
         recipe = f"{'channel' if settings.per_channel else 'tensor'}-{7 if settings.reduce_range else 8}"
         directory = self.plan.cache_dir / "onnx" / f"{self.teacher.fingerprint[:16]}-{recipe}"
         if not is_intact(directory):
-            with whole_directory(directory, keep_intact=True) as temporary:
+            with atomic_directory(directory, reuse_intact=True) as temporary:
                 export_onnx(self.teacher.model, temporary / FILES["fp32"])
                 quantize(temporary / FILES["fp32"], temporary / FILES["int8"], settings)
         return {format: directory / file for format, file in FILES.items()}

@@ -43,6 +43,13 @@ def test_students_and_teachers_know_only_errors_files_and_the_hub() -> None:
             assert ours <= {"distill.errors", "distill.files", "distill.hub", "distill.models"}, path
 
 
+def test_readers_of_text_and_labelled_data_do_not_import_each_other() -> None:
+    for path in (ROOT / "distill" / "data").rglob("*.py"):
+        assert "distill.text" not in imports(path), path
+    for name in ("readers", "corpus", "packing", "masking"):
+        assert "distill.data" not in imports(ROOT / "distill" / "text" / f"{name}.py"), name
+
+
 def test_the_edge_runtime_needs_no_torch(tmp_path: Path) -> None:
     program = (
         "import sys\n"

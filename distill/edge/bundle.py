@@ -12,7 +12,7 @@ from tokenizers import Encoding, Tokenizer
 
 from distill.edge import decode
 from distill.errors import UserError
-from distill.files import sha256
+from distill.files import hash_file
 
 FORMAT = 2
 READABLE = (1, 2)
@@ -45,7 +45,7 @@ class Bundle:
         for name in (models[self.model], "tokenizer.json"):
             if not (self.directory / name).is_file():
                 raise UserError(f"{directory} is not whole: {name} is missing")
-            if sha256(self.directory / name) != self.about["files"].get(name):
+            if hash_file(self.directory / name) != self.about["files"].get(name):
                 raise UserError(f"{self.directory / name} is damaged: its SHA-256 is not the one in bundle.json")
         self.tokenizer = Tokenizer.from_file(str(self.directory / "tokenizer.json"))
         self.tokenizer.enable_truncation(self.about["max_length"])

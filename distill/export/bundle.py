@@ -13,7 +13,7 @@ from distill.export.gate import compare, passes, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
 from distill.export.settings import Settings
-from distill.files import sha256, write_json
+from distill.files import hash_file, write_json
 from distill.models.forward import input_names
 
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
@@ -57,7 +57,7 @@ def write_bundle(
         "models": FILES,
         "recommended": None,
         "metrics": {},
-        "files": {name: sha256(directory / name) for name in (*FILES.values(), "tokenizer.json")},
+        "files": {name: hash_file(directory / name) for name in (*FILES.values(), "tokenizer.json")},
     }
     write_json(directory / "bundle.json", about)
     formats = {}

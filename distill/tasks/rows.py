@@ -88,7 +88,9 @@ def encode_rows(
     chosen = {"train": splits.splits["train"], **splits.scored()}
     return {
         name: TokenizedExamples(
-            token_cache.encode(split, tokenizer, max_length, cache_dir), tokenizer, per_example={"labels": split.labels}
+            token_cache.tokenize_split(split, tokenizer, max_length, cache_dir),
+            tokenizer,
+            per_example={"labels": split.labels},
         )
         for name, split in chosen.items()
     }

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from distill.contracts import Batch, Items, Outputs
 from distill.errors import UserError
-from distill.files import make_directory, replaced
+from distill.files import atomic_file, make_directory
 from distill.teaching.top_k import TopKOutputs, bytes_per_item, top_k_mass
 
 FORMAT = 3
@@ -188,7 +188,7 @@ class CachedOutputs:
         if hidden is not None:
             tensors["hidden"] = hidden.to(device="cpu", dtype=torch.float16).contiguous()
         path = self._path(number)
-        with replaced(path) as temporary:
+        with atomic_file(path) as temporary:
             save_file(tensors, temporary, metadata={"sha256": _digest(tensors), "examples": _examples(first, last)})
         self._shards[number] = self._read(number)
 

@@ -20,7 +20,7 @@ from distill.console import console, duration, notice, say
 from distill.contracts import EncodedSplits, Splits, Task
 from distill.data import batching
 from distill.errors import UnreachableError, UserError
-from distill.files import CHECKSUMS, is_intact, sha256, whole_directory, write_json
+from distill.files import CHECKSUMS, atomic_directory, hash_file, is_intact, write_json
 from distill.losses import HardLabels, Objective
 from distill.models.checks import check_length
 from distill.models.loading import Start
@@ -221,7 +221,7 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
         weights = _digest([source.weights.fingerprint(), task.auto_class, splits.labels])
         tokenizer, load, model = start.tokenizer, lambda: load_start(source, task, splits).model, start.model
     else:
-        weights = sha256(directory / CHECKSUMS)
+        weights = hash_file(directory / CHECKSUMS)
         tokenizer, model = transformers.AutoTokenizer.from_pretrained(directory), None
         load = partial(_load, directory, task)
     return PreparedTeacher(
@@ -327,7 +327,7 @@ def _finetune(
         identity={"data": splits.sha256, "start": source.weights.fingerprint()},
         resume=preparation.resume,
     )  # fmt: skip
-    with whole_directory(target, keep_intact=True) as temporary:
+    with atomic_directory(target, reuse_intact=True) as temporary:
         module.student.save_pretrained(temporary)
         start.tokenizer.save_pretrained(temporary)
         about = {"task": task.name, "data": splits.sha256, "settings": asdict(settings)}

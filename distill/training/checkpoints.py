@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from distill.errors import UserError
-from distill.files import replaced
+from distill.files import atomic_file
 from distill.training import processes
 
 _STOPPING = (
@@ -29,7 +29,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(target) as temporary, open(temporary, "wb") as file:
+        with atomic_file(target) as temporary, open(temporary, "wb") as file:
             torch.save(checkpoint, file)
 
 

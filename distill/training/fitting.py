@@ -220,7 +220,7 @@ def _made_fast(student: PreTrainedModel, settings: Settings) -> Iterator[None]:
         finally:
             encoder._compiled_call_impl = None
     elif settings.device().type == "cpu":
-        with cpu_kernels.training_on_cpu(student):
+        with cpu_kernels.use_cpu_kernels(student):
             yield
     else:
         yield

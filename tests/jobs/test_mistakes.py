@@ -309,10 +309,10 @@ def test_a_directory_that_could_not_be_filled_is_not_there(place: Place) -> None
     """A teacher's files are too large where its checkpoints are not: they end as they began, with nothing."""
     program = (
         "import resource, pathlib, sys\n"
-        "from distill.files import is_full_disk, whole_directory\n"
+        "from distill.files import is_full_disk, atomic_directory\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try:\n"
-        "    with whole_directory(pathlib.Path('cache/teacher')) as draft:\n"
+        "    with atomic_directory(pathlib.Path('cache/teacher')) as draft:\n"
         "        (draft / 'small').write_bytes(bytes(10))\n"
         "        (draft / 'large').write_bytes(bytes(5000))\n"
         "except OSError as error:\n"
