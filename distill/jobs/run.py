@@ -17,7 +17,6 @@ from distill.errors import Interrupted, UserError
 from distill.files import write_text
 from distill.jobs import rows, text
 from distill.records.record import Run, create_run
-from distill.training import processes
 from distill.training.checkpoints import handled
 
 # By the kind of the task.
@@ -63,7 +62,6 @@ def run_job(config: DictConfig) -> Path:
             run.update(status="failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
         raise
     finally:
-        processes.end()
         if "wandb" in sys.modules:
             # Left open, the next run of a sweep would write into this one.
             sys.modules["wandb"].finish()

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,21 +26,14 @@ from distill.errors import UserError
 from distill.losses import HardLabels
 from distill.tasks import SequenceTask
 from distill.teaching.output_cache import KeptOutputs
-from distill.training import fitting, processes
-from distill.training.processes import ProcessError
+from distill.training import distributed, fitting
+from distill.training.pickling import dumps
 from distill.training.settings import Settings, check_processes
-from distill.training.travel import packed
+from distill.training.workers import WorkerError
 from tests.conftest import BAD, GOOD, SETTINGS, Make, Toy, equal, last_state, sentences, toy_training, weights
 
 CPU = torch.device("cpu")
 ROOT = Path(fitting.__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_crew() -> Iterator[None]:
-    """The tests of a training share a second process; nothing of it is left at the end."""
-    yield
-    processes.end()
 
 
 # As one
@@ -105,7 +98,7 @@ class Trouble(HardLabels):
 
     def forward(self, student: Any, teacher: Any, batch: Any) -> tuple[Tensor, Tensor]:
         self.step -= 1
-        if self.step == -1 and processes.rank() == self.rank:
+        if self.step == -1 and distributed.rank() == self.rank:
             if self.kind == "user":
                 raise UserError("something of the user's")
             if self.kind == "bug":
@@ -135,8 +128,8 @@ def pair(make: Make) -> Toy:
 def others() -> list[int]:
     """Processes that this one has started and that have not ended."""
     children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    # Other tests leave the helper of their own processes behind.
-    return [child.pid for child in children if "distill.training.processes" in " ".join(child.cmdline())]
+    # Not the resource tracker of multiprocessing, which lives as long as this process.
+    return [child.pid for child in children if "spawn_main" in " ".join(child.cmdline())]
 
 
 @pytest.mark.parametrize(
@@ -144,14 +137,14 @@ def others() -> list[int]:
     [
         (0, "SIGTERM", (KeyboardInterrupt, SystemExit), 2),
         (1, "SIGTERM", (KeyboardInterrupt, SystemExit), 2),  # As torchrun and SLURM tell them.
-        (1, "SIGKILL", ProcessError, 4),
+        (1, "SIGKILL", WorkerError, 4),
     ],
 )
 def test_two_processes_that_were_stopped_or_killed_end_as_if_nothing_had_been(
     make: Make, pair: Toy, rank: int, kind: str, error: Any, left: int
 ):
     stopped = trouble(make(**TWO), rank=rank, step=5, kind=kind)
-    with pytest.raises(error, match="process 2 of 2 was killed by signal 9" if kind == "SIGKILL" else None):
+    with pytest.raises(error, match="^rank 1 of 2 was killed by SIGKILL$" if kind == "SIGKILL" else None):
         stopped.fit()
     state = torch.load(stopped.directory / "checkpoints" / "last.ckpt", weights_only=True)
     assert state["global_step"] == 8 - left
@@ -178,7 +171,7 @@ def test_a_sharded_training_is_resumed_too(make: Make):
     ("rank", "kind", "error", "message"),
     [
         (1, "user", UserError, "^something of the user's"),
-        (1, "bug", ProcessError, "^process 2 of 2: ZeroDivisionError: division by zero"),
+        (1, "bug", WorkerError, "^rank 1 of 2: ZeroDivisionError: division by zero"),
         (0, "bug", ZeroDivisionError, "division by zero"),
     ],
 )
@@ -231,7 +224,7 @@ def test_what_lies_in_files_travels_as_their_path(
 def test_models_travel_with_their_use_behind_them(make: Make):
     toy = make()
     fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
-    module = pickle.loads(packed(toy.module))
+    module = pickle.loads(dumps(toy.module))
     batch = next(iter(toy.loaders["train"]))[0]
     with torch.no_grad():
         for mode in (toy.module, module):
@@ -285,7 +278,7 @@ def killed(*arguments: str, output: Path, step: int = 1) -> tuple[dict[str, Any]
     process = psutil.Popen(call, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: reached() >= step)
-        started = process.children()
+        started = [child for child in process.children() if "spawn_main" in " ".join(child.cmdline())]
     finally:
         process.kill()
         process.wait()
