@@ -15,7 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 from distill.errors import UserError
 
 _CONNECT_TIMEOUT = timedelta(minutes=5)
-_CALL_TIMEOUT = timedelta(days=365)  # Between two calls rank 0 may do anything.
+CALL_TIMEOUT = timedelta(days=365)  # Between two calls rank 0 may do anything.
 
 
 def launched_world_size() -> int:
@@ -71,7 +71,7 @@ def receive_calls(store: Store) -> Iterator[tuple[Store, str]]:
     """Yields the store and the device of each call until rank 0 ends."""
     for number in itertools.count(1):
         try:
-            store.wait([f"call{number}"], _CALL_TIMEOUT)
+            store.wait([f"call{number}"], CALL_TIMEOUT)
             device = store.get(f"call{number}").decode()
         except RuntimeError:  # Rank 0 hosted the store, and has ended.
             return
