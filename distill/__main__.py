@@ -45,15 +45,18 @@ def main() -> int:
         return 0
     asked = os.environ.get("HYDRA_FULL_ERROR")
     wants_traceback = asked == "1"
+    store = None
     launched = "RANK" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ
     try:
         _check_installation()
         if launched:
             if os.environ.get("RANK", os.environ.get("SLURM_PROCID")) != "0":
                 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Others than the first are silent.
-            from distill.training import processes
+            from distill.training import launchers, workers
 
-            if processes.join():
+            store = launchers.connect()
+            if store is not None and launchers.launched_rank() > 0:
+                workers.serve(store)
                 return 0
         # A traceback is for those who ask for it; Hydra would otherwise end the process in its own words.
         os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -65,8 +68,8 @@ def main() -> int:
     except KeyboardInterrupt:
         return _tell(Interrupted("interrupted before anything began"))
     finally:
-        if launched and "distill.training.processes" in sys.modules:
-            processes.end(launched_too=True)
+        if store is not None:
+            launchers.release(store)
         if asked is None:
             os.environ.pop("HYDRA_FULL_ERROR", None)
         else:

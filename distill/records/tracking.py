@@ -10,7 +10,6 @@ from pathlib import Path
 
 from distill.errors import Interrupted, UserError
 from distill.records.record import Run
-from distill.training import processes
 from distill.training.checkpoints import handled
 
 
@@ -36,7 +35,6 @@ def tracked(run: Run, *, resume_with: str) -> Iterator[None]:
             run.update(status="failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
         raise
     finally:
-        processes.end()
         if "wandb" in sys.modules:
             # An open logger would also receive the next run of a sweep.
             sys.modules["wandb"].finish()

@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from distill.errors import UserError
 from distill.files import atomic_file
-from distill.training import processes
+from distill.training import distributed
 
 _STOPPING = (
     b"\nStopping after this step, and keeping it. Once more stops at once, and goes back to the last checkpoint.\n"
@@ -68,7 +68,7 @@ class Checkpoints(Callback):
                 f"{self.path} is of another training, with other {' and '.join(other)}: start anew, without resume"
             )
         self.steps.skip = done
-        if (place := places[processes.rank()]) is not None:
+        if (place := places[distributed.rank()]) is not None:
             self.steps.place = place
 
     @contextmanager
@@ -84,7 +84,7 @@ class Checkpoints(Callback):
             raise KeyboardInterrupt
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if processes.rank() > 0:  # The first one says it, and is asked twice.
+        if distributed.rank() > 0:  # The first one says it, and is asked twice.
             self.stopping = True
             return
         if self.stopping:
@@ -94,7 +94,7 @@ class Checkpoints(Callback):
 
     def _agree(self) -> None:
         """Stop where one of the processes was asked to, and keep this step."""
-        if not self._agreed and processes.anyone(self.stopping):
+        if not self._agreed and distributed.any_rank(self.stopping):
             self.stopping = self._agreed = self._due = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -122,7 +122,7 @@ class Checkpoints(Callback):
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["identity"] = self.identity
         # Each process reads documents of its own.
-        checkpoint["places"] = processes.gathered(getattr(self.steps, "place", None))
+        checkpoint["places"] = distributed.all_gather(getattr(self.steps, "place", None))
 
 
 @contextmanager

@@ -22,12 +22,12 @@ from transformers import PreTrainedModel
 from distill.data import batching
 from distill.models import cpu_kernels
 from distill.models.forward import to_device
-from distill.training import processes
+from distill.training import distributed
 from distill.training.checkpoints import AtomicCheckpointIO, Checkpoints
 from distill.training.module import DistillationModule
 from distill.training.progress_bar import ProgressBar
 from distill.training.settings import Settings
-from distill.training.strategies import device_number, strategy
+from distill.training.strategies import create_strategy, select_devices
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def fit(
     for model in (module, module.teacher):
         if model is not None:
             model.cpu()  # On its way to other processes, which have other GPUs.
-    found: Fit = processes.together(settings.processes(), _fit, *work, device=settings.device(), logger=logger)
-    return found
+    result: Fit = distributed.run(_fit, *work, world_size=settings.processes(), device=settings.device(), logger=logger)
+    return result
 
 
 def _fit(
@@ -90,8 +90,8 @@ def _fit(
     """`fit` in one of the processes that train."""
     keep_freed_memory()
     steps: Any = train.batch_sampler or train.dataset  # A stream makes its own steps.
-    if processes.rank() > 0:
-        steps.rank = processes.rank()
+    if distributed.rank() > 0:
+        steps.rank = distributed.rank()
     metric, selects = f"dev/{module.task.metric}", module.task.selects
     best = ModelCheckpoint(
         dirpath=checkpoints, filename="best", monitor=metric, mode=selects, save_weights_only=True,
@@ -109,11 +109,11 @@ def _fit(
     if resuming:
         saving.go_on()
     clock = _Clock()
-    shown = [ProgressBar(title, metric, selects)] if processes.rank() == 0 else []
+    shown = [ProgressBar(title, metric, selects)] if distributed.rank() == 0 else []
     trainer = L.Trainer(
         accelerator=settings.accelerator,
-        devices=device_number(settings.device()),
-        strategy=strategy(settings.strategy, settings.device()),
+        devices=select_devices(settings.device()),
+        strategy=create_strategy(settings.strategy, settings.device()),
         precision=settings.resolved_precision(),  # type: ignore[arg-type]
         max_steps=module.total_steps,
         val_check_interval=max(1, len(train) // settings.evaluations),
@@ -129,7 +129,7 @@ def _fit(
     )
     with _kept_whole(module, settings), _made_fast(module.student, settings), saving.asked_to_stop():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
-    if processes.rank() == 0:  # The others have done their part.
+    if distributed.rank() == 0:  # The others have done their part.
         state = torch.load(best.best_model_path, map_location="cpu", weights_only=True)["state_dict"]
         module.load_state_dict(state)
     seconds = max(clock.seconds, 1e-9)
@@ -152,7 +152,7 @@ def _identity(module: DistillationModule, steps_per_epoch: int, settings: Settin
     steps = [module.total_steps, steps_per_epoch, settings.accumulate]
     return {
         "model": shapes, "steps": steps, "precision": settings.resolved_precision(), "seed": module.seed,
-        "processes": processes.world(),
+        "processes": distributed.world_size(),
     }  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def estimate_seconds(
     for group in optimizer.param_groups:
         group["lr"] = group["weight_decay"] = 0.0  # All the work of a step, and nothing moves.
     took, optimizing = [], []
-    with _made_fast(module.student, settings), processes.threads(settings.devices):
+    with _made_fast(module.student, settings), distributed.limit_threads(settings.devices):
         for _ in range(4):
             start = time.perf_counter()
             with torch.autocast(device.type, torch.bfloat16, enabled=settings.resolved_precision() == "bf16-mixed"):
@@ -198,7 +198,7 @@ def estimate_seconds(
 @contextmanager
 def _kept_whole(module: DistillationModule, settings: Settings) -> Iterator[None]:
     """Train copies of student and objective where these are cut into shares; the module has its own at the end."""
-    if settings.strategy != "fsdp" or processes.world() == 1:
+    if settings.strategy != "fsdp" or distributed.world_size() == 1:
         yield
         return
     whole = module.student, module.objective

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from distill.errors import UserError
-from distill.training import processes
+from distill.training.launchers import launched_world_size
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
@@ -105,7 +105,7 @@ class Settings:
 
     def processes(self) -> int:
         """How many processes train."""
-        launched = processes.launched().world
+        launched = launched_world_size()
         return launched if launched > 1 else self.devices
 
     def device(self) -> torch.device:
@@ -158,7 +158,7 @@ def check_processes(settings: Settings, trainer: str) -> None:
     device = settings.device()
     if device.type == "mps" and settings.processes() > 1:
         raise UserError(f"{trainer}.devices={settings.devices}, but an Apple GPU serves one process: set it to 1")
-    if device.type == "cuda" and processes.launched().world == 1 and settings.devices > torch.cuda.device_count():
+    if device.type == "cuda" and launched_world_size() == 1 and settings.devices > torch.cuda.device_count():
         raise UserError(
             f"{trainer}.devices={settings.devices}, but torch sees {torch.cuda.device_count()} GPU(s): take as many, "
             f"or set {trainer}.accelerator=cpu"
