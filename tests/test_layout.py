@@ -46,7 +46,7 @@ def test_students_and_teachers_know_only_errors_files_and_the_hub() -> None:
 def test_the_edge_runtime_needs_no_torch(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "for name in ('torch', 'transformers', 'lightning', 'hydra', 'datasets', 'sklearn'):\n"
+        "for name in ('torch', 'transformers', 'lightning', 'hydra', 'datasets', 'sklearn', 'pydantic'):\n"
         "    sys.modules[name] = None\n"
         "import distill.edge.__main__ as edge\n"
         "sys.exit(edge.main(['nowhere', 'text']))\n"

@@ -44,8 +44,9 @@ def source(config: DictConfig) -> finetune.Source:
     assert isinstance(values, dict)
     settings = values.pop("finetune", False)
     values.pop("cache", None)
+    # From the configuration, which knows the full names of the options.
     return finetune.Source(
-        weights=hydra.utils.instantiate(values), settings=hydra.utils.instantiate(settings) if settings else None
+        weights=hydra.utils.instantiate(values), settings=instantiate(config.finetune) if settings else None
     )
 
 
