@@ -17,6 +17,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from distill.benchmark import latency
 from distill.export import exporting
+from distill.export.settings import ExportSettings
 from distill.models.forward import input_names
 from students import bilstm
 
@@ -45,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         files = {name: Path(directory) / file for name, file in exporting.FILES.items()}
         exporting.export_onnx(student, files["fp32"])
-        exporting.quantize(files["fp32"], files["int8"], exporting.Settings())
+        exporting.quantize(files["fp32"], files["int8"], ExportSettings())
         size = sum(parameter.numel() * parameter.element_size() for parameter in teacher.parameters())
         candidates = [latency.Candidate("BERT-large", "torch", input_names(teacher), size, answer)]
         for name, path in files.items():

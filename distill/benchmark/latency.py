@@ -21,28 +21,6 @@ Inputs = Mapping[str, NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What to time: the keys of `conf/benchmark`. `seconds` go to each model, format, batch and length."""
-
-    batches: Sequence[int]
-    lengths: Sequence[int]
-    enabled: bool = True
-    threads: int | None = None
-    seconds: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("batches", "lengths"):
-            values = getattr(self, name)
-            given = values if isinstance(values, list | tuple) else []
-            if not given or any(isinstance(value, bool) or not isinstance(value, int) or value < 1 for value in given):
-                raise ValueError(f"got benchmark.{name}={values}, expected whole numbers of at least 1, like [1,8]")
-        if self.threads is not None and (not isinstance(self.threads, int) or self.threads < 1):
-            raise ValueError(f"got benchmark.threads={self.threads}, expected at least 1 or null for all cores")
-        if not self.seconds > 0:
-            raise ValueError(f"got benchmark.seconds={self.seconds}, expected a number above 0")
-
-
-@dataclass(frozen=True)
 class Candidate:
     """Something to time: `run` answers to arrays `[B, L]` of the names in `inputs`; `bytes` is its file's size."""
 

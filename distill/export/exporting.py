@@ -6,7 +6,6 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.data.tables import Split
 from distill.edge.bundle import FORMAT, Bundle
+from distill.export.settings import ExportSettings
 from distill.files import sha256, write_json
 from distill.models.forward import input_names
 from distill.tasks import SequenceTask
@@ -27,23 +27,6 @@ FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 FP32_AGREEMENT = 0.999
 ROUNDING = 1e-9  # 0.762 - 0.752 is a little more than 0.01.
 OPSET = 20
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to export: the keys of `conf/export`.
-
-    `max_drop` is how far an exported file's metric on dev may be below torch's before its gate says failed.
-    `reduce_range` keeps int8 weights to 7 bits: without it a processor that lacks VNNI instructions saturates.
-    """
-
-    max_drop: float = 0.01
-    reduce_range: bool = True
-    per_channel: bool = True
-
-    def __post_init__(self) -> None:
-        if not self.max_drop >= 0:
-            raise ValueError(f"got export.max_drop={self.max_drop}, expected 0 or more")
 
 
 class _Logits(nn.Module):
@@ -86,7 +69,7 @@ def export_onnx(model: PreTrainedModel, path: Path) -> None:
     program.save(str(path))
 
 
-def quantize(fp32: Path, int8: Path, settings: Settings) -> str:
+def quantize(fp32: Path, int8: Path, settings: ExportSettings) -> str:
     """Write an int8 copy (weights ahead of time, activations on the fly) and return the recipe in words."""
     graph = onnx.load(str(fp32))
     del graph.graph.value_info[:]  # Shapes of the exporter's example would contradict the quantized graph.
@@ -134,7 +117,7 @@ def write_bundle(
     labels: Sequence[str],
     splits: Mapping[str, Split],
     logits: Mapping[str, np.ndarray],
-    settings: Settings,
+    settings: ExportSettings,
 ) -> dict[str, dict[str, Any]]:
     """Fill `directory` with a bundle and return run.json's `export`: each file scored through ONNX Runtime.
 
@@ -206,7 +189,7 @@ def check(
     }
 
 
-def passes(name: str, row: Mapping[str, Any], settings: Settings) -> bool:
+def passes(name: str, row: Mapping[str, Any], settings: ExportSettings) -> bool:
     """Whether a file kept enough of the metric, and as fp32 said the same as torch besides."""
     kept: bool = row["drop"] <= settings.max_drop + ROUNDING
     return kept and (name != "fp32" or row["agreement"] >= FP32_AGREEMENT)

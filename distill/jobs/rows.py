@@ -12,9 +12,11 @@ from omegaconf import DictConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark import latency
+from distill.benchmark.settings import BenchmarkSettings
 from distill.console import console, notice, quiet, say
 from distill.data import batching, tables
 from distill.export import exporting
+from distill.export.settings import ExportSettings
 from distill.files import is_intact, make_directory, rewrite, whole_directory, write_text
 from distill.jobs import build, preflight
 from distill.losses import HardLabels, Objective
@@ -48,8 +50,8 @@ def run_distill(config: DictConfig, run: Run) -> None:
     # What can be wrong with the options is found before a teacher is trained for them.
     settings: Settings = build.instantiate(config.trainer)
     objective: Objective = build.instantiate(config.objective)
-    export_settings: exporting.Settings = build.instantiate(config.export)
-    timing: latency.Settings = build.instantiate(config.benchmark)
+    export_settings: ExportSettings = build.instantiate(config.export)
+    timing: BenchmarkSettings = build.instantiate(config.benchmark)
     task: SequenceTask = build.instantiate(config.task)
     cache = build.cache(config)
     preflight.check_objective(objective, task)
@@ -111,8 +113,8 @@ def _publish(
     teacher: finetune.Teacher,
     student: PreTrainedModel,
     logits: dict[str, np.ndarray],
-    settings: exporting.Settings,
-    timing: latency.Settings,
+    settings: ExportSettings,
+    timing: BenchmarkSettings,
 ) -> None:
     """Export, check and time the student, and write the bundle and the report."""
     bundle = run.directory / "bundle"
@@ -222,8 +224,8 @@ def _benchmark(
     student: PreTrainedModel,
     bundle: Path,
     formats: dict[str, Any],
-    settings: exporting.Settings,
-    timing: latency.Settings,
+    settings: ExportSettings,
+    timing: BenchmarkSettings,
 ) -> list[dict[str, Any]]:
     """Teacher and student in torch and in ONNX, in turns."""
     if not timing.enabled:
@@ -255,7 +257,7 @@ def _benchmark(
         torch.set_num_threads(threads)
 
 
-def _teacher_files(config: DictConfig, teacher: finetune.Teacher, settings: exporting.Settings) -> dict[str, Path]:
+def _teacher_files(config: DictConfig, teacher: finetune.Teacher, settings: ExportSettings) -> dict[str, Path]:
     """The teacher's own ONNX files, kept in the cache under its fingerprint and the recipe."""
     recipe = f"{'channel' if settings.per_channel else 'tensor'}-{7 if settings.reduce_range else 8}"
     directory = build.cache_dir(config) / "onnx" / f"{teacher.fingerprint[:16]}-{recipe}"

@@ -24,17 +24,17 @@ class Settings:
     The training ends at `max_epochs` or at `max_steps`, whichever it reaches first.
 
     Args:
-        learning_rate: is the peak, reached after the warm-up.
-        batch_size: counts the examples of a micro-batch.
-        batch_tokens: counts the tokens of a micro-batch, padding included. It replaces `batch_size`.
-        accumulate: counts the micro-batches of an optimizer step in each process.
-        warmup: is a share of all steps.
-        clip: is the largest norm of the gradient; 0 does not clip.
-        evaluations: counts the evaluations on dev in an epoch. Each writes a checkpoint.
-        checkpoint_steps: is the number of optimizer steps between further checkpoints.
-        devices: counts the processes on this machine that train together, each with batches of its own. With torchrun
-            or SLURM the number of launched processes replaces it.
-        compile: passes the student to `torch.compile`.
+        learning_rate: its peak, reached after the warm-up.
+        batch_size: number of examples of a micro-batch.
+        batch_tokens: number of tokens of a micro-batch, padding included. A number replaces `batch_size`.
+        accumulate: number of micro-batches of an optimizer step in each process.
+        warmup: share of all steps.
+        clip: largest norm of the gradient; 0 does not clip.
+        evaluations: number of evaluations on dev in an epoch, each of which writes a checkpoint.
+        checkpoint_steps: number of optimizer steps between further checkpoints.
+        devices: number of processes on this machine that train together, each with batches of its own. Under torchrun
+            or SLURM it is the number of processes that these have launched.
+        compile: whether to pass the student to `torch.compile`.
 
     Raises:
         OptionError: for a value out of range, or an accelerator or a compiler that this machine lacks.

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from distill.benchmark import latency
+from distill.benchmark.settings import BenchmarkSettings
+from distill.errors import UserError
 
 
 def candidate(name: str, seconds: float, seen: list[Any], inputs: tuple[str, ...]) -> latency.Candidate:
@@ -48,3 +50,20 @@ def test_percentiles_are_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     assert (row["p50_ms"], row["runs"]) == (pytest.approx(2.0), 3)
     assert row["p99_ms"] == pytest.approx(2.98)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batches": []}, r"got batches=\[\], expected whole numbers of at least 1 in a list like \[1,8\]"),
+        ({"lengths": [0]}, r"got lengths=\[0\], expected whole numbers"),
+        ({"lengths": 8}, r"got lengths=8, expected whole numbers"),
+        ({"lengths": [True]}, r"got lengths=\[true\], expected whole numbers"),
+        ({"threads": 0}, "got threads=0, expected a whole number of at least 1 or null"),
+        ({"threads": True}, "got threads=true, expected a whole number"),
+        ({"seconds": 0}, "got seconds=0, expected a number above 0"),
+    ],
+)
+def test_settings_that_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"^{message}"):
+        BenchmarkSettings(**{"batches": [1], "lengths": [8]} | options)

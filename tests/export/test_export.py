@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.data.tables import Split
 from distill.edge.bundle import Bundle, session
 from distill.export import exporting
+from distill.export.settings import ExportSettings
 from distill.tasks import SequenceTask
 from distill.training.module import freeze
 from students.distilbert import from_teacher
@@ -86,7 +87,7 @@ def test_a_bfloat16_model_is_exported_in_float32(tokenizer: PreTrainedTokenizerB
 
 def test_int8_weights_keep_to_seven_bits(exported: dict[str, Any], tmp_path: Path) -> None:
     """Eight bits saturate on processors without VNNI: two products of 255 x 127 do not fit into 16 bits."""
-    recipe = exporting.quantize(exported["directory"] / "student.onnx", tmp_path / "int8.onnx", exporting.Settings())
+    recipe = exporting.quantize(exported["directory"] / "student.onnx", tmp_path / "int8.onnx", ExportSettings())
     assert "7-bit" in recipe
     graph = onnx.load(str(tmp_path / "int8.onnx")).graph
     multiplied = {node.input[1] for node in graph.node if node.op_type == "MatMulInteger"}
@@ -111,7 +112,7 @@ def write(
         logits = model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).logits.numpy()
     return exporting.write_bundle(
         directory, model=model, tokenizer=tokenizer, task=task, labels=LABELS,
-        splits={"dev": dev}, logits={"dev": logits}, settings=exporting.Settings(**settings),
+        splits={"dev": dev}, logits={"dev": logits}, settings=ExportSettings(**settings),
     )  # fmt: skip
 
 
@@ -160,7 +161,7 @@ def _labelled_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dev
 
 
 def test_the_gate_lets_through_exactly_what_it_says() -> None:
-    settings = exporting.Settings(max_drop=0.01)
+    settings = ExportSettings(max_drop=0.01)
     for before, after, agreement, name, passed in (
         (0.762, 0.752, 0.98, "int8", True),  # Five of 500, and in floating point a little more.
         (0.762, 0.750, 0.98, "int8", False),
@@ -178,8 +179,8 @@ def test_where_every_gate_failed_nothing_is_recommended() -> None:
 
 
 def test_a_negative_drop_allowance_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_drop=-1, expected 0 or more"):
-        exporting.Settings(max_drop=-1)
+    with pytest.raises(ValueError, match="got max_drop=-1, expected a number of at least 0"):
+        ExportSettings(max_drop=-1)
 
 
 def test_a_tokenizer_of_pairs_and_truncation_is_shipped_as_it_was(tmp_path: Path) -> None:
@@ -195,6 +196,6 @@ def test_a_tokenizer_of_pairs_and_truncation_is_shipped_as_it_was(tmp_path: Path
     formats = exporting.write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, labels=LABELS,
         splits={"dev": Split(texts, pairs, np.array([0, 1]))}, logits={"dev": logits},
-        settings=exporting.Settings(max_drop=1.0),
+        settings=ExportSettings(max_drop=1.0),
     )  # fmt: skip
     assert formats["fp32"]["max_abs_diff"] < 2e-5

@@ -18,6 +18,7 @@ from distill.data import batching, tables
 from distill.edge.bundle import session
 from distill.errors import UserError
 from distill.export import exporting
+from distill.export.settings import ExportSettings
 from distill.models import checks, cpu_kernels
 from distill.models.forward import input_names
 from distill.tasks import SequenceTask
@@ -129,7 +130,7 @@ def test_the_family_teaches_and_gives_its_layers(family: Any, tmp_path: Path) ->
 def test_the_teachers_exported_file_equals_torch(family: Any, tmp_path: Path) -> None:
     _, teacher, tokenizer = family
     exporting.export_onnx(teacher, tmp_path / "model.onnx")
-    exporting.quantize(tmp_path / "model.onnx", tmp_path / "model.int8.onnx", exporting.Settings())
+    exporting.quantize(tmp_path / "model.onnx", tmp_path / "model.int8.onnx", ExportSettings())
     fp32, int8 = (session(tmp_path / file) for file in ("model.onnx", "model.int8.onnx"))
     for texts in (["a lovely film"], ["dull", "a lovely and moving film, funny , warm and clever, every minute", "x"]):
         batch = dict(tokenizer(texts, padding=True, return_tensors="pt"))

@@ -20,6 +20,7 @@ from transformers import (
 from distill.edge.bundle import session
 from distill.errors import UserError
 from distill.export import exporting
+from distill.export.settings import ExportSettings
 from students import bilstm
 from students.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification, BilstmLayer
 
@@ -180,7 +181,7 @@ def test_the_exported_files_equal_torch(tmp_path: Path, pair: bool) -> None:
         model(layers=1, pair=pair), tmp_path / "another.onnx"
     )  # The first export must not fix this one.
     exporting.export_onnx(network, fp32)
-    exporting.quantize(fp32, int8, exporting.Settings())
+    exporting.quantize(fp32, int8, ExportSettings())
     sessions = {path: session(path) for path in (fp32, int8)}
     for batch in (1, 3):
         for length in (1, 7, 64, 300):
@@ -200,5 +201,5 @@ def test_the_embedding_table_is_quantized(tmp_path: Path, teacher: PreTrainedMod
     torch.manual_seed(0)
     config = BilstmConfig(vocab_size=5000, embedding_dim=64, hidden_dim=8, classifier_dim=8, num_labels=2)
     exporting.export_onnx(BilstmForSequenceClassification(config), tmp_path / "model.onnx")
-    exporting.quantize(tmp_path / "model.onnx", tmp_path / "model.int8.onnx", exporting.Settings())
+    exporting.quantize(tmp_path / "model.onnx", tmp_path / "model.int8.onnx", ExportSettings())
     assert (tmp_path / "model.int8.onnx").stat().st_size < 0.35 * (tmp_path / "model.onnx").stat().st_size
