@@ -298,9 +298,12 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "a missing column": (("rows",), "has no column text"),
     "spans longer than a sequence": (
         ("task.mask.unit=span", "task.mask.span_longest=40"),
-        "task.mask.span_longest=40, but a sequence of task.max_length=32 tokens has at most 30",
+        "got task.mask.span_longest=40, expected at most 30, the ordinary tokens of a sequence of task.max_length=32",
     ),
-    "a span of nothing": (("task.mask.unit=span", "task.mask.span_longest=0"), "got span_longest 0"),
+    "a span of nothing": (
+        ("task.mask.unit=span", "task.mask.span_longest=0"),
+        "got task.mask.span_longest=0, expected",
+    ),
     "an unknown packing": (("task.packing=lines",), "got task.packing=lines, expected one of full_sentences"),
     "a pair that is none": (("task.pair=nsp",), "pairs want task.packing=segment_pair"),
     "another trainer": (
