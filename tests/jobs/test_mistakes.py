@@ -228,7 +228,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
     ),
     "outputs that are perhaps kept": (
         _options("teacher.cache.enabled=perhaps"),
-        "teacher.cache.enabled=perhaps is unknown, expected auto, true or false",
+        "got teacher.cache.enabled=perhaps, expected auto, true or false",
     ),
     "outputs that cannot be kept": (
         _options("teacher.cache.enabled=true"),
