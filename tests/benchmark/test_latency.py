@@ -32,7 +32,7 @@ def test_rows_hold_what_was_measured() -> None:
     for row, sleep in zip(rows, (20, 4, 20, 4), strict=True):
         assert sleep <= row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
         assert (row["threads"], row["bytes"]) == (2, 123)
-        assert row["runs"] >= latency.TURNS * latency.RUNS_A_TURN
+        assert row["runs"] >= latency.TURNS * latency.RUNS_PER_TURN
     assert set(fast_feeds[0]) == {"input_ids"}
     assert {feed["input_ids"] for feed in slow_feeds} == {(1, 7), (3, 7)}
     # One run a turn warms up and is not counted.
@@ -44,7 +44,7 @@ def test_cores_are_those_that_this_process_may_use() -> None:
 
 
 def test_percentiles_are_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "_take_turns", lambda candidates, feed, seconds: [[0.001, 0.002, 0.003]])
+    monkeypatch.setattr(latency, "_time_in_turns", lambda candidates, feed, seconds: [[0.001, 0.002, 0.003]])
     [row] = latency.measure(
         [candidate("student", 0, [], ())], batches=[1], lengths=[1], threads=1, seconds=0, vocabulary=9
     )

@@ -368,7 +368,7 @@ def test_a_checkpoint_of_another_corpus_is_refused(run: Run, corpus: Path, tmp_p
     (other / "00.txt").write_text("Something else altogether.\n" * 40)
     code, text, _ = run(f"resume={directory}")
     assert code == 2
-    assert "last.ckpt is of another training, with other data" in text
+    assert "last.ckpt belongs to another training with different data" in text
 
 
 def test_a_student_without_a_vocabulary_is_refused(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:

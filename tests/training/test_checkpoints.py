@@ -255,7 +255,7 @@ def test_a_training_that_is_asked_to_stop_keeps_the_step(
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         stopped.fit()
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
-    assert "Stopping after this step, and keeping it." in capfd.readouterr().err
+    assert "Stopping after this step and saving a checkpoint." in capfd.readouterr().err
     resumed = make(directory=stopped.directory)
     steps = steps_of(resumed)
     resumed.fit(resume=True)
@@ -291,7 +291,9 @@ def test_a_checkpoint_of_another_training_is_refused(
     make: Make, uninterrupted: Toy, options: dict[str, Any], other: str
 ):
     toy = make(directory=uninterrupted.directory, **options)
-    with pytest.raises(UserError, match=rf"last\.ckpt is of another training, with other {other}: start anew"):
+    with pytest.raises(
+        UserError, match=rf"last\.ckpt belongs to another training with different {other}: run the command"
+    ):
         toy.fit(resume=True)
 
 
@@ -305,7 +307,7 @@ def test_a_checkpoint_over_other_data_is_refused(make: Make):
         )  # fmt: skip
 
     fit(identity={"data": "these"})
-    with pytest.raises(UserError, match="with other data: start anew"):
+    with pytest.raises(UserError, match="with different data: run the command without resume"):
         fit(identity={"data": "those"}, resume=True)
 
 
@@ -315,5 +317,5 @@ def test_a_damaged_checkpoint_is_told(make: Make, content: bytes | None):
     toy.fit()
     path = toy.directory / "checkpoints" / "last.ckpt"
     path.write_bytes(path.read_bytes()[:-5000] if content is None else content)
-    with pytest.raises(UserError, match=r"last\.ckpt is damaged: remove it to begin this training anew"):
+    with pytest.raises(UserError, match=r"last\.ckpt is damaged: remove it to restart this training"):
         toy.fit(resume=True)

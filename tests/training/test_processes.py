@@ -193,7 +193,7 @@ def test_when_one_process_fails_all_end(make: Make, rank: int, kind: str, error:
 
 def test_a_checkpoint_of_two_processes_is_not_resumed_by_one(make: Make, pair: Toy):
     toy = make(directory=pair.directory, **{**TWO, "devices": 1, "batch_size": 16})
-    with pytest.raises(UserError, match=r"last\.ckpt is of another training, with other processes: start anew"):
+    with pytest.raises(UserError, match=r"last\.ckpt belongs to another training with different processes: run the"):
         toy.fit(resume=True)
 
 
