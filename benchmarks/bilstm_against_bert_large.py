@@ -19,7 +19,7 @@ from distill.benchmark import latency
 from distill.export.bundle import FILES
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
-from distill.export.settings import Settings as ExportSettings
+from distill.export.settings import ExportSettings
 from distill.models.forward import input_names
 from students import bilstm
 

@@ -13,9 +13,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from distill import tasks
     from distill.api import Result, Student, Teacher, distill, students
-    from distill.benchmark.latency import Settings as BenchmarkSettings
+    from distill.benchmark.settings import BenchmarkSettings
     from distill.edge import Bundle
-    from distill.export.settings import Settings as ExportSettings
+    from distill.export.settings import ExportSettings
     from distill.losses import (
         Cosine,
         HardLabels,
@@ -39,9 +39,9 @@ _PUBLIC = {
             "Term",
         )
     },
-    "BenchmarkSettings": ("distill.benchmark.latency", "Settings"),
+    "BenchmarkSettings": ("distill.benchmark.settings", "BenchmarkSettings"),
     "Bundle": ("distill.edge", "Bundle"),
-    "ExportSettings": ("distill.export.settings", "Settings"),
+    "ExportSettings": ("distill.export.settings", "ExportSettings"),
     "OutputCache": ("distill.teaching.output_cache", "OutputCache"),
     "TrainerSettings": ("distill.training.settings", "Settings"),
 }  # fmt: skip

@@ -26,11 +26,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import students as _students  # Registers the architectures that transformers does not know.
 from distill import chain
-from distill.benchmark.latency import Settings as BenchmarkSettings
+from distill.benchmark.settings import BenchmarkSettings
 from distill.chain import Plan, Result, Student
 from distill.contracts import Task
 from distill.errors import UserError
-from distill.export.settings import Settings as ExportSettings
+from distill.export.settings import ExportSettings
 from distill.files import make_directory
 from distill.losses import Objective
 from distill.records.record import Run, create_run, create_run_in

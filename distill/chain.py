@@ -13,8 +13,8 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import preflight
-from distill.benchmark import latency
 from distill.benchmark.comparison import compare_models
+from distill.benchmark.settings import BenchmarkSettings
 from distill.console import console, notice, quiet, say
 from distill.contracts import EncodedSplits, Examples, Scores, Splits, Task
 from distill.data import batching
@@ -24,7 +24,7 @@ from distill.export.bundle import FILES, write_bundle
 from distill.export.gate import recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
-from distill.export.settings import Settings as ExportSettings
+from distill.export.settings import ExportSettings
 from distill.files import atomic_directory, is_intact, make_directory, replace_file, write_text
 from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
 from distill.models import checks
@@ -63,7 +63,7 @@ class Plan:
     objective: Objective
     trainer: TrainerSettings
     export: ExportSettings
-    benchmark: latency.Settings
+    benchmark: BenchmarkSettings
     cache_dir: Path
     seed: int = 0
     baseline: bool = False

@@ -13,6 +13,28 @@ class UserError(DistillError):
     exit_code = 2
 
 
+class OptionError(UserError, ValueError):
+    """An option that got a value it cannot take.
+
+    Args:
+        option: names the option within its class; `with_prefix` names it in full.
+        got: is the value as the user typed it, None where the option was left out.
+        expected: describes the values that the option takes.
+    """
+
+    def __init__(self, option: str, got: str | None, expected: str) -> None:
+        super().__init__(option, got, expected)
+        self.option, self.got, self.expected = option, got, expected
+
+    def __str__(self) -> str:
+        got = f"no {self.option}" if self.got is None else f"{self.option}={self.got}"
+        return f"got {got}, expected {self.expected}"
+
+    def with_prefix(self, prefix: str) -> "OptionError":
+        """Returns the same error about `prefix.option`."""
+        return OptionError(f"{prefix}.{self.option}", self.got, self.expected)
+
+
 class UnreachableError(UserError):
     """A model or data set that is not on this machine and cannot be downloaded from the Hub."""
 

@@ -53,7 +53,7 @@ def test_readers_of_text_and_labelled_data_do_not_import_each_other() -> None:
 def test_the_edge_runtime_needs_no_torch(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "for name in ('torch', 'transformers', 'lightning', 'hydra', 'datasets', 'sklearn'):\n"
+        "for name in ('torch', 'transformers', 'lightning', 'hydra', 'datasets', 'sklearn', 'pydantic'):\n"
         "    sys.modules[name] = None\n"
         "import distill.edge.__main__ as edge\n"
         "sys.exit(edge.main(['nowhere', 'text']))\n"

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark import latency
+from distill.benchmark.settings import BenchmarkSettings
 from distill.console import notice, say
 from distill.models.checks import longest
 from distill.models.forward import input_names
@@ -17,7 +18,7 @@ def compare_models(
     models: Mapping[str, tuple[PreTrainedModel, Mapping[str, Path]]],
     *,
     tokenizer: PreTrainedTokenizerBase,
-    settings: latency.Settings,
+    settings: BenchmarkSettings,
 ) -> list[dict[str, Any]]:
     """The `benchmark` of run.json.
 

@@ -12,7 +12,7 @@ from distill.edge import bundle as edge
 from distill.export.gate import compare, passes, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
-from distill.export.settings import Settings
+from distill.export.settings import ExportSettings
 from distill.files import hash_file, write_json
 from distill.models.forward import input_names
 
@@ -27,7 +27,7 @@ def write_bundle(
     task: Task,
     splits: Any,
     scores: Mapping[str, Scores],
-    settings: Settings,
+    settings: ExportSettings,
 ) -> dict[str, dict[str, Any]]:
     """Fills `directory` with a bundle and returns run.json's `export`: each file scored through ONNX Runtime.
 

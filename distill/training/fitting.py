@@ -14,7 +14,7 @@ import lightning as L
 import numpy as np
 import psutil
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import Logger
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
@@ -108,7 +108,7 @@ def _fit(
     )
     if resuming:
         saving.go_on()
-    clock = _Clock()
+    timer = Timer()  # Its state is in the checkpoint, so that a resumed run continues counting.
     shown = [ProgressBar(title, metric, selects)] if distributed.rank() == 0 else []
     trainer = L.Trainer(
         accelerator=settings.accelerator,
@@ -122,7 +122,7 @@ def _fit(
         enable_model_summary=False,
         logger=logger if logger is not None else False,
         log_every_n_steps=max(1, min(50, module.total_steps // 20)),
-        callbacks=[best, _EvaluateAtTheEnd(), saving, last, clock, *shown],
+        callbacks=[best, _EvaluateAtTheEnd(), saving, last, timer, *shown],
         use_distributed_sampler=False,
         plugins=[AtomicCheckpointIO()],
         inference_mode=settings.strategy != "fsdp",  # Gathered weights are no tensors for it.
@@ -132,7 +132,7 @@ def _fit(
     if distributed.rank() == 0:  # The others have done their part.
         state = torch.load(best.best_model_path, map_location="cpu", weights_only=True)["state_dict"]
         module.load_state_dict(state)
-    seconds = max(clock.seconds, 1e-9)
+    seconds = max(timer.time_elapsed("train"), 1e-9)
     return Fit(
         seconds=seconds,
         epochs=module.examples_seen / len(train.dataset) if train.batch_sampler else None,  # type: ignore[arg-type]
@@ -232,24 +232,6 @@ class _EvaluateAtTheEnd(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         if trainer.global_step >= trainer.max_steps:
             trainer.should_stop = True
-
-
-class _Clock(Callback):
-    """Seconds spent between the first and the last step, scoring dev included; a resumed run goes on counting."""
-
-    seconds = 0.0
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._start = time.perf_counter() - self.seconds
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seconds": time.perf_counter() - self._start}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.seconds = state_dict["seconds"]
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.seconds = time.perf_counter() - self._start
 
 
 def _peak_rss_mb() -> float:

@@ -298,9 +298,12 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "a missing column": (("rows",), "has no column text"),
     "spans longer than a sequence": (
         ("task.mask.unit=span", "task.mask.span_longest=40"),
-        "task.mask.span_longest=40, but a sequence of task.max_length=32 tokens has at most 30",
+        "got task.mask.span_longest=40, expected at most 30, the ordinary tokens of a sequence of task.max_length=32",
     ),
-    "a span of nothing": (("task.mask.unit=span", "task.mask.span_longest=0"), "got span_longest 0"),
+    "a span of nothing": (
+        ("task.mask.unit=span", "task.mask.span_longest=0"),
+        "got task.mask.span_longest=0, expected",
+    ),
     "an unknown packing": (("task.packing=lines",), "got task.packing=lines, expected one of full_sentences"),
     "a pair that is none": (("task.pair=nsp",), "pairs want task.packing=segment_pair"),
     "another trainer": (
@@ -365,7 +368,7 @@ def test_a_checkpoint_of_another_corpus_is_refused(run: Run, corpus: Path, tmp_p
     (other / "00.txt").write_text("Something else altogether.\n" * 40)
     code, text, _ = run(f"resume={directory}")
     assert code == 2
-    assert "last.ckpt is of another training, with other data" in text
+    assert "last.ckpt belongs to another training with different data" in text
 
 
 def test_a_student_without_a_vocabulary_is_refused(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:

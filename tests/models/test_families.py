@@ -19,7 +19,7 @@ from distill.edge.bundle import session
 from distill.errors import UserError
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
-from distill.export.settings import Settings as ExportSettings
+from distill.export.settings import ExportSettings
 from distill.models import checks, cpu_kernels
 from distill.models.forward import input_names
 from distill.tasks import Classification

@@ -21,7 +21,7 @@ from distill.edge.bundle import session
 from distill.errors import UserError
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
-from distill.export.settings import Settings as ExportSettings
+from distill.export.settings import ExportSettings
 from students import bilstm
 from students.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification, BilstmLayer
 

@@ -245,9 +245,10 @@ def test_the_size_is_announced(ask: Asking, capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"enabled": 0}, "teacher.cache.enabled=0 is unknown, expected auto, true or false"),
-        ({"enabled": "maybe"}, "teacher.cache.enabled=maybe is unknown, expected auto, true or false"),
-        ({"max_gb": 0}, "teacher.cache.max_gb=0 leaves no room, expected a number above 0"),
+        ({"enabled": 0}, "got enabled=0, expected auto, true or false"),
+        ({"enabled": "maybe"}, "got enabled=maybe, expected auto, true or false"),
+        ({"max_gb": 0}, "got max_gb=0, expected a number above 0"),
+        ({"top_k": True}, "got top_k=true, expected a whole number of at least 1"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str):

@@ -260,7 +260,7 @@ def test_when_one_rank_fails_all_end(make: Make, rank: int, kind: str, error: ty
 
 def test_a_checkpoint_of_two_ranks_is_not_resumed_by_one(make: Make, pair: Toy):
     toy = make(directory=pair.directory, **{**TWO, "devices": 1, "batch_size": 16})
-    with pytest.raises(UserError, match=r"last\.ckpt is of another training, with other processes: start anew"):
+    with pytest.raises(UserError, match=r"last\.ckpt belongs to another training with different processes: run the"):
         toy.fit(resume=True)
 
 
@@ -269,10 +269,12 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
     check_processes(settings, "trainer")  # A processor serves any number.
     monkeypatch.setattr(Settings, "device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UserError, match=r"trainer\.devices=4, but torch sees 2 GPU\(s\): take as many, or set"):
+    with pytest.raises(
+        UserError, match=r"got trainer\.devices=4, expected at most 2, the GPUs that torch finds: lower it or set"
+    ):
         check_processes(settings, "trainer")
     monkeypatch.setattr(Settings, "device", lambda _: torch.device("mps"))
-    with pytest.raises(UserError, match="an Apple GPU serves one process: set it to 1"):
+    with pytest.raises(UserError, match="expected 1 because an Apple GPU serves one process"):
         check_processes(settings, "trainer")
 
 
