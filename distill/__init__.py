@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         Term,
     )
     from distill.teaching.output_cache import OutputCache
-    from distill.training.settings import Settings as TrainerSettings
+    from distill.training.settings import TrainerSettings
 
 # Public name -> its module, and its name there.
 _PUBLIC = {
@@ -43,7 +43,7 @@ _PUBLIC = {
     "Bundle": ("distill.edge", "Bundle"),
     "ExportSettings": ("distill.export.settings", "ExportSettings"),
     "OutputCache": ("distill.teaching.output_cache", "OutputCache"),
-    "TrainerSettings": ("distill.training.settings", "Settings"),
+    "TrainerSettings": ("distill.training.settings", "TrainerSettings"),
 }  # fmt: skip
 
 __all__ = [

@@ -28,6 +28,7 @@ import students as _students  # Registers the architectures that transformers do
 from distill import chain
 from distill.benchmark.settings import BenchmarkSettings
 from distill.chain import Plan, Result, Student
+from distill.console import silence_libraries
 from distill.contracts import Task
 from distill.errors import UserError
 from distill.export.settings import ExportSettings
@@ -38,7 +39,7 @@ from distill.records.tracking import open_run, tracked
 from distill.teaching import teacher as teaching
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.teacher import TeacherSource, Weights
-from distill.training.settings import Settings as TrainerSettings
+from distill.training.settings import TrainerSettings
 from students import bilstm as _bilstm
 from students import distilbert as _distilbert
 from students import pretrained as _pretrained
@@ -138,8 +139,9 @@ class Teacher:
                 f"task {task.name} does not fine-tune a teacher: give one that has its head (job=finetune makes one)"
             )
         self.source = replace(self.source, finetune=replace(FINETUNE, **settings))
-        splits = task.read(self.cache_dir)
+        silence_libraries()
         make_directory(self.cache_dir)
+        splits = task.read(self.cache_dir)
         with tempfile.TemporaryDirectory() as directory:
             preparation = teaching.Preparation(
                 task=task, splits=splits, cache_dir=self.cache_dir, run_directory=Path(directory),

@@ -13,17 +13,17 @@ console = Console(highlight=False) if Console().is_terminal else Console(highlig
 LINE_EVERY_SECONDS = 20.0
 
 
-def say(text: str, style: str | None = None) -> None:
+def print_line(text: str, style: str | None = None) -> None:
     """Prints one line without wrapping it, so that its paths can be copied."""
     console.print(text, style=style, markup=False, soft_wrap=True)
 
 
-def notice(text: str) -> None:
+def print_notice(text: str) -> None:
     """Prints a notice: something unexpected that is no error."""
-    say(f"Notice: {text}", style="yellow")
+    print_line(f"Notice: {text}", style="yellow")
 
 
-class Meter:
+class ProgressMeter:
     """Shows progress and the time left while its context is open: a bar in a terminal, a line every 20 s elsewhere.
 
     Args:
@@ -38,7 +38,7 @@ class Meter:
         self._status = ""
         self._progress: Progress | None = None
 
-    def __enter__(self) -> "Meter":
+    def __enter__(self) -> "ProgressMeter":
         self._started = self._last_line = time.monotonic()
         if console.is_terminal:
             self._progress = Progress(
@@ -75,10 +75,10 @@ class Meter:
             left = (time_now - self._started) / max(1, done - self._first) * (self.total - done)
             count = f"{self.title}  {self.unit} {done:,}/{self.total:,}"
             words = [count, self._status, now or "", f"{left:.0f} s left"]
-            say("  ".join(word for word in words if word))
+            print_line("  ".join(word for word in words if word))
 
 
-def quiet() -> None:
+def silence_libraries() -> None:
     """Silences messages of Lightning and Transformers that need no action; other warnings are still printed."""
     import transformers
 
@@ -98,6 +98,6 @@ def quiet() -> None:
         warnings.filterwarnings("ignore", message=f".*{re.escape(message)}")
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Returns a duration in words: `89 s`, and `1.5 min` from 90 s on."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"

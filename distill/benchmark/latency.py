@@ -31,20 +31,20 @@ class Candidate:
     run: Callable[[Inputs], Any]
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Returns the number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # Not on macOS and Windows.
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def onnx_candidate(model: str, format: str, path: Path, inputs: Sequence[str], threads: int) -> Candidate:
+def load_onnx_candidate(model: str, format: str, path: Path, inputs: Sequence[str], threads: int) -> Candidate:
     """Loads an exported file with the session of the edge runtime."""
     loaded = session(path, threads)
     return Candidate(model, format, inputs, path.stat().st_size, lambda feed: loaded.run(["logits"], dict(feed)))
 
 
-def measure(
+def measure_latency(
     candidates: Sequence[Candidate],
     *,
     batches: Sequence[int],

@@ -11,7 +11,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from distill.console import say
+from distill.console import print_line
 from distill.errors import UserError
 from distill.files import write_text
 from distill.jobs.distill import run_distill
@@ -46,9 +46,9 @@ def run_job(config: DictConfig) -> Path | None:
         config, run = _resumed(config)
         job = _job(config)
         if run.record["status"] == "finished":
-            say(f"{run.directory} is finished already: see {run.directory / 'report.md'}")
+            print_line(f"{run.directory} is finished already: see {run.directory / 'report.md'}")
             return run.directory
-        say(f"Resuming {run.directory}")
+        print_line(f"Resuming {run.directory}")
     else:
         job = _job(config)
         run = _new(config)
@@ -64,7 +64,7 @@ def _dry_run(config: DictConfig) -> None:
     with tempfile.TemporaryDirectory() as directory:
         job = _job(config)
         job(config, create_run(Path(directory), job=config.job.name, seed=config.seed))
-    say("Nothing was trained (dry_run=true)")
+    print_line("Nothing was trained (dry_run=true)")
 
 
 def _job(config: DictConfig) -> Callable[[DictConfig, Run], None]:

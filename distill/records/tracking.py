@@ -10,7 +10,7 @@ from pathlib import Path
 
 from distill.errors import Interrupted, UserError
 from distill.records.record import Run
-from distill.training.checkpoints import handled
+from distill.training.checkpoints import handle_signals
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def tracked(run: Run, *, resume_with: str) -> Iterator[None]:
     """
     try:
         run.update(status="running", error=None)
-        with handled(signal.default_int_handler, signal.SIGTERM):  # Clusters send it in place of Ctrl-C.
+        with handle_signals(signal.default_int_handler, signal.SIGTERM):  # Clusters send it in place of Ctrl-C.
             yield
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second.
         run.update(status="failed", error="interrupted")

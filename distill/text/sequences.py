@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from distill.console import say
+from distill.console import print_line
 from distill.contracts import IGNORED
 from distill.data import docstrings, token_cache
 from distill.data.batching import Batch, bucket_loader, padded, padding_of, places_of
@@ -214,7 +214,7 @@ def _keep(
     digest = _kept_digest(corpus, settings, tokenizer)
     directory = cache_dir / "tokens" / digest[:20]
     if not is_intact(directory):
-        say(f"Tokens: {corpus.describe()} is tokenized once, in {directory}")
+        print_line(f"Tokens: {corpus.describe()} is tokenized once, in {directory}")
         held_out = held_out_of(corpus, settings)
         with atomic_directory(directory, reuse_intact=True) as temporary:
             packers = {split: make_packer(settings, tokenizer, settings.seed) for split in ("train", "dev")}
@@ -233,7 +233,9 @@ def _keep(
             packer.token_count for packer in packers.values()
         )
         if lost >= 0.01:
-            say(f"Tokens: {lost:.1%} are in no sequence, cut off or too few for one (task.packing={settings.packing})")
+            print_line(
+                f"Tokens: {lost:.1%} are in no sequence, cut off or too few for one (task.packing={settings.packing})"
+            )
     return {
         split: token_cache.read_tokens(directory / f"{split}.arrow", f"{digest}-{split}") for split in ("train", "dev")
     }

@@ -54,7 +54,7 @@ class Checkpoints(Callback):
         self.stopping = self._synchronized = False
         self._due = False
 
-    def go_on(self) -> None:
+    def skip_finished_steps(self) -> None:
         """Skips the steps that the checkpoint's epoch had finished.
 
         Raises:
@@ -76,13 +76,13 @@ class Checkpoints(Callback):
             self.steps.place = place
 
     @contextmanager
-    def asked_to_stop(self) -> Iterator[None]:
+    def stop_on_signals(self) -> Iterator[None]:
         """Stops the training after the current step on Ctrl-C and SIGTERM, and at once on a second signal.
 
         Raises:
             KeyboardInterrupt: if the signal arrived during the last step.
         """
-        with handled(self._stop, signal.SIGINT, signal.SIGTERM):
+        with handle_signals(self._stop, signal.SIGINT, signal.SIGTERM):
             yield
         if self.stopping:  # The signal came in the last step.
             raise KeyboardInterrupt
@@ -130,7 +130,7 @@ class Checkpoints(Callback):
 
 
 @contextmanager
-def handled(handler: Callable[[int, FrameType | None], Any], *signals: signal.Signals) -> Iterator[None]:
+def handle_signals(handler: Callable[[int, FrameType | None], Any], *signals: signal.Signals) -> Iterator[None]:
     """Handles these signals with `handler` in this context; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -26,7 +26,7 @@ from distill.training import distributed
 from distill.training.checkpoints import AtomicCheckpointIO, Checkpoints
 from distill.training.module import DistillationModule
 from distill.training.progress_bar import ProgressBar
-from distill.training.settings import Settings
+from distill.training.settings import TrainerSettings
 from distill.training.strategies import create_strategy, select_devices
 
 
@@ -50,7 +50,7 @@ def fit(
     train: DataLoader[Any],
     dev: DataLoader[Any],
     *,
-    settings: Settings,
+    settings: TrainerSettings,
     checkpoints: Path,
     logger: Logger | None,
     title: str,
@@ -80,7 +80,7 @@ def _fit(
     module: DistillationModule,
     train: DataLoader[Any],
     dev: DataLoader[Any],
-    settings: Settings,
+    settings: TrainerSettings,
     checkpoints: Path,
     title: str,
     identity: Mapping[str, Any],
@@ -107,7 +107,7 @@ def _fit(
         steps=steps,
     )
     if resuming:
-        saving.go_on()
+        saving.skip_finished_steps()
     timer = Timer()  # Its state is in the checkpoint, so that a resumed run continues counting.
     shown = [ProgressBar(title, metric, selects)] if distributed.rank() == 0 else []
     trainer = L.Trainer(
@@ -127,7 +127,7 @@ def _fit(
         plugins=[AtomicCheckpointIO()],
         inference_mode=settings.strategy != "fsdp",  # Gathered weights are no tensors for it.
     )
-    with _kept_whole(module, settings), _made_fast(module.student, settings), saving.asked_to_stop():
+    with _kept_whole(module, settings), _made_fast(module.student, settings), saving.stop_on_signals():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
     if distributed.rank() == 0:  # The others have done their part.
         state = torch.load(best.best_model_path, map_location="cpu", weights_only=True)["state_dict"]
@@ -146,7 +146,7 @@ def _fit(
     )
 
 
-def _identity(module: DistillationModule, steps_per_epoch: int, settings: Settings) -> dict[str, Any]:
+def _identity(module: DistillationModule, steps_per_epoch: int, settings: TrainerSettings) -> dict[str, Any]:
     """What a training that is resumed must have in common with its beginning."""
     shapes = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
     steps = [module.total_steps, steps_per_epoch, settings.accumulate]
@@ -157,7 +157,7 @@ def _identity(module: DistillationModule, steps_per_epoch: int, settings: Settin
 
 
 def estimate_seconds(
-    module: DistillationModule, train: DataLoader[Any], dev: DataLoader[Any], settings: Settings
+    module: DistillationModule, train: DataLoader[Any], dev: DataLoader[Any], settings: TrainerSettings
 ) -> float:
     """How long `fit` will take, from a few steps over examples of median length; the weights stay as they are.
 
@@ -196,7 +196,7 @@ def estimate_seconds(
 
 
 @contextmanager
-def _kept_whole(module: DistillationModule, settings: Settings) -> Iterator[None]:
+def _kept_whole(module: DistillationModule, settings: TrainerSettings) -> Iterator[None]:
     """Train copies of student and objective where these are cut into shares; the module has its own at the end."""
     if settings.strategy != "fsdp" or distributed.world_size() == 1:
         yield
@@ -210,7 +210,7 @@ def _kept_whole(module: DistillationModule, settings: Settings) -> Iterator[None
 
 
 @contextmanager
-def _made_fast(student: PreTrainedModel, settings: Settings) -> Iterator[None]:
+def _made_fast(student: PreTrainedModel, settings: TrainerSettings) -> Iterator[None]:
     """The student with what makes its training quick on this device, and as it was at the end."""
     if settings.compile:
         encoder = student.base_model  # A head is small, or is asked for some tokens alone.

@@ -5,7 +5,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from distill.console import Meter
+from distill.console import ProgressMeter
 
 
 class ProgressBar(Callback):
@@ -19,12 +19,12 @@ class ProgressBar(Callback):
     def __init__(self, title: str, metric: str, selects: str = "max") -> None:
         self.title, self.metric = title, metric
         self._select = max if selects == "max" else min
-        self._meter: Meter | None = None
+        self._meter: ProgressMeter | None = None
         self._loss: float | None = None
         self._best: float | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._meter = Meter(self.title, trainer.max_steps, done=trainer.global_step, unit="step")
+        self._meter = ProgressMeter(self.title, trainer.max_steps, done=trainer.global_step, unit="step")
         self._meter.__enter__()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:

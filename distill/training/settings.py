@@ -17,7 +17,7 @@ Precision = Literal["auto", "32-true", "bf16-mixed"]
 
 @raise_option_errors
 @dataclass(frozen=True, config=STRICT)
-class Settings:
+class TrainerSettings:
     """Settings of a training, the keys of `conf/trainer`.
 
     The training ends at `max_epochs` or at `max_steps`, whichever it reaches first.
@@ -141,7 +141,7 @@ def check_budget(batch_tokens: int | None, max_length: int, trainer: str) -> Non
         )
 
 
-def check_processes(settings: Settings, trainer: str) -> None:
+def check_processes(settings: TrainerSettings, trainer: str) -> None:
     """Checks that each process has a GPU of its own, if the training runs on GPUs.
 
     Raises:

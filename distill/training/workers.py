@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from distill.console import quiet
+from distill.console import silence_libraries
 from distill.errors import DistillError
 from distill.training.launchers import CALL_TIMEOUT, launched_rank, launched_world_size, local_rank, receive_calls
 
@@ -57,7 +57,7 @@ def _exit_with_parent() -> None:
 
 def _silence() -> None:
     """Leaves messages and signals to rank 0."""
-    quiet()
+    silence_libraries()
     warnings.simplefilter("ignore")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

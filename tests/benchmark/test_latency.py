@@ -25,7 +25,7 @@ def test_rows_hold_what_was_measured() -> None:
         candidate("teacher", 0.02, slow_feeds, ("input_ids", "attention_mask", "token_type_ids")),
         candidate("student", 0.004, fast_feeds, ("input_ids",)),
     ]
-    rows = latency.measure(candidates, batches=[1, 3], lengths=[7], threads=2, seconds=0.05, vocabulary=50)
+    rows = latency.measure_latency(candidates, batches=[1, 3], lengths=[7], threads=2, seconds=0.05, vocabulary=50)
     assert [(row["model"], row["batch"], row["length"]) for row in rows] == [
         ("teacher", 1, 7), ("student", 1, 7), ("teacher", 3, 7), ("student", 3, 7),
     ]  # fmt: skip
@@ -40,12 +40,12 @@ def test_rows_hold_what_was_measured() -> None:
 
 
 def test_cores_are_those_that_this_process_may_use() -> None:
-    assert latency.cores() >= 1
+    assert latency.count_cores() >= 1
 
 
 def test_percentiles_are_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "_time_in_turns", lambda candidates, feed, seconds: [[0.001, 0.002, 0.003]])
-    [row] = latency.measure(
+    [row] = latency.measure_latency(
         [candidate("student", 0, [], ())], batches=[1], lengths=[1], threads=1, seconds=0, vocabulary=9
     )
     assert (row["p50_ms"], row["runs"]) == (pytest.approx(2.0), 3)

@@ -27,7 +27,7 @@ from distill.text.sequences import Sequences
 from distill.text.sequences import read as read_sequences
 from distill.training import fitting
 from distill.training.module import DistillationModule
-from distill.training.settings import Settings
+from distill.training.settings import TrainerSettings
 from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
 from tests.conftest import at_once, sentences, toy_bert
@@ -285,7 +285,9 @@ def test_the_student_is_the_same_with_kept_outputs(
         teacher = toy_bert(len(tokenizer), spread=0.05).eval()
         hidden_size = 32 if cosine else None
         terms = {"soft": SoftTargets(), "hard": HardLabels(), "cosine": Cosine(weight=cosine)}
-        settings = Settings(learning_rate=1e-3, batch_size=8, max_epochs=3, precision="32-true", accelerator="cpu")
+        settings = TrainerSettings(
+            learning_rate=1e-3, batch_size=8, max_epochs=3, precision="32-true", accelerator="cpu"
+        )
         loaders = batching.all_loaders({"train": examples, "dev": examples}, **settings.batches())
         cached = cache_outputs(
             lambda teacher=teacher: teacher, examples, cache=OutputCache(), directory=tmp_path / "outputs",

@@ -28,7 +28,7 @@ from distill.tasks import Classification
 from distill.teaching.output_cache import CachedOutputs
 from distill.training import distributed, fitting, launchers, workers
 from distill.training.pickling import dumps
-from distill.training.settings import Settings, check_processes
+from distill.training.settings import TrainerSettings, check_processes
 from distill.training.workers import WorkerError
 from tests.conftest import BAD, GOOD, SETTINGS, Make, Toy, equal, last_state, sentences, toy_training, weights
 
@@ -267,13 +267,13 @@ def test_a_checkpoint_of_two_ranks_is_not_resumed_by_one(make: Make, pair: Toy):
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
     settings = replace(SETTINGS, devices=4)
     check_processes(settings, "trainer")  # A processor serves any number.
-    monkeypatch.setattr(Settings, "device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(TrainerSettings, "device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(
         UserError, match=r"got trainer\.devices=4, expected at most 2, the GPUs that torch finds: lower it or set"
     ):
         check_processes(settings, "trainer")
-    monkeypatch.setattr(Settings, "device", lambda _: torch.device("mps"))
+    monkeypatch.setattr(TrainerSettings, "device", lambda _: torch.device("mps"))
     with pytest.raises(UserError, match="expected 1 because an Apple GPU serves one process"):
         check_processes(settings, "trainer")
 
