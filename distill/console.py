@@ -40,7 +40,7 @@ class ProgressMeter:
 
     def __enter__(self) -> "ProgressMeter":
         self._started = self._last_line = time.monotonic()
-        if console.is_terminal:
+        if console.is_terminal or console.is_jupyter:
             self._progress = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
