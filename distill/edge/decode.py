@@ -32,8 +32,10 @@ class Decoder(Protocol):
         """The record as an example; raises UserError for one of another form."""
         ...
 
-    def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int] | None:
-        """The tokens whose logits are read; None where the model returns one row of logits for a whole text.
+    def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int | None] | None:
+        """The token of each item; None for one that was cut off.
+
+        None in place of the list is for a model that returns one row of logits for a whole text.
 
         Args:
             offsets: of each token, the characters of the text that it stands for.
@@ -41,8 +43,12 @@ class Decoder(Protocol):
         """
         ...
 
-    def decode(self, example: Example, logits: Floats) -> dict[str, Any]:
-        """The prediction for the logits `[n, C]` of the example's items."""
+    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> dict[str, Any]:
+        """The prediction for the logits `[n, C]` of the example's items that were not cut off."""
+        ...
+
+    def format(self, prediction: Mapping[str, Any]) -> str:
+        """The prediction on one line."""
         ...
 
 
@@ -60,25 +66,31 @@ class _WholeText:
             return Example(record)
         raise UserError(f"got {record!r}, expected {'two texts' if self.pair else 'a text'}")
 
-    def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int] | None:
+    def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int | None] | None:
         return None
 
 
 class Classes(_WholeText):
     """The class of a text: `label`, its `probability`, and the `probabilities` of all labels."""
 
-    def decode(self, example: Example, logits: Floats) -> dict[str, Any]:
+    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> dict[str, Any]:
         row = softmax(logits[0].astype(np.float64))
         best = int(row.argmax())
         probabilities = {label: float(value) for label, value in zip(self.labels, row, strict=True)}
         return {"label": self.labels[best], "probability": float(row[best]), "probabilities": probabilities}
 
+    def format(self, prediction: Mapping[str, Any]) -> str:
+        return f"{prediction['label']}\t{prediction['probability']:.4f}"
+
 
 class Number(_WholeText):
     """The number of a regression: `value`."""
 
-    def decode(self, example: Example, logits: Floats) -> dict[str, Any]:
+    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> dict[str, Any]:
         return {"value": float(logits[0, 0])}
+
+    def format(self, prediction: Mapping[str, Any]) -> str:
+        return f"{prediction['value']:.4f}"
 
 
 DECODERS: Mapping[str, type[Any]] = {"classes": Classes, "number": Number}
