@@ -45,7 +45,8 @@ def write_bundle(
         "kind": task.kind,
         "decoder": task.decoder,
         "task": task.name,
-        **{name: value for name, value in task.describe(splits).items() if name in ("answer", "labels", "pair")},
+        "pair": task.pair,
+        **{name: value for name, value in task.describe(splits).items() if name in ("answer", "labels")},
         "max_length": task.max_length,
         "inputs": input_names(model),
         "padding": {

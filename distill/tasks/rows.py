@@ -124,11 +124,6 @@ def compute_metrics(functions: Mapping[str, Callable[[], float]], names: Sequenc
     return {name: float(functions[name]()) for name in names}
 
 
-def describe_rows(rows: LabelledText, splits: LabelledData) -> dict[str, Any]:
-    """The fields of a record that all tasks on rows have."""
-    return {"pair": len(rows.text) == 2, "labels": list(splits.labels)}
-
-
 def is_constant(values: np.ndarray) -> bool:
     """Whether all values are the same."""
     return bool(np.ptp(values) == 0)
