@@ -154,6 +154,8 @@ class TokenClassification:
                 for piece, tag in zip(pieces, split.tags[example], strict=True):
                     if piece is not None:
                         labels[first + piece] = tag
+            if not (labels != IGNORED).any():
+                raise UserError(f"no word of {name} fits into task.max_length={self.max_length} tokens: raise it")
             encoded[name] = TokenizedExamples(
                 tokens, tokenizer, per_token={"labels": labels},
                 items_per_example=float((labels != IGNORED).sum() / len(split)),
@@ -231,9 +233,13 @@ class TokenClassification:
 def _pieces(tokenizer: "PreTrainedTokenizerBase", text: str, words: Sequence[str], length: int) -> list[int | None]:
     """The first token of each word among the `length` tokens of a sentence; None for a word that was cut off."""
     encoding = tokenizer.backend_tokenizer.encode(text)
-    pieces = find_first_pieces(locate_words(words), encoding.offsets, encoding.special_tokens_mask)
-    mask = encoding.special_tokens_mask
-    closing = next((number for number, special in enumerate(reversed(mask)) if not special), len(mask))
+    # A tokenizer may pad by itself, as its file or its last call says.
+    tokens = [number for number, is_token in enumerate(encoding.attention_mask) if is_token]
+    offsets, special = (
+        [values[number] for number in tokens] for values in (encoding.offsets, encoding.special_tokens_mask)
+    )
+    pieces = find_first_pieces(locate_words(words), offsets, special)
+    closing = next((number for number, is_special in enumerate(reversed(special)) if not is_special), len(special))
     return [piece if piece is not None and piece < length - closing else None for piece in pieces]
 
 

@@ -1,5 +1,6 @@
 """Tagging: entities by hand, labels on first pieces, and the whole chain from CoNLL files to a bundle that predicts."""
 
+import copy
 import gzip
 import json
 from pathlib import Path
@@ -101,6 +102,18 @@ def test_labels_are_on_first_pieces_and_cut_words_have_none(conll: Path, tokeniz
                 assert len(mine) == len(splits.splits["dev"].words[row])
         assert (batch["labels"][:, 0] == IGNORED).all()
         assert (examples.truncated > 0) == (max_length == 6)
+
+
+def test_a_tokenizer_that_pads_by_itself_changes_nothing(
+    conll: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    task = TokenClassification(data=conll)
+    splits = task.read(conll)
+    expected = task.encode(splits, tokenizer, tmp_path)["dev"][[0, 1, 2]]
+    padding = copy.deepcopy(tokenizer)
+    padding.backend_tokenizer.enable_padding(length=64)
+    batch = task.encode(splits, padding, tmp_path)["dev"][[0, 1, 2]]  # Its tokens come from the cache.
+    assert batch["labels"].tolist() == expected["labels"].tolist()
 
 
 def test_files_of_every_kind_give_the_same(conll: Path, tmp_path: Path) -> None:
