@@ -1,0 +1,202 @@
+"""The Python door: the blocks of the documents run, and both doors give the same numbers."""
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import BertConfig, BertModel, PreTrainedModel, PreTrainedTokenizerBase
+
+import distill as d
+from distill import __main__ as command_line
+from distill.errors import UserError
+from students.distilbert import from_teacher
+from tests.conftest import LABELS, sentences
+from tests.test_readme import DOCUMENTS, blocks
+
+QUICK: dict[str, Any] = {"batch_size": 16, "precision": "32-true", "learning_rate": 3e-3}
+TIMING = d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.02)
+PYTHON = [document for document in DOCUMENTS if blocks("python", document)]
+
+
+@pytest.fixture
+def teacher_dir(teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Path:
+    """A teacher with a head for the toy labels."""
+    teacher.save_pretrained(tmp_path / "teacher")
+    tokenizer.save_pretrained(tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+@pytest.mark.parametrize("document", PYTHON, ids=lambda path: path.name)
+def test_every_python_block_runs(
+    document: Path, data_dir: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks of a document run one after the other, with a small encoder in place of the Hub's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DISTILL_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(data_dir, tmp_path / "data" / "sst2")
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=128,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(tmp_path / "encoder")
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    names: dict[str, Any] = {}
+    for block in blocks("python", document):
+        block = block.replace("google-bert/bert-base-uncased", str(tmp_path / "encoder"))
+        block = block.replace("max_epochs=3)", f"max_epochs=15, **{QUICK})")
+        # A student of so few steps may lose more in int8 than a gate allows.
+        block = block.replace('directory="runs/first"', 'directory="runs/first", export=d.ExportSettings(max_drop=1.0)')
+        exec(compile(ast.parse(block), document.name, "exec"), names)
+    if "result" in names:
+        assert names["result"].record["status"] == "finished"
+        assert (tmp_path / "runs" / "first" / "bundle" / "bundle.json").is_file()
+
+
+def distill_by_api(teacher_dir: Path, data: Any, root: Path, **options: Any) -> d.Result:
+    task = d.tasks.Classification(text="sentence", labels=LABELS, name="sst2", max_length=64, **data)
+    teacher = d.Teacher.from_pretrained(teacher_dir, cache_dir=root / "cache")
+    trainer = d.TrainerSettings(max_epochs=2, seed=3, **QUICK)
+    return d.distill(
+        teacher,
+        d.students.distilbert(),
+        task,
+        trainer=trainer,
+        seed=3,
+        benchmark=TIMING,
+        directory=root / "run",
+        **options,
+    )
+
+
+def test_both_doors_give_the_same_numbers(
+    teacher_dir: Path, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = distill_by_api(teacher_dir, {"data": data_dir}, tmp_path)
+    arguments = [
+        "distill", "+teacher=pretrained", f"teacher.path={teacher_dir}", "+student=distilbert", "task=sst2",
+        f"task.data_dir={data_dir}", "task.max_length=64", "trainer.max_epochs=2", "seed=3",
+        "benchmark.batches=[1]", "benchmark.lengths=[8]",
+        "benchmark.seconds=0.02", f"cache_dir={tmp_path / 'other'}", f"output_dir={tmp_path / 'runs'}",
+        *(f"trainer.{name}={value}" for name, value in QUICK.items()),
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert command_line.main() == 0
+    [path] = (tmp_path / "runs").rglob("run.json")
+    record = json.loads(path.read_text())
+    for name in ("task", "objective", "retention", "student"):
+        assert record[name] == result.record[name], name
+    assert record["teacher"]["metrics"] == result.record["teacher"]["metrics"]
+    for name, row in record["export"].items():
+        assert row == result.record["export"][name]
+    weights, expected = (load_file(d / "student" / "model.safetensors") for d in (path.parent, result.directory))
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_the_defaults_are_those_of_the_configuration() -> None:
+    from distill import api, chain
+    from distill.jobs.build import instantiate
+    from tests.jobs.test_config import composed
+
+    config = composed("+teacher=pretrained", "teacher.path=.", "+student=distilbert")
+    assert instantiate(config.trainer) == api.TRAINER
+    assert instantiate(config.teacher.finetune) == api.FINETUNE
+    assert instantiate(config.export) == d.ExportSettings()
+    built = instantiate(config.benchmark)
+    assert (list(built.batches), list(built.lengths)) == (list(api.BENCHMARK.batches), list(api.BENCHMARK.lengths))
+    assert built.seconds == api.BENCHMARK.seconds
+    task = d.tasks.Classification(text="sentence", data="nowhere")
+    assert instantiate(config.objective).record() == chain.default_objective(task).record()
+    text = composed("task=mlm", "objective=language_model")
+    assert instantiate(text.objective).record() == chain.default_objective(instantiate(text.task)).record()
+
+
+def test_data_in_memory_gives_the_numbers_of_files(teacher_dir: Path, data_dir: Path, tmp_path: Path) -> None:
+    import datasets
+    import pandas
+
+    rows = {name: tuple(zip(*sentences(count), strict=True)) for name, count in (("train", 64), ("dev", 24))}
+    frames = {name: pandas.DataFrame({"sentence": texts, "label": labels}) for name, (texts, labels) in rows.items()}
+    tables = datasets.DatasetDict({name: datasets.Dataset.from_pandas(frame) for name, frame in frames.items()})
+    expected = d.tasks.Classification(text="sentence", labels=LABELS, data=data_dir).read(tmp_path)
+    for data in ({name: (list(texts), list(labels)) for name, (texts, labels) in rows.items()},):
+        task = d.tasks.Classification(text="sentence", labels=LABELS, **data)
+        assert task.read(tmp_path).sha256 == expected.sha256
+    for table in (frames, tables):
+        task = d.tasks.Classification(text="sentence", labels=LABELS, data=table)
+        assert task.read(tmp_path).sha256 == expected.sha256
+
+
+def test_a_loaded_teacher_and_a_loaded_student(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data_dir: Path, tmp_path: Path
+) -> None:
+    before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
+    student = from_teacher(teacher, layers=[0])
+    start = {name: tensor.clone() for name, tensor in student.state_dict().items()}
+    task = d.tasks.Classification(text="sentence", labels=LABELS, data=data_dir, max_length=64)
+    result = d.distill(
+        d.Teacher(teacher, tokenizer, cache_dir=tmp_path / "cache"), student, task,
+        trainer=d.TrainerSettings(max_steps=2, **QUICK), benchmark=TIMING, directory=tmp_path / "run",
+    )  # fmt: skip
+    assert result.record["teacher"]["origin"] == "as it is"
+    assert result.record["teacher"]["resolved"] == "loaded (BertForSequenceClassification)"
+    assert all(torch.equal(teacher.state_dict()[name], tensor) for name, tensor in before.items())
+    assert all(torch.equal(student.state_dict()[name], tensor) for name, tensor in start.items())
+    again = d.distill(
+        d.Teacher(teacher, tokenizer, cache_dir=tmp_path / "cache"), student, task, directory=tmp_path / "run",
+        resume=True,
+    )  # fmt: skip
+    assert again.record == result.record
+
+
+def test_errors_are_exceptions_with_the_texts_of_the_command(teacher_dir: Path, data_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not empty: give another directory, or resume=True"):
+        distill_by_api(teacher_dir, {"data": data_dir}, tmp_path)
+    task = d.tasks.Classification(text="review", data=data_dir)
+    teacher = d.Teacher.from_pretrained(teacher_dir, cache_dir=tmp_path / "cache")
+    with pytest.raises(UserError, match="has no column review: it has sentence, label"):
+        teacher.fit(task)
+    with pytest.raises(UserError, match="got resume=True without a directory"):
+        d.distill(teacher, d.students.distilbert(), task, resume=True)
+    with pytest.raises(AttributeError, match="module 'distill' has no attribute 'Tacher'"):
+        d.Tacher  # noqa: B018
+
+
+def test_every_public_name_is_there() -> None:
+    for name in d.__all__:
+        assert getattr(d, name) is not None
+        assert name in dir(d)
+
+
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [
+        ("import distill", ("torch", "transformers", "numpy", "pydantic")),
+        ("import distill; distill.Bundle", ("torch", "transformers", "hydra")),
+        ("import distill; distill.distill, distill.Teacher, distill.tasks.Classification", ("hydra", "omegaconf")),
+    ],
+)
+def test_nothing_is_imported_before_it_is_needed(program: str, absent: tuple[str, ...]) -> None:
+    check = f"{program}; import sys; sys.exit(bool(set({absent!r}) & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", check], check=False, cwd=Path(d.__file__).parents[1]).returncode == 0
+
+
+def test_a_notebook_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from distill import console
+
+    monkeypatch.setattr(console, "console", Console(force_jupyter=True))
+    shown: list[str] = []
+    monkeypatch.setattr(console.Progress, "start", lambda self: shown.append("bar"))
+    with console.ProgressMeter("student", 3):
+        pass
+    assert shown == ["bar"]
