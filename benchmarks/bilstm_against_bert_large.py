@@ -19,7 +19,7 @@ from distill.benchmark import latency
 from distill.export.bundle import FILES
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
-from distill.export.settings import Settings as ExportSettings
+from distill.export.settings import ExportSettings
 from distill.models.forward import input_names
 from students import bilstm
 
@@ -33,7 +33,7 @@ LARGE = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=latency.cores())
+    parser.add_argument("--threads", type=int, default=latency.count_cores())
     parser.add_argument("--seconds", type=float, default=5.0, help="spent on each model")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -53,9 +53,9 @@ def main() -> None:
         candidates = [latency.Candidate("BERT-large", "torch", input_names(teacher), size, answer)]
         for name, path in files.items():
             candidates.append(
-                latency.onnx_candidate("BiLSTM", f"onnx-{name}", path, input_names(student), options.threads)
+                latency.load_onnx_candidate("BiLSTM", f"onnx-{name}", path, input_names(student), options.threads)
             )
-        rows = latency.measure(
+        rows = latency.measure_latency(
             candidates, batches=[1], lengths=[32], threads=options.threads, seconds=options.seconds,
             vocabulary=teacher.config.vocab_size,
         )  # fmt: skip

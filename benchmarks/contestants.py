@@ -24,7 +24,7 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
-from distill.console import quiet
+from distill.console import silence_libraries
 from distill.data import batching, tables
 from distill.losses import HardLabels, Objective, SoftTargets
 from distill.tasks import Classification
@@ -32,7 +32,7 @@ from distill.teaching import outputs
 from distill.teaching.output_cache import OutputCache
 from distill.training import fitting
 from distill.training.module import DistillationModule, freeze
-from distill.training.settings import Settings
+from distill.training.settings import TrainerSettings
 from students.distilbert import from_teacher
 
 IMPORTS = {"trainer": "transformers.trainer", "textbrewer": "textbrewer"}
@@ -64,7 +64,7 @@ def distill(race: Race) -> tuple[np.ndarray, int, float]:
         fingerprint=race.precision,
     )  # fmt: skip
     race.teacher = None
-    settings = Settings(
+    settings = TrainerSettings(
         learning_rate=LEARNING_RATE, batch_size=BATCH, max_epochs=race.epochs, warmup=WARMUP,
         weight_decay=WEIGHT_DECAY, clip=CLIP, accelerator="cpu", seed=race.seed,
     )  # fmt: skip
@@ -234,7 +234,7 @@ def main() -> None:
         parser.add_argument(name, required=True, type=int)
     parser.add_argument("--teacher-precision", required=True)
     options = parser.parse_args()
-    quiet()
+    silence_libraries()
     transformers.logging.set_verbosity_error()
     torch.manual_seed(options.seed)
     task = Classification(

@@ -120,7 +120,7 @@ def measure(options: argparse.Namespace, way: str, device: str) -> dict[str, flo
             student.base_model.compile()
             answering.base_model.compile()
         elif way == "distill" and device == "cpu":
-            stack.enter_context(cpu_kernels.training_on_cpu(student))
+            stack.enter_context(cpu_kernels.use_cpu_kernels(student))
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             seconds = median_seconds(step, times=20, before=5)

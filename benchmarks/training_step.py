@@ -45,13 +45,13 @@ def made_fast(student: PreTrainedModel, way: str) -> Iterator[None]:
         if way == "compiled":
             student.compile(dynamic=True)
         elif way == "attention alone":
-            stack.enter_context(mock.patch.object(cpu_kernels, "_forward", nn.Dropout.forward))
-            stack.enter_context(cpu_kernels.training_on_cpu(student))
+            stack.enter_context(mock.patch.object(cpu_kernels, "_forward_dropout", nn.Dropout.forward))
+            stack.enter_context(cpu_kernels.use_cpu_kernels(student))
         elif way == "dropout alone":
             stack.enter_context(mock.patch.object(student, "set_attn_implementation"))
-            stack.enter_context(cpu_kernels.training_on_cpu(student))
+            stack.enter_context(cpu_kernels.use_cpu_kernels(student))
         elif way == "distill":
-            stack.enter_context(cpu_kernels.training_on_cpu(student))
+            stack.enter_context(cpu_kernels.use_cpu_kernels(student))
         yield
         student._compiled_call_impl = None
 

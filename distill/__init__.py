@@ -1,3 +1,87 @@
-"""Knowledge distillation for text encoders: from a large teacher to a small ONNX student, measured."""
+"""Knowledge distillation for text encoders: from a large teacher to a small ONNX student, measured.
+
+    import distill as d
+
+Every public name is imported when it is first used, so that `import distill` and `distill.edge` need no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from distill import tasks
+    from distill.api import Result, Student, Teacher, distill, students
+    from distill.benchmark.settings import BenchmarkSettings
+    from distill.edge import Bundle
+    from distill.export.settings import ExportSettings
+    from distill.losses import (
+        Cosine,
+        HardLabels,
+        LogitMSE,
+        MaskedLanguageModelling,
+        Objective,
+        PseudoLabels,
+        SoftTargets,
+        Term,
+    )
+    from distill.teaching.output_cache import OutputCache
+    from distill.training.settings import TrainerSettings
+
+# Public name -> its module, and its name there.
+_PUBLIC = {
+    **{name: ("distill.api", name) for name in ("Result", "Student", "Teacher", "distill", "students")},
+    **{
+        name: ("distill.losses", name)
+        for name in (
+            "Cosine", "HardLabels", "LogitMSE", "MaskedLanguageModelling", "Objective", "PseudoLabels", "SoftTargets",
+            "Term",
+        )
+    },
+    "BenchmarkSettings": ("distill.benchmark.settings", "BenchmarkSettings"),
+    "Bundle": ("distill.edge", "Bundle"),
+    "ExportSettings": ("distill.export.settings", "ExportSettings"),
+    "OutputCache": ("distill.teaching.output_cache", "OutputCache"),
+    "TrainerSettings": ("distill.training.settings", "TrainerSettings"),
+}  # fmt: skip
+
+__all__ = [
+    "BenchmarkSettings",
+    "Bundle",
+    "Cosine",
+    "ExportSettings",
+    "HardLabels",
+    "LogitMSE",
+    "MaskedLanguageModelling",
+    "Objective",
+    "OutputCache",
+    "PseudoLabels",
+    "Result",
+    "SoftTargets",
+    "Student",
+    "Teacher",
+    "Term",
+    "TrainerSettings",
+    "distill",
+    "students",
+    "tasks",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "tasks":
+        return importlib.import_module("distill.tasks")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'distill' has no attribute {name!r}")
+    module, attribute = _PUBLIC[name]
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"distill.{name} needs {error.name}, which is not installed: pip install 'distill[train]'"
+        ) from error
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

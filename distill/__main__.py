@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill import __version__
-from distill.errors import DistillError, Interrupted, UserError
+from distill.errors import DistillError, Interrupted, OptionError, UserError
 from distill.files import is_full_disk
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 EXTRA = (
     "hydra",
     "omegaconf",
+    "pydantic",
     "torch",
     "transformers",
     "lightning",
@@ -45,15 +46,18 @@ def main() -> int:
         return 0
     asked = os.environ.get("HYDRA_FULL_ERROR")
     wants_traceback = asked == "1"
+    store = None
     launched = "RANK" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ
     try:
         _check_installation()
         if launched:
             if os.environ.get("RANK", os.environ.get("SLURM_PROCID")) != "0":
                 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Others than the first are silent.
-            from distill.training import processes
+            from distill.training import launchers, workers
 
-            if processes.join():
+            store = launchers.connect()
+            if store is not None and launchers.launched_rank() > 0:
+                workers.serve(store)
                 return 0
         # A traceback is for those who ask for it; Hydra would otherwise end the process in its own words.
         os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -65,8 +69,8 @@ def main() -> int:
     except KeyboardInterrupt:
         return _tell(Interrupted("interrupted before anything began"))
     finally:
-        if launched and "distill.training.processes" in sys.modules:
-            processes.end(launched_too=True)
+        if store is not None:
+            launchers.release(store)
         if asked is None:
             os.environ.pop("HYDRA_FULL_ERROR", None)
         else:
@@ -87,7 +91,7 @@ def _run(wants_traceback: bool) -> int:
         except (DistillError, HydraException, OmegaConfBaseException) as error:
             if wants_traceback:
                 raise
-            code = _tell(_translate(error))
+            code = _tell(_translate(error, config))
             if isinstance(error, Interrupted):  # A sweep ends here too.
                 sys.exit(code)
             codes.append(code)
@@ -156,25 +160,38 @@ def _names(group: str) -> list[str]:
     return sorted(path.stem for path in (config_directory() / group).glob("*.yaml"))
 
 
-def _translate(error: Exception) -> DistillError:
-    """The same error in one line: what was found, what was expected."""
+def _translate(error: Exception, config: "DictConfig | None" = None) -> DistillError:
+    """Returns the same error in one line: what was got, what was expected."""
     from hydra.errors import MissingConfigException
 
     root: BaseException = error
     while root.__cause__ is not None and not isinstance(root, DistillError):
         root = root.__cause__
+    text = str(error)
+    where = re.search(r"full_key: (\S+)", text)
+    if isinstance(root, OptionError) and where:
+        return _name_as_typed(root.with_prefix(where.group(1)), config)
     if isinstance(root, DistillError):
         return root
-    text = str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         return UserError(f"there is no {group or 'configuration'} {name}{_expected(name, _names(group))}")
     key = re.search(r"Could not override '([^']*)'", text)
     if key:
         return UserError(_unknown_key(key.group(1).partition("@")[0]))
-    where = re.search(r"full_key: (\S+)", text)
     line = (str(root).strip() or type(root).__name__).splitlines()[0]
     return UserError(f"{where.group(1)}: {line}" if where and where.group(1) not in line else line)
+
+
+def _name_as_typed(error: OptionError, config: "DictConfig | None") -> OptionError:
+    """Names the option that the value was taken from where the configuration has a reference: `seed: ${seed}`."""
+    from omegaconf import OmegaConf
+
+    parent, _, name = error.option.rpartition(".")
+    node = OmegaConf.select(config, parent) if config is not None else None
+    values = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_dict(node) else None
+    reference = re.fullmatch(r"\$\{([\w.]+)\}", str(values.get(name))) if isinstance(values, dict) else None
+    return OptionError(reference.group(1), error.got, error.expected) if reference else error
 
 
 def _no_room(config: "DictConfig") -> UserError:

@@ -13,9 +13,9 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import preflight
-from distill.benchmark import latency
 from distill.benchmark.comparison import compare_models
-from distill.console import console, notice, quiet, say
+from distill.benchmark.settings import BenchmarkSettings
+from distill.console import console, print_line, print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Examples, Scores, Splits, Task
 from distill.data import batching
 from distill.edge import Bundle
@@ -24,8 +24,8 @@ from distill.export.bundle import FILES, write_bundle
 from distill.export.gate import recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
-from distill.export.settings import Settings as ExportSettings
-from distill.files import is_intact, make_directory, rewrite, whole_directory, write_text
+from distill.export.settings import ExportSettings
+from distill.files import atomic_directory, is_intact, make_directory, replace_file, write_text
 from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
 from distill.models import checks
 from distill.records import report
@@ -36,8 +36,7 @@ from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training import fitting
 from distill.training.evaluate import evaluate, evaluate_splits, split_metrics
 from distill.training.module import DistillationModule
-from distill.training.settings import Settings as TrainerSettings
-from distill.training.settings import check_budget, check_processes
+from distill.training.settings import TrainerSettings, check_budget, check_processes
 
 ENOUGH_MASS = 0.98  # Of a teacher's probability, in the logits that are cached.
 
@@ -63,7 +62,7 @@ class Plan:
     objective: Objective
     trainer: TrainerSettings
     export: ExportSettings
-    benchmark: latency.Settings
+    benchmark: BenchmarkSettings
     cache_dir: Path
     seed: int = 0
     baseline: bool = False
@@ -111,7 +110,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     """
     task = plan.task
     check_plan(source, plan)
-    quiet()
+    silence_libraries()
     make_directory(plan.cache_dir)
     found, substituted = teaching.locate(source, task)
     splits = task.read(plan.cache_dir)
@@ -179,7 +178,7 @@ def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
     """Writes an ordinary checkpoint directory, whole or not at all."""
-    with whole_directory(directory) as temporary:
+    with atomic_directory(directory) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
 
@@ -246,7 +245,7 @@ class _Stage:
             )  # fmt: skip
         mass = outputs.outputs.mass() if outputs is not None and plan.task.over_vocabulary else 1.0
         if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:
-            notice(
+            print_notice(
                 f"the {source.cache.top_k} largest logits hold {mass:.1%} of the teacher's probability, and the "
                 "student learns nothing of the rest: raise teacher.cache.top_k, or set teacher.cache.enabled=false"
             )
@@ -316,8 +315,8 @@ class _Stage:
         """Exports, checks and times the student, and writes the bundle with its model card."""
         run, plan = self.run, self.plan
         bundle, labels = run.directory / "bundle", self.splits.labels
-        say(f"Exporting to ONNX, quantizing, and scoring both files on {', '.join(scores)}")
-        with whole_directory(bundle) as directory:
+        print_line(f"Exporting to ONNX, quantizing, and scoring both files on {', '.join(scores)}")
+        with atomic_directory(bundle) as directory:
             formats = write_bundle(
                 directory, model=student, tokenizer=self.teacher.tokenizer, task=plan.task, splits=self.splits,
                 scores=scores, settings=plan.export,
@@ -326,7 +325,7 @@ class _Stage:
             write_text(directory / "README.md", report.render_model_card(run.record, labels))
         # The bundle is whole already, whatever becomes of the timing.
         run.update(benchmark=self._time(student, bundle, formats))
-        rewrite(bundle, "README.md", report.render_model_card(run.record, labels))
+        replace_file(bundle, "README.md", report.render_model_card(run.record, labels))
 
     def close(self) -> None:
         """Writes the report and prints where everything is."""
@@ -334,15 +333,15 @@ class _Stage:
         write_text(run.directory / "report.md", report.render_report(run.record))
         console.print()
         console.print(report.summary_table(run.record))
-        say(f"Report   {run.directory / 'report.md'}")
-        say(f"Student  {run.directory / 'student'}")
+        print_line(f"Report   {run.directory / 'report.md'}")
+        print_line(f"Student  {run.directory / 'student'}")
         if not formats:
             return
         chosen, bundle = recommended(formats), run.directory / "bundle"
         if chosen is None:
-            notice("no exported file passed its gate; report.md has the differences")
-        say(f"Bundle   {bundle}" + (f"  (recommended: {FILES[chosen]})" if chosen else ""))
-        say(f"Try it   python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")
+            print_notice("no exported file passed its gate; report.md has the differences")
+        print_line(f"Bundle   {bundle}" + (f"  (recommended: {FILES[chosen]})" if chosen else ""))
+        print_line(f"Try it   python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")
 
     def _fit(self, module: DistillationModule, directory: Path, logger: Logger, *, title: str) -> fitting.Fit:
         digests = [split.digest for split in self.examples.values()]
@@ -366,7 +365,7 @@ class _Stage:
         recipe = f"{'channel' if settings.per_channel else 'tensor'}-{7 if settings.reduce_range else 8}"
         directory = self.plan.cache_dir / "onnx" / f"{self.teacher.fingerprint[:16]}-{recipe}"
         if not is_intact(directory):
-            with whole_directory(directory, keep_intact=True) as temporary:
+            with atomic_directory(directory, reuse_intact=True) as temporary:
                 export_onnx(self.teacher.model, temporary / FILES["fp32"])
                 quantize(temporary / FILES["fp32"], temporary / FILES["int8"], settings)
         return {format: directory / file for format, file in FILES.items()}

@@ -1,4 +1,4 @@
-"""What a person sees while a job runs: one bar for a training, plain lines where the output is no terminal."""
+"""Console output of a job: lines, notices and progress, as a bar in a terminal and as plain lines elsewhere."""
 
 import logging
 import re
@@ -8,23 +8,29 @@ import warnings
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-# A file or a pipe has no width of its own; 80 columns would break the tables.
+# A file and a pipe have no width, and the default of 80 columns would break the tables.
 console = Console(highlight=False) if Console().is_terminal else Console(highlight=False, width=120)
 LINE_EVERY_SECONDS = 20.0
 
 
-def say(text: str, style: str | None = None) -> None:
-    """One line of a run's account, as it is: never broken, so that its paths can be copied."""
+def print_line(text: str, style: str | None = None) -> None:
+    """Prints one line without wrapping it, so that its paths can be copied."""
     console.print(text, style=style, markup=False, soft_wrap=True)
 
 
-def notice(text: str) -> None:
-    """Something the user did not ask for and should know."""
-    say(f"Notice: {text}", style="yellow")
+def print_notice(text: str) -> None:
+    """Prints a notice: something unexpected that is no error."""
+    print_line(f"Notice: {text}", style="yellow")
 
 
-class Meter:
-    """A bar in a terminal, a line every 20 seconds elsewhere, with the time left; a context around the work."""
+class ProgressMeter:
+    """Shows progress and the time left while its context is open: a bar in a terminal, a line every 20 s elsewhere.
+
+    Args:
+        total: number of all units.
+        done: number of units done before.
+        unit: name of the units.
+    """
 
     def __init__(self, title: str, total: int, *, done: int = 0, unit: str = "steps") -> None:
         self.title, self.total, self.unit = title, total, unit
@@ -32,9 +38,9 @@ class Meter:
         self._status = ""
         self._progress: Progress | None = None
 
-    def __enter__(self) -> "Meter":
+    def __enter__(self) -> "ProgressMeter":
         self._started = self._last_line = time.monotonic()
-        if console.is_terminal:
+        if console.is_terminal or console.is_jupyter:
             self._progress = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -54,11 +60,11 @@ class Meter:
             self._progress.stop()
 
     def advance(self, number: int) -> None:
-        """So much more is done."""
+        """Adds `number` to the units done."""
         self.show(self._done + number)
 
     def show(self, done: int, status: str | None = None, *, now: str | None = None) -> None:
-        """So much is done; `now` is said on a line of its own where there is no bar."""
+        """Sets the number of units done and the status; without a bar, `now` prints a line at once and ends it."""
         self._done, self._status = done, self._status if status is None else status
         if self._progress is not None:
             self._progress.update(self._bar, completed=done, status=self._status)
@@ -69,11 +75,11 @@ class Meter:
             left = (time_now - self._started) / max(1, done - self._first) * (self.total - done)
             count = f"{self.title}  {self.unit} {done:,}/{self.total:,}"
             words = [count, self._status, now or "", f"{left:.0f} s left"]
-            say("  ".join(word for word in words if word))
+            print_line("  ".join(word for word in words if word))
 
 
-def quiet() -> None:
-    """Keep the libraries' notices about themselves out of the run's output; their warnings about ours stay."""
+def silence_libraries() -> None:
+    """Silences messages of Lightning and Transformers that need no action; other warnings are still printed."""
     import transformers
 
     transformers.logging.disable_progress_bar()
@@ -84,14 +90,14 @@ def quiet() -> None:
         "exists and is not empty",
         "is smaller than the logging interval",
         "isinstance(treespec, LeafSpec)",
-        "your dataloader is not resumable",  # Ours begins where the checkpoint ended.
-        "`IterableDataset` has `__len__` defined",  # A stream's is that of the training.
-        "It is recommended to use `self.log(",  # With several processes, each of which scores all of dev.
-        "returned a view tensor",  # Nothing is changed in place.
+        "your dataloader is not resumable",  # Ours resumes after the last step of the checkpoint.
+        "`IterableDataset` has `__len__` defined",  # For a stream it is the length of the training.
+        "It is recommended to use `self.log(",  # Each process evaluates on all of dev.
+        "returned a view tensor",  # No view is changed in place.
     ):
         warnings.filterwarnings("ignore", message=f".*{re.escape(message)}")
 
 
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
+def format_duration(seconds: float) -> str:
+    """Returns a duration in words: `89 s`, and `1.5 min` from 90 s on."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"

@@ -1,29 +1,51 @@
-"""What ends a run early: errors that are told in one line, each with its exit code."""
+"""Errors that end a run with a message of one line, each with its exit code."""
 
 
 class DistillError(Exception):
-    """An error whose message is complete: what was found, what was expected, what to do next."""
+    """An error whose message is complete: what was wrong, what was expected, what to type."""
 
     exit_code = 1
 
 
 class UserError(DistillError):
-    """What the user gave is wrong: an option, a file, a model."""
+    """A wrong input from the user: an option, a file or a model."""
 
     exit_code = 2
 
 
+class OptionError(UserError, ValueError):
+    """An option that got a value it cannot take.
+
+    Args:
+        option: names the option within its class; `with_prefix` names it in full.
+        got: is the value as the user typed it, None where the option was left out.
+        expected: describes the values that the option takes.
+    """
+
+    def __init__(self, option: str, got: str | None, expected: str) -> None:
+        super().__init__(option, got, expected)
+        self.option, self.got, self.expected = option, got, expected
+
+    def __str__(self) -> str:
+        got = f"no {self.option}" if self.got is None else f"{self.option}={self.got}"
+        return f"got {got}, expected {self.expected}"
+
+    def with_prefix(self, prefix: str) -> "OptionError":
+        """Returns the same error about `prefix.option`."""
+        return OptionError(f"{prefix}.{self.option}", self.got, self.expected)
+
+
 class UnreachableError(UserError):
-    """Weights that are neither on this machine nor to be had from the Hub."""
+    """A model or data set that is not on this machine and cannot be downloaded from the Hub."""
 
 
 class Interrupted(DistillError):
-    """Ctrl-C; the message says what is kept and how to go on."""
+    """An interrupt by Ctrl-C. The message names the saved state and the command that resumes the run."""
 
     exit_code = 130
 
 
 class NumericalError(DistillError):
-    """A loss that is no longer a number."""
+    """A loss that is NaN or infinite."""
 
     exit_code = 3

@@ -1,29 +1,69 @@
-"""One quick question to the Hugging Face Hub: is it there, and does it know this name?"""
+"""Requests to the Hugging Face Hub: a quick check that a file exists, and the loading of data sets."""
+
+from typing import Any
 
 from distill.errors import UnreachableError, UserError
 
-SECONDS = 3.0
+TIMEOUT_S = 3.0
 
 
-def ask(name: str, file: str, *, kind: str = "model", revision: str | None = None) -> None:
-    """Return when the Hub has `file` of the `model` or `dataset` of this name; loading it may then begin.
+def check_file(name: str, file: str, *, kind: str = "model", revision: str | None = None) -> None:
+    """Checks that the Hub has `file` in the `model` or `dataset` called `name`.
 
-    Loading straight away would retry for up to 80 seconds without a network.
+    Without this check, a download without a network would be retried for up to 80 seconds.
 
     Raises:
-        UserError: the Hub answers that it has no such thing, or not for this user.
-        UnreachableError: the Hub does not answer within seconds, or it is switched off (HF_HUB_OFFLINE).
+        UserError: if the repository, revision or file does not exist, or this user has no access to it.
+        UnreachableError: if the Hub does not respond within seconds, or HF_HUB_OFFLINE is set.
     """
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
     try:
-        get_hf_file_metadata(hf_hub_url(name, file, repo_type=kind, revision=revision), timeout=SECONDS)
+        get_hf_file_metadata(hf_hub_url(name, file, repo_type=kind, revision=revision), timeout=TIMEOUT_S)
     except errors.HFValidationError as error:
-        raise UserError(f"{name!r} is no name of the Hub: expected owner/name") from error
+        raise UserError(f"{name!r} is not a valid name on the Hub, expected owner/name") from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
+        at_revision = f" at revision {revision}" if revision else ""
         raise UserError(
-            f"the Hub has no {kind} {name}{f' at {revision}' if revision else ''} with a {file}, or not for you: "
-            "check the name, or set HF_TOKEN"
+            f"the Hub has no {kind} {name}{at_revision} with a file {file}, or you have no access to it: check the "
+            "name, or set HF_TOKEN"
         ) from error
     except (OSError, errors.HTTPError) as error:  # The base class of the errors of the client's HTTP library.
-        raise UnreachableError(f"the Hub does not answer: {error}") from error
+        raise UnreachableError(f"the Hub does not respond: {error}") from error
+
+
+def load_dataset(hub_id: str, source: str, *, advice: str, streaming: bool = False, **options: Any) -> Any:
+    """Loads a data set `owner/name` or `owner/name:configuration`, from the Hugging Face cache if the Hub is offline.
+
+    Args:
+        source: name of the data set in the message of a UserError.
+        advice: alternatives for a data set that is not available; follows "set task.data_dir=DIR" in the message.
+        streaming: return an IterableDataset, also from the cache; requires the option `split`.
+
+    Raises:
+        UserError: if the data set cannot be loaded.
+        UnreachableError: if it is not in the cache and cannot be downloaded.
+    """
+    import datasets
+
+    name, _, configuration = hub_id.partition(":")
+    try:
+        check_file(name, ".gitattributes", kind="dataset")  # Every data set has this file.
+    except UnreachableError:
+        datasets.config.HF_HUB_OFFLINE = True  # Makes the loader read its cache only.
+    else:
+        if streaming:
+            options["streaming"] = True
+    try:
+        loaded = datasets.load_dataset(name, configuration or None, **options)
+    except (ConnectionError, FileNotFoundError) as error:
+        raise UnreachableError(
+            f"data set {hub_id} is not in the cache and cannot be downloaded from the Hub: set task.data_dir=DIR "
+            f"{advice}"
+        ) from error
+    except (ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{source} cannot be loaded: {reason}") from error
+    if streaming and isinstance(loaded, datasets.Dataset):
+        return loaded.to_iterable_dataset()
+    return loaded

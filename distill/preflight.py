@@ -8,13 +8,13 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel
 
-from distill.console import console, duration, notice
+from distill.console import console, format_duration, print_notice
 from distill.contracts import EncodedSplits, Examples, Splits, Task
 from distill.data.batching import shown
 from distill.models.checks import count_parameters
 from distill.teaching.output_cache import CachedOutputs
 from distill.training.module import DistillationModule
-from distill.training.settings import Settings
+from distill.training.settings import TrainerSettings
 
 
 def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
@@ -48,15 +48,15 @@ def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
     )
 
 
-def describe_batches(train: Any, settings: Settings) -> str:
+def describe_batches(train: Any, settings: TrainerSettings) -> str:
     """Describes the size of an optimizer step and the share of padding."""
     _, buckets = shown(train)
     return f"{settings.step_size()} in a step, {buckets.padding():.1%} padding"
 
 
-def describe_training(module: DistillationModule, settings: Settings, seconds: float) -> str:
+def describe_training(module: DistillationModule, settings: TrainerSettings, seconds: float) -> str:
     """Describes the number of steps, the precision and the estimated `seconds` of the training."""
-    return f"{module.total_steps:,} steps in {settings.resolved_precision()}, about {duration(seconds)}"
+    return f"{module.total_steps:,} steps in {settings.resolved_precision()}, about {format_duration(seconds)}"
 
 
 def describe_outputs(module: DistillationModule, reason: str | None) -> str:
@@ -70,10 +70,12 @@ def describe_outputs(module: DistillationModule, reason: str | None) -> str:
     return "none needed" if module.teacher is None else f"computed in every step: {reason}"
 
 
-def warn_of_stream(train: Any, settings: Settings) -> None:
+def warn_of_stream(train: Any, settings: TrainerSettings) -> None:
     """Prints a notice for a stream that is saved at its end only."""
     if train.batch_sampler is None and settings.checkpoint_steps is None and settings.evaluations == 1:
-        notice("a stream is scored and saved at its very end only: trainer.checkpoint_steps=n saves it every n steps")
+        print_notice(
+            "a stream is scored and saved at its very end only: trainer.checkpoint_steps=n saves it every n steps"
+        )
 
 
 def show(rows: Sequence[tuple[str, Any]]) -> None:

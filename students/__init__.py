@@ -1,6 +1,6 @@
-"""The students: one architecture a file, each built by `from_teacher(teacher, **options)`.
+"""Student architectures, one per file, each built by `from_teacher(teacher, **options)`.
 
-Importing the package tells transformers' auto classes of the architectures that it does not know.
+Importing the package registers the architectures that transformers does not include with its auto classes.
 """
 
 import students.modeling_bilstm  # noqa: F401

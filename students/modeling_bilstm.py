@@ -1,6 +1,7 @@
-"""A bidirectional LSTM that classifies, as a Hugging Face model; it needs nothing but torch and transformers.
+"""A bidirectional LSTM for sequence classification as a Hugging Face model. Requires only torch and transformers.
 
-This file travels with the saved model: `from_pretrained(directory, trust_remote_code=True)` loads it elsewhere.
+`save_pretrained` copies this file into the model's directory, and `from_pretrained(directory, trust_remote_code=True)`
+loads the model from there.
 """
 
 from typing import Any
@@ -12,12 +13,12 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 
 class BilstmConfig(PreTrainedConfig):
-    """Sizes of the model.
+    """Configuration of the model.
 
     Args:
-        hidden_dim: width of each direction; the hidden states are twice as wide.
+        hidden_dim: width of each direction, half the width of the hidden states.
         pooling: `last` (the last state of each direction), `max` or `mean` over the tokens.
-        pair: two texts, each encoded by itself, are compared; the first separator ends the first text.
+        pair: encode the two texts of a pair separately and compare them; the first separator ends the first text.
     """
 
     model_type = "distill_bilstm"
@@ -49,14 +50,15 @@ class BilstmConfig(PreTrainedConfig):
 
     @property
     def hidden_size(self) -> int:
-        """Width of the hidden states."""
+        """Width of the hidden states, of both directions together."""
         return 2 * self.hidden_dim
 
 
 class BilstmLayer(nn.Module):
-    """Two LSTMs, one of which reads each text backwards from its own last token, so that padding changes nothing.
+    """A bidirectional LSTM layer whose backward direction starts at the last token of each text.
 
-    A bidirectional `nn.LSTM` would begin its way back in the padding, and packed sequences cannot be exported.
+    The backward direction of a bidirectional `nn.LSTM` would start in the padding. Packed sequences would avoid that,
+    but cannot be exported.
     """
 
     def __init__(self, input_dim: int, hidden_dim: int) -> None:
@@ -65,19 +67,19 @@ class BilstmLayer(nn.Module):
         self.backwards = nn.LSTM(input_dim, hidden_dim, batch_first=True)
 
     def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
-        """`states [N, W, D]`, of which the first `lengths [N]` count -> `[N, W, 2 * hidden_dim]`."""
+        """Encodes `states [N, W, D]` of texts of `lengths [N]` -> `[N, W, 2 * hidden_dim]`."""
         position = torch.arange(states.shape[1], device=states.device)
-        turned = (lengths[:, None] - 1 - position).clamp(min=0)  # [N, W], its own inverse within a text.
-        ahead, _ = self.forwards(states)
-        back, _ = self.backwards(_gather(states, turned))
-        return torch.cat([ahead, _gather(back, turned)], dim=-1)
+        reversed_position = (lengths[:, None] - 1 - position).clamp(min=0)  # [N, W], its own inverse within a text.
+        forward_states, _ = self.forwards(states)
+        backward_states, _ = self.backwards(_gather(states, reversed_position))
+        return torch.cat([forward_states, _gather(backward_states, reversed_position)], dim=-1)
 
 
 class BilstmForSequenceClassification(PreTrainedModel):
-    """Word pieces -> BiLSTM layers -> pooling -> a ReLU layer -> `logits [B, C]` (arXiv 1903.12136, section 3.1).
+    """Token ids -> BiLSTM layers -> pooling -> a ReLU layer -> `logits [B, C]` (arXiv 1903.12136, section 3.1).
 
-    For pairs the two texts are encoded alike and compared by `[u; v; u * v; |u - v|]`. Every token belongs to a text,
-    separators too, so that there is a hidden state for each.
+    The two texts of a pair share the encoder and are compared by `[u; v; u * v; |u - v|]`. Separators belong to one of
+    the texts, so that every token has a hidden state.
     """
 
     config_class = BilstmConfig
@@ -93,7 +95,7 @@ class BilstmForSequenceClassification(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """As torch does: the library's own way has no answer for an LSTM."""
+        """Uses torch's initialization, because the default of transformers does not cover LSTMs."""
         if isinstance(module, nn.Linear | nn.Embedding | nn.LSTM):
             module.reset_parameters()
 
@@ -108,18 +110,18 @@ class BilstmForSequenceClassification(PreTrainedModel):
         output_attentions: bool = False,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        """`input_ids [B, L]` -> `logits [B, C]`; `hidden_states`, when asked for, `[B, L, 2 * hidden_dim]` each."""
+        """Returns `logits [B, C]` of `input_ids [B, L]`, and if requested `hidden_states [B, L, 2 * hidden_dim]`."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        starts, lengths = self._texts(input_ids, mask)  # [B, T], for T texts
+        starts, lengths = self._locate_texts(input_ids, mask)  # [B, T], for T texts
         width = input_ids.shape[1] if torch.compiler.is_exporting() else int(lengths.max().clamp(min=1))
         position = torch.arange(width, device=input_ids.device)
         source = (starts[:, :, None] + position).clamp(max=input_ids.shape[1] - 1).flatten(1)  # [B, T * W]
         states = self.dropout(self.embeddings(input_ids.gather(1, source)))
         states = states.unflatten(1, (-1, width)).flatten(0, 1)  # [B * T, W, E]
-        per_layer = []
+        layer_states = []
         for index, layer in enumerate(self.layers):
             states = layer(states if index == 0 else self.dropout(states), lengths.flatten())
-            per_layer.append(states)
+            layer_states.append(states)
         pooled = self._pool(states, lengths.flatten()).unflatten(0, (-1, starts.shape[1]))  # [B, T, 2 * hidden_dim]
         first = pooled[:, 0]
         if self.config.pair:
@@ -128,27 +130,27 @@ class BilstmForSequenceClassification(PreTrainedModel):
         features = torch.relu(self.pre_classifier(self.dropout(first)))
         hidden_states = None
         if output_hidden_states:
-            hidden_states = tuple(_back_in_place(layer, starts, mask) for layer in per_layer)
+            hidden_states = tuple(_restore_positions(layer, starts, mask) for layer in layer_states)
         return SequenceClassifierOutput(logits=self.classifier(self.dropout(features)), hidden_states=hidden_states)
 
-    def _texts(self, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """First position and length of each text, `[B, T]` both, wherever the padding stands."""
-        counts = mask.bool()
+    def _locate_texts(self, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns first position and length of each text, both `[B, T]`, for padding on either side."""
+        is_token = mask.bool()
         if not self.config.pair:
-            return counts.int().argmax(dim=1, keepdim=True), counts.sum(dim=1, keepdim=True)
-        separators = ((input_ids == self.config.sep_token_id) & counts).long()
-        in_second = counts & (separators.cumsum(dim=1) - separators > 0)
-        in_first = counts & ~in_second
+            return is_token.int().argmax(dim=1, keepdim=True), is_token.sum(dim=1, keepdim=True)
+        separators = ((input_ids == self.config.sep_token_id) & is_token).long()
+        in_second = is_token & (separators.cumsum(dim=1) - separators > 0)
+        in_first = is_token & ~in_second
         texts = torch.stack([in_first, in_second], dim=1)  # [B, 2, L]
         return texts.int().argmax(dim=2), texts.sum(dim=2)
 
     def _pool(self, states: Tensor, lengths: Tensor) -> Tensor:
-        """`states [N, W, H]` -> `[N, H]`, over the first `lengths [N]`; 0 where there is no token."""
-        real = (torch.arange(states.shape[1], device=states.device) < lengths[:, None])[..., None]  # [N, W, 1]
+        """Pools `states [N, W, H]` over the first `lengths [N]` tokens -> `[N, H]`, 0 for an empty text."""
+        is_token = (torch.arange(states.shape[1], device=states.device) < lengths[:, None])[..., None]  # [N, W, 1]
         if self.config.pooling == "mean":
-            return (states * real).sum(dim=1) / lengths.clamp(min=1)[:, None]
+            return (states * is_token).sum(dim=1) / lengths.clamp(min=1)[:, None]
         if self.config.pooling == "max":
-            largest = states.masked_fill(~real, torch.finfo(states.dtype).min).amax(dim=1)
+            largest = states.masked_fill(~is_token, torch.finfo(states.dtype).min).amax(dim=1)
             return largest * (lengths > 0)[:, None]
         last = _gather(states, (lengths - 1).clamp(min=0)[:, None])[:, 0]
         half = self.config.hidden_dim
@@ -156,17 +158,17 @@ class BilstmForSequenceClassification(PreTrainedModel):
 
 
 def _gather(states: Tensor, positions: Tensor) -> Tensor:
-    """`states [N, W, D]` at `positions [N, K]` -> `[N, K, D]`."""
+    """Selects `states [N, W, D]` at `positions [N, K]` -> `[N, K, D]`."""
     return states.gather(1, positions[..., None].expand(-1, -1, states.shape[-1]))
 
 
-def _back_in_place(states: Tensor, starts: Tensor, mask: Tensor) -> Tensor:
-    """States of the texts `[B * T, W, H]` -> those of the tokens where they stood, `[B, L, H]`, 0 at padding."""
+def _restore_positions(states: Tensor, starts: Tensor, mask: Tensor) -> Tensor:
+    """Moves the states of the texts `[B * T, W, H]` to the positions of their tokens, `[B, L, H]`, 0 for padding."""
     batch, texts = starts.shape
     width = states.shape[1]
     position = torch.arange(mask.shape[1], device=mask.device).expand(batch, -1)
     text = torch.zeros_like(position)
-    if texts == 2:  # An empty second text starts at 0 and owns nothing.
+    if texts == 2:  # An empty second text starts at 0 and has no tokens.
         text = ((position >= starts[:, 1:]) & (starts[:, 1:] > starts[:, :1])).long()
     within = (position - starts.gather(1, text)).clamp(min=0, max=width - 1)
     return _gather(states.unflatten(0, (batch, texts)).flatten(1, 2), text * width + within) * mask[..., None]

@@ -1,1 +1,1 @@
-"""The teachers: finding, building and freezing them."""
+"""Teacher models: loaded from a directory or the Hub, or built from embeddings."""

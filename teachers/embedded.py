@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import BertConfig, BertTokenizer, PreTrainedTokenizerBase
 
 from distill.errors import UserError
-from distill.files import sha256
+from distill.files import hash_file
 from distill.models.loading import Start, has_tokenizer
 from teachers.pretrained import check_precision
 
@@ -70,7 +70,7 @@ class Embedded:
         settings = {name: value for name, value in vars(self).items() if name not in ("precision", "tokenizer")}
         directory = self.locate()
         if directory is not None:
-            settings["tokenizer"] = [sha256(path) for path in sorted(directory.glob("*.json"))]
+            settings["tokenizer"] = [hash_file(path) for path in sorted(directory.glob("*.json"))]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def load(self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str]) -> Start:

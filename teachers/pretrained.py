@@ -78,7 +78,7 @@ class Pretrained:
         except (errors.LocalEntryNotFoundError, errors.HFValidationError):
             pass  # The Hub is next; it also says what is wrong with a name.
         try:
-            hub.ask(name, "config.json", revision=self.revision)
+            hub.check_file(name, "config.json", revision=self.revision)
             fetched = Path(snapshot_download(name, **wanted))
         except (UnreachableError, OSError) as error:
             if is_full_disk(error) or isinstance(error, PermissionError):

@@ -22,7 +22,7 @@ from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.tasks import Classification
 from distill.training import fitting
 from distill.training.module import DistillationModule
-from distill.training.settings import Settings
+from distill.training.settings import TrainerSettings
 from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
 
@@ -116,7 +116,9 @@ def encoder_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedT
 
 
 # 64 examples to train on: four steps an epoch.
-SETTINGS = Settings(learning_rate=3e-3, batch_size=16, max_epochs=2, precision="32-true", accelerator="cpu", seed=1)
+SETTINGS = TrainerSettings(
+    learning_rate=3e-3, batch_size=16, max_epochs=2, precision="32-true", accelerator="cpu", seed=1
+)
 
 
 @dataclass
@@ -125,7 +127,7 @@ class Toy:
 
     module: DistillationModule
     loaders: dict[str, Any]
-    settings: Settings
+    settings: TrainerSettings
     tokenizer: PreTrainedTokenizerBase
     directory: Path
 

@@ -8,7 +8,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark import latency
-from distill.console import notice, say
+from distill.benchmark.settings import BenchmarkSettings
+from distill.console import print_line, print_notice
 from distill.models.checks import longest
 from distill.models.forward import input_names
 
@@ -17,7 +18,7 @@ def compare_models(
     models: Mapping[str, tuple[PreTrainedModel, Mapping[str, Path]]],
     *,
     tokenizer: PreTrainedTokenizerBase,
-    settings: latency.Settings,
+    settings: BenchmarkSettings,
 ) -> list[dict[str, Any]]:
     """The `benchmark` of run.json.
 
@@ -25,23 +26,25 @@ def compare_models(
         models: name -> model, and format -> ONNX file.
         tokenizer: limits the lengths, and gives the size of the vocabulary.
     """
-    threads = settings.threads or latency.cores()
+    threads = settings.threads or latency.count_cores()
     limit = min(longest(model, tokenizer) for model, _ in models.values())
     lengths = [length for length in settings.lengths if length <= limit] or [limit]
     if len(lengths) < len(settings.lengths):
-        notice(f"timed at length {', '.join(map(str, lengths))} only: teacher or student read {limit} tokens at most")
-    say(f"Timing {' and '.join(models)}, each with {threads} thread(s)")
+        print_notice(
+            f"timed at length {', '.join(map(str, lengths))} only: teacher or student read {limit} tokens at most"
+        )
+    print_line(f"Timing {' and '.join(models)}, each with {threads} thread(s)")
     candidates = []
     for name, (model, files) in models.items():
         names = input_names(model)
         candidates.append(_torch_candidate(name, model))
         candidates += [
-            latency.onnx_candidate(name, f"onnx-{format}", path, names, threads) for format, path in files.items()
+            latency.load_onnx_candidate(name, f"onnx-{format}", path, names, threads) for format, path in files.items()
         ]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        return latency.measure(
+        return latency.measure_latency(
             candidates, batches=settings.batches, lengths=lengths, threads=threads,
             seconds=settings.seconds, vocabulary=len(tokenizer),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How long a model takes for an answer, in ms: every model through the same code, in turns."""
+"""Latency of models in ms, measured with the same inputs and in turns."""
 
 import os
 import time
@@ -13,38 +13,16 @@ from numpy.typing import NDArray
 from distill.edge.bundle import session
 
 TURNS = 4
-RUNS_A_TURN = 3  # At least.
-# Both runtimes keep their threads spinning for a while after an answer, at the cost of whoever comes next.
+RUNS_PER_TURN = 3  # At least.
+# The threads of both runtimes spin for a while after a run, which would slow down the next candidate.
 PAUSE_SECONDS = 0.05
 
 Inputs = Mapping[str, NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What to time: the keys of `conf/benchmark`. `seconds` go to each model, format, batch and length."""
-
-    batches: Sequence[int]
-    lengths: Sequence[int]
-    enabled: bool = True
-    threads: int | None = None
-    seconds: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("batches", "lengths"):
-            values = getattr(self, name)
-            given = values if isinstance(values, list | tuple) else []
-            if not given or any(isinstance(value, bool) or not isinstance(value, int) or value < 1 for value in given):
-                raise ValueError(f"got benchmark.{name}={values}, expected whole numbers of at least 1, like [1,8]")
-        if self.threads is not None and (not isinstance(self.threads, int) or self.threads < 1):
-            raise ValueError(f"got benchmark.threads={self.threads}, expected at least 1 or null for all cores")
-        if not self.seconds > 0:
-            raise ValueError(f"got benchmark.seconds={self.seconds}, expected a number above 0")
-
-
-@dataclass(frozen=True)
 class Candidate:
-    """Something to time: `run` answers to arrays `[B, L]` of the names in `inputs`; `bytes` is its file's size."""
+    """Model in one format: `run` takes the arrays `[B, L]` named in `inputs`; `bytes` is the size of its file."""
 
     model: str
     format: str
@@ -53,20 +31,20 @@ class Candidate:
     run: Callable[[Inputs], Any]
 
 
-def cores() -> int:
-    """Processors that this process may use."""
+def count_cores() -> int:
+    """Returns the number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # Not on macOS and Windows.
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def onnx_candidate(model: str, format: str, path: Path, inputs: Sequence[str], threads: int) -> Candidate:
-    """An exported file, as the edge runtime loads it."""
+def load_onnx_candidate(model: str, format: str, path: Path, inputs: Sequence[str], threads: int) -> Candidate:
+    """Loads an exported file with the session of the edge runtime."""
     loaded = session(path, threads)
     return Candidate(model, format, inputs, path.stat().st_size, lambda feed: loaded.run(["logits"], dict(feed)))
 
 
-def measure(
+def measure_latency(
     candidates: Sequence[Candidate],
     *,
     batches: Sequence[int],
@@ -75,47 +53,47 @@ def measure(
     seconds: float,
     vocabulary: int,
 ) -> list[dict[str, Any]]:
-    """Rows of run.json's `benchmark`: p50, p90 and p99 in ms of each candidate, batch and length.
+    """Returns the rows of run.json's `benchmark`: p50, p90 and p99 in ms of each candidate, batch size and length.
 
-    The candidates take turns, so that a machine that is slow for a while is slow for all of them; the first run of a
-    turn warms up and does not count. `seconds` is spent on each candidate at each batch and length.
+    The candidates take turns, because a machine that is slow for a while then slows down all of them. The first run of
+    a turn is a warm-up and not counted. Each candidate takes `seconds` s for each batch size and length.
     """
     rows = []
     for batch in batches:
         for length in lengths:
-            feed = _feed(batch, length, vocabulary)
-            times = _take_turns(candidates, feed, seconds)
-            for candidate, taken in zip(candidates, times, strict=True):
-                p50, p90, p99 = (1000 * float(np.percentile(taken, q)) for q in (50, 90, 99))
+            feed = _make_inputs(batch, length, vocabulary)
+            times = _time_in_turns(candidates, feed, seconds)
+            for candidate, durations in zip(candidates, times, strict=True):
+                p50, p90, p99 = (1000 * float(np.percentile(durations, q)) for q in (50, 90, 99))
                 rows.append(
                     {
                         "model": candidate.model, "format": candidate.format, "batch": batch, "length": length,
-                        "threads": threads, "runs": len(taken), "p50_ms": p50, "p90_ms": p90, "p99_ms": p99,
+                        "threads": threads, "runs": len(durations), "p50_ms": p50, "p90_ms": p90, "p99_ms": p99,
                         "bytes": candidate.bytes,
                     }
                 )  # fmt: skip
     return rows
 
 
-def _take_turns(candidates: Sequence[Candidate], feed: Inputs, seconds: float) -> list[list[float]]:
-    """Seconds of every counted run of each candidate."""
+def _time_in_turns(candidates: Sequence[Candidate], feed: Inputs, seconds: float) -> list[list[float]]:
+    """Returns the durations of the counted runs of each candidate, in s."""
     times: list[list[float]] = [[] for _ in candidates]
     for _ in range(TURNS):
-        for candidate, taken in zip(candidates, times, strict=True):
-            own_feed = {name: feed[name] for name in candidate.inputs}
+        for candidate, durations in zip(candidates, times, strict=True):
+            inputs = {name: feed[name] for name in candidate.inputs}
             time.sleep(PAUSE_SECONDS)
-            candidate.run(own_feed)
+            candidate.run(inputs)
             turn: list[float] = []
-            while len(turn) < RUNS_A_TURN or sum(turn) < seconds / TURNS:
+            while len(turn) < RUNS_PER_TURN or sum(turn) < seconds / TURNS:
                 start = time.perf_counter()
-                candidate.run(own_feed)
+                candidate.run(inputs)
                 turn.append(time.perf_counter() - start)
-            taken += turn
+            durations += turn
     return times
 
 
-def _feed(batch: int, length: int, vocabulary: int) -> Inputs:
-    """Random tokens without padding: what a full batch of this length costs."""
+def _make_inputs(batch: int, length: int, vocabulary: int) -> Inputs:
+    """Returns random tokens `[batch, length]` without padding."""
     shape = (batch, length)
     return {
         "input_ids": np.random.default_rng(0).integers(0, vocabulary, shape, dtype=np.int64),

@@ -1,7 +1,7 @@
-"""How is the built-in data set `docstrings` made, out of the sources of packages that are installed anyway?
+"""The built-in data set `docstrings`: English sentences from the docstrings of installed packages.
 
-One row is one English sentence of a docstring, the label is the package it came from. Nothing is downloaded and none of
-the packages is imported: their files are read with `ast`.
+Each row holds one sentence and, as its label, the package of the docstring. Nothing is downloaded. The packages are
+not imported, because their source files are read with `ast`.
 """
 
 import ast
@@ -21,22 +21,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distill import files
+from distill.sentences import split_sentences
 
 logger = logging.getLogger(__name__)
 
 LABELS: tuple[str, ...] = ("python", "numpy", "pandas", "torch", "transformers", "sympy", "networkx")
 
-# Part of the fingerprint: raise it when the text of any sentence, or the choice among them, changes.
+# Part of the fingerprint. Increase it if the text or the selection of the sentences changes.
 FORMAT_VERSION = 3
 
 MASK = "package"
 MIN_WORDS, MAX_WORDS = 5, 60
-MIN_LETTER_SHARE = 0.9  # of the characters, letters and spaces
+MIN_LETTER_SHARE = 0.9  # Share of letters and spaces among the characters.
 DEV_SHARE = 0.1
-# One long file must not stand for its package; what is above the cap is used only if the package runs dry.
+# Limits the share of one long file. Sentences above the limit are used only if the package has no others.
 SENTENCES_PER_FILE = 60
-# Files with fewer triple quotes than one in so many bytes are not parsed.
-SOURCE_BYTES_PER_QUOTE = 4000
+# Files with more bytes per triple quote are not parsed, because they hold hardly any docstrings.
+MAX_BYTES_PER_QUOTE = 4000
 DATA_FILES = ("train.jsonl", "dev.jsonl")
 
 _SKIPPED_DIRECTORIES = re.compile(
@@ -45,11 +46,11 @@ _SKIPPED_DIRECTORIES = re.compile(
 )
 _SKIPPED_FILE = re.compile(r"^(?:test_.*|.*_tests?|conftest|_?version)\.py$")
 _GENERATED = re.compile(rb"automatically generated|auto-?generated|@generated", re.IGNORECASE)
-_DOC_CALLS = frozenset({"add_newdoc", "add_docstr", "_add_docstr"})
+_DOCSTRING_CALLS = frozenset({"add_newdoc", "add_docstr", "_add_docstr"})
 
-# Names of the packages, their makers, their usual aliases and words coined from their names. Long names are masked
-# wherever they occur in a word (PyTorch, IPython, sympify), short aliases only as a whole part of an identifier.
-_NAMES = re.compile(
+# Names, makers and usual aliases of the packages, and words derived from them. Long names are masked anywhere in a word
+# (PyTorch, IPython, sympify), short aliases only as a complete part of an identifier.
+_PACKAGE_NAMES = re.compile(
     r"(?<![a-z])(?:[a-z]*?(?:python|numpy|pandas|torch|transformers|sympy|sympif|networkx|hugging[ -]?face)[a-z]*"
     r"|(?<!\d)(?:np|npy|pd|nn|pt|hf|nx|aten|stdlib|standard library|f2py|pep)(?![a-z0-9]))",
     re.IGNORECASE,
@@ -74,11 +75,9 @@ _EMPHASIS = re.compile(r"(?<![\w*])\*{1,2}([^\s*](?:[^*]*[^\s*])?)\*{1,2}(?![\w*
 _HYPERLINK = re.compile(r"`([^`]*)`__?(?!\w)")
 _LITERAL = re.compile(r"\[?`{1,2}~?([^`]+)`{1,2}\]?")
 
-_SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s+(?=[\"'(]?[A-Z0-9]|[\"']\w)")
-_ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|cf|vs|al|fig|eq|eqs|no|sec|ch|pp|resp|approx|dr|mr|prof)\.$", re.IGNORECASE)
-# Not what goes on after a formula: "where x is ...". An identifier may well begin with a small letter.
-_COMPLETE = re.compile(r"^(?!(?:where|and|or|but|that|which|with)\b)[A-Za-z].*[.!?][\"')]*$")
-# Left-over markup, formulas, code, addresses, and a sentence end with a small letter after it (an unclear split).
+# Excludes the continuation of a formula ("where x is ..."). An identifier may begin with a lower-case letter.
+_COMPLETE_SENTENCE = re.compile(r"^(?!(?:where|and|or|but|that|which|with)\b)[A-Za-z].*[.!?][\"')]*$")
+# Remaining markup, formulas, code, URLs, and a full stop before a lower-case letter (an uncertain sentence end).
 _NOISE = re.compile(
     r"[\\{}$|`<>^@~]|::|__|https?:|www\.|==|\.\.\.|\w\(\w*="
     r"|[a-z]\.(?<!e\.g\.)(?<!i\.e\.)(?<!etc\.)(?<!\bcf\.)(?<!\bvs\.)(?<!\bal\.) [a-z]"
@@ -88,74 +87,80 @@ _NO_LETTER = re.compile(r"[^A-Za-z ]")
 _WORD = re.compile(r"[A-Za-z]+")
 
 
-def prepare(cache_dir: Path, *, sentences_per_class: int = 3000, seed: int = 0) -> Path:
-    """Return the directory with `train.jsonl` and `dev.jsonl`; make it first if it is missing or damaged.
+def prepare_dataset(cache_dir: Path, *, sentences_per_class: int = 3000, seed: int = 0) -> Path:
+    """Returns the cached directory with `train.jsonl` and `dev.jsonl`, and builds it if it is missing or damaged.
 
-    Rows are `{"sentence": str, "label": str}`. Raises ModuleNotFoundError if one of the packages is not installed.
+    Rows are `{"sentence": str, "label": str}`.
+
+    Raises:
+        ModuleNotFoundError: if one of the packages is not installed.
     """
     if sentences_per_class < 10:
-        raise ValueError(f"sentences_per_class is {sentences_per_class}; it must be at least 10 (a tenth goes to dev)")
-    roots = {label: locate(label) for label in LABELS}
-    target = Path(cache_dir) / "data" / f"docstrings-{fingerprint(sentences_per_class, seed)}"
+        raise ValueError(f"sentences_per_class is {sentences_per_class}, expected at least 10 (a tenth becomes dev)")
+    roots = {label: find_sources(label) for label in LABELS}
+    target = Path(cache_dir) / "data" / f"docstrings-{compute_fingerprint(sentences_per_class, seed)}"
     if target.exists():
         if files.is_intact(target):
             return target
-        logger.warning("the data set in %s is damaged (its checksums do not match): it is made again", target)
-    splits = build(roots, sentences_per_class=sentences_per_class, seed=seed)
-    with files.whole_directory(target) as draft:
+        logger.warning("the data set in %s is damaged, its checksums do not match: building it again", target)
+    splits = build_splits(roots, sentences_per_class=sentences_per_class, seed=seed)
+    with files.atomic_directory(target) as draft:
         for name, rows in splits.items():
             files.write_text(draft / name, "".join(json.dumps(row) + "\n" for row in rows))
     return target
 
 
-def locate(label: str) -> Path:
-    """The directory with the sources of a package; found without importing it."""
+def find_sources(label: str) -> Path:
+    """Returns the directory with the sources of a package, without importing it."""
     if label == "python":
         return Path(sysconfig.get_path("stdlib"))
     spec = importlib.util.find_spec(label)
-    # Without an origin it is a stray directory that has the name of the package, a "namespace package".
+    # A spec without an origin is a namespace package: any directory with this name.
     if spec is None or spec.origin is None or not spec.submodule_search_locations:
-        raise _not_installed(label)
+        raise _not_installed_error(label)
     return Path(spec.submodule_search_locations[0])
 
 
-def _not_installed(label: str) -> ModuleNotFoundError:
+def _not_installed_error(label: str) -> ModuleNotFoundError:
     return ModuleNotFoundError(
         f"the built-in data set reads the sources of '{label}', which is not installed: pip install 'distill[train]'",
         name=label,
     )
 
 
-def fingerprint(sentences_per_class: int, seed: int) -> str:
-    """A name for all that the content depends on: versions, size, seed, and this module's way of reading."""
+def compute_fingerprint(sentences_per_class: int, seed: int) -> str:
+    """Returns a digest of everything that determines the content: package versions, size, seed and format version."""
     versions = {"python": platform.python_version()}
     for label in LABELS[1:]:
         try:
             versions[label] = importlib.metadata.version(label)
         except importlib.metadata.PackageNotFoundError:
-            raise _not_installed(label) from None
+            raise _not_installed_error(label) from None
     content = {"format": FORMAT_VERSION, "versions": versions, "size": sentences_per_class, "seed": seed}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def build(roots: dict[str, Path], *, sentences_per_class: int, seed: int) -> dict[str, list[dict[str, str]]]:
-    """The rows of each data file: balanced over the labels, no two sentences with the same `near_key`."""
-    # Shared by all: a sentence that two packages have counts for the one that comes first in LABELS.
+def build_splits(roots: dict[str, Path], *, sentences_per_class: int, seed: int) -> dict[str, list[dict[str, str]]]:
+    """Returns the rows of each data file, with equally many per label and no two sentences of one normalized form."""
+    # Shared by all labels: a sentence that occurs in two packages belongs to the first one in LABELS.
     seen: set[str] = set()
-    found = {
-        label: collect(root, wanted=sentences_per_class, order=random.Random(f"{seed}/{label}"), seen=seen)
+    sentences_by_label = {
+        label: collect_sentences(
+            root, limit=sentences_per_class, random_order=random.Random(f"{seed}/{label}"), seen=seen
+        )
         for label, root in roots.items()
     }
-    size = min(len(sentences) for sentences in found.values())
+    size = min(len(sentences) for sentences in sentences_by_label.values())
     if size < sentences_per_class:
-        short = ", ".join(f"{label} {len(s)}" for label, s in found.items() if len(s) < sentences_per_class)
-        logger.warning("fewer than %d sentences for: %s; %d are taken of every class", sentences_per_class, short, size)
+        counts = {label: len(sentences) for label, sentences in sentences_by_label.items()}
+        short = ", ".join(f"{label} {count}" for label, count in counts.items() if count < sentences_per_class)
+        logger.warning("fewer than %d sentences for %s: using %d per class", sentences_per_class, short, size)
     dev_size = round(size * DEV_SHARE)
     train: list[dict[str, str]] = []
     dev: list[dict[str, str]] = []
-    for label, sentences in found.items():
-        order = random.Random(f"{seed}/{label}/split")
-        rows = [{"sentence": sentence, "label": label} for sentence in order.sample(sentences, size)]
+    for label, sentences in sentences_by_label.items():
+        sampler = random.Random(f"{seed}/{label}/split")
+        rows = [{"sentence": sentence, "label": label} for sentence in sampler.sample(sentences, size)]
         dev += rows[:dev_size]
         train += rows[dev_size:]
     for rows in (train, dev):
@@ -163,100 +168,100 @@ def build(roots: dict[str, Path], *, sentences_per_class: int, seed: int) -> dic
     return {"train.jsonl": train, "dev.jsonl": dev}
 
 
-def collect(root: Path, *, wanted: int, order: random.Random, seen: set[str]) -> list[str]:
-    """Up to `wanted` sentences out of the files under `root`, visited in a random order until there are enough.
+def collect_sentences(root: Path, *, limit: int, random_order: random.Random, seen: set[str]) -> list[str]:
+    """Returns up to `limit` sentences from the files under `root`, which are read in random order.
 
-    A sentence whose key is in `seen` is left out, the keys of the others are added.
+    Sentences whose normalized form is in `seen` are skipped. The forms of the others are added to `seen`.
     """
-    paths = source_files(root)
-    order.shuffle(paths)
-    found: list[str] = []
+    paths = list_source_files(root)
+    random_order.shuffle(paths)
+    collected: list[str] = []
     reserve: list[str] = []
     for path in paths:
-        texts = docstrings(path.read_bytes(), name=str(path))
-        order.shuffle(texts)
-        limit = min(wanted, len(found) + SENTENCES_PER_FILE)
-        while texts and len(found) < limit:
-            found += _fresh(texts.pop(), seen)
-        if len(found) >= wanted:
-            return found[:wanted]
+        texts = extract_docstrings(path.read_bytes(), name=str(path))
+        random_order.shuffle(texts)
+        file_limit = min(limit, len(collected) + SENTENCES_PER_FILE)
+        while texts and len(collected) < file_limit:
+            collected += _extract_new_sentences(texts.pop(), seen)
+        if len(collected) >= limit:
+            return collected[:limit]
         reserve += texts
-    order.shuffle(reserve)
-    while reserve and len(found) < wanted:
-        found += _fresh(reserve.pop(), seen)
-    return found[:wanted]
+    random_order.shuffle(reserve)
+    while reserve and len(collected) < limit:
+        collected += _extract_new_sentences(reserve.pop(), seen)
+    return collected[:limit]
 
 
-def _fresh(docstring: str, seen: set[str]) -> list[str]:
-    fresh: list[str] = []
-    for sentence in sentences(docstring):
-        key = near_key(sentence)
-        if key not in seen:
-            seen.add(key)
-            fresh.append(sentence)
-    return fresh
+def _extract_new_sentences(docstring: str, seen: set[str]) -> list[str]:
+    new_sentences: list[str] = []
+    for sentence in extract_sentences(docstring):
+        normalized = normalize_sentence(sentence)
+        if normalized not in seen:
+            seen.add(normalized)
+            new_sentences.append(sentence)
+    return new_sentences
 
 
-def source_files(root: Path) -> list[Path]:
-    """The Python files of a package, sorted; without its tests and without what it carries along from elsewhere."""
-    files: list[Path] = []
+def list_source_files(root: Path) -> list[Path]:
+    """Returns the Python files of a package, sorted, without its tests and vendored packages."""
+    paths: list[Path] = []
     for folder, directories, names in os.walk(root):
         directories[:] = [name for name in directories if not _SKIPPED_DIRECTORIES.match(name)]
-        files += [Path(folder, name) for name in names if name.endswith(".py") and not _SKIPPED_FILE.match(name)]
-    return sorted(files, key=lambda file: file.relative_to(root).as_posix())
+        paths += [Path(folder, name) for name in names if name.endswith(".py") and not _SKIPPED_FILE.match(name)]
+    return sorted(paths, key=lambda path: path.relative_to(root).as_posix())
 
 
-def docstrings(source: bytes, *, name: str = "<source>") -> list[str]:
-    """The docstrings of a module, its classes and functions, and the texts it gives to C code (`add_newdoc`)."""
-    if (source.count(b'"""') + source.count(b"'''")) * SOURCE_BYTES_PER_QUOTE < len(source):
-        return []  # parsing is what takes the time, and here it would yield next to nothing
+def extract_docstrings(source: bytes, *, name: str = "<source>") -> list[str]:
+    """Returns the docstrings of a module, its classes and functions, and the texts of `add_newdoc` for C code."""
+    if (source.count(b'"""') + source.count(b"'''")) * MAX_BYTES_PER_QUOTE < len(source):
+        return []  # Parsing is slow and would yield hardly any text.
     if _GENERATED.search(source, 0, 1000):
-        return []  # repeats what it was made from: a third of the sources of transformers
+        return []  # A duplicate of its template, as a third of the sources of transformers.
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+            warnings.simplefilter("ignore")  # Invalid escapes in the strings of the packages.
             tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
-        logger.debug("%s is no Python source of this version, left out: %s", name, error)
+        logger.debug("skipping %s, which this version of Python cannot parse: %s", name, error)
         return []
-    return list(_docstrings_of(tree))
+    return list(_iterate_docstrings(tree))
 
 
-def _docstrings_of(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+def _iterate_docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
     docstring = ast.get_docstring(node, clean=False)
     if docstring:
         yield docstring
     for child in node.body:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _docstrings_of(child)
+            yield from _iterate_docstrings(child)
         elif isinstance(child, ast.Expr) and isinstance(child.value, ast.Call):
-            called = child.value.func
-            called_name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            if called_name in _DOC_CALLS:
-                for part in ast.walk(child.value):
-                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                        yield part.value
+            function = child.value.func
+            function_name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            if function_name in _DOCSTRING_CALLS:
+                for descendant in ast.walk(child.value):
+                    if isinstance(descendant, ast.Constant) and isinstance(descendant.value, str):
+                        yield descendant.value
 
 
-def sentences(docstring: str) -> list[str]:
-    """The clean English sentences of a docstring, names masked."""
-    found: list[str] = []
-    for paragraph in paragraphs(docstring):
+def extract_sentences(docstring: str) -> list[str]:
+    """Returns the clean English sentences of a docstring, with package names masked."""
+    sentences: list[str] = []
+    for paragraph in split_paragraphs(docstring):
         for sentence in split_sentences(strip_markup(paragraph)):
-            if is_clean(sentence):
+            if is_clean_sentence(sentence):
                 masked = mask_names(sentence)
                 if MIN_WORDS <= len(masked.split()) <= MAX_WORDS:
-                    found.append(masked)
-    return found
+                    sentences.append(masked)
+    return sentences
 
 
-def paragraphs(docstring: str) -> list[str]:
-    """The paragraphs of running prose, each on one line.
+def split_paragraphs(docstring: str) -> list[str]:
+    """Returns the paragraphs of prose, each on one line.
 
-    Only what stands at the margin counts: code, bodies of directives, parameters and list items are indented.
+    Only lines without indentation count, because code, directives, parameters and list items are indented.
     """
     lines = inspect.cleandoc(docstring).splitlines()
-    found: list[str] = []
+    paragraphs: list[str] = []
     current: list[str] = []
     skipping = in_fence = False
     for line, following in zip(lines, [*lines, ""][1:], strict=True):
@@ -265,21 +270,21 @@ def paragraphs(docstring: str) -> list[str]:
         in_fence ^= is_fence
         is_heading = bool(text and _UNDERLINE.match(following.strip()))
         if not text or is_heading or is_fence or in_fence or line[0].isspace():
-            found.append(" ".join(current))
+            paragraphs.append(" ".join(current))
             current = []
             if not text or is_heading or is_fence:
                 skipping = False
         elif skipping or _NOT_PROSE.search(line):
-            # What follows a doctest or a list item without a blank line belongs to it.
+            # Lines after a doctest or a list item belong to it, up to the next blank line.
             skipping = True
         elif not _UNDERLINE.match(text):
             current.append(text)
-    found.append(" ".join(current))
-    return [paragraph for paragraph in found if paragraph]
+    paragraphs.append(" ".join(current))
+    return [paragraph for paragraph in paragraphs if paragraph]
 
 
 def strip_markup(text: str) -> str:
-    """Plain words for reST and Markdown markup: ":class:`~a.B`" becomes "B"."""
+    """Replaces reST and Markdown markup by its text: ":class:`~a.B`" becomes "B"."""
     text = _MARKDOWN_LINK.sub(r"\1", text)
     text = _ROLE_WITH_TARGET.sub(r"\1", text)
     text = _ROLE.sub(lambda role: role[2].rsplit(".", 1)[-1] if role[1] else role[2], text)
@@ -290,32 +295,24 @@ def strip_markup(text: str) -> str:
     return " ".join(text.split())
 
 
-def split_sentences(paragraph: str) -> list[str]:
-    found: list[str] = []
-    start = 0
-    for end in _SENTENCE_END.finditer(paragraph):
-        # No abbreviation is longer; looking from `start` on would take time that grows with the square of them.
-        if not _ABBREVIATION.search(paragraph, max(start, end.start() - 8), end.start() + 1):
-            found.append(paragraph[start : end.end()].strip())
-            start = end.end()
-    return [*found, paragraph[start:].strip()]
-
-
-def is_clean(sentence: str) -> bool:
-    """Whether this is a whole sentence, mostly of letters, and free of code and formulas."""
-    if not sentence.isascii() or not _COMPLETE.match(sentence) or _NOISE.search(sentence):
+def is_clean_sentence(sentence: str) -> bool:
+    """Returns whether the text is a complete sentence, mostly of letters, without code and formulas."""
+    if not sentence.isascii() or not _COMPLETE_SENTENCE.match(sentence) or _NOISE.search(sentence):
         return False
     return len(_NO_LETTER.findall(sentence)) <= (1 - MIN_LETTER_SHARE) * len(sentence)
 
 
 def mask_names(text: str) -> str:
-    """Put the same neutral word for the names of all packages, so that no label can be read off its own name."""
-    return _REPEATED_MASK.sub(MASK, _NAMES.sub(MASK, text))
+    """Replaces the names of all packages by one neutral word, because they would reveal the label."""
+    return _REPEATED_MASK.sub(MASK, _PACKAGE_NAMES.sub(MASK, text))
 
 
-def near_key(sentence: str) -> str:
-    """What two sentences share that differ in numbers, identifiers or proper names only."""
+def normalize_sentence(sentence: str) -> str:
+    """Returns the lower-case words of a sentence without numbers, identifiers and proper names.
+
+    Sentences that differ in those only have the same normalized form.
+    """
     first, *others = sentence.split()
-    # A capital inside the sentence marks a name: "a BERT tokenizer", "a GPT tokenizer".
+    # An upper-case letter after the first word marks a name: "a BERT tokenizer", "a GPT tokenizer".
     common = [first, *(word for word in others if word == word.lower())]
     return " ".join(_WORD.findall(" ".join(word for word in common if not _IDENTIFIER.search(word)).lower()))

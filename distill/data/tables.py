@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from distill import hub
-from distill.errors import UnreachableError, UserError
+from distill.errors import UserError
 from distill.files import is_full_disk
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class LabelledText:
         if self.builtin:
             from distill.data import docstrings
 
-            return _read_directory(self, docstrings.prepare(cache_dir, seed=0), cache_dir)
+            return _read_directory(self, docstrings.prepare_dataset(cache_dir, seed=0), cache_dir)
         return _read_hub(self)
 
 
@@ -246,7 +246,7 @@ def _header(path: Path, separator: str, quoting: Literal[0, 1, 2, 3]) -> list[st
 def _read_hub(rows: LabelledText) -> "dict[str, tuple[datasets.Dataset, str]]":
     if rows.hub_id is None:
         raise UserError(f"task {rows.name} has no data of its own: give task.data_dir=DIR with train and dev files")
-    loaded = load_hub(
+    loaded = hub.load_dataset(
         rows.hub_id, f"data set {rows.hub_id}",
         advice="with train and dev files, go online once, or take the built-in data with task=docstrings",
     )  # fmt: skip
@@ -258,42 +258,6 @@ def _read_hub(rows: LabelledText) -> "dict[str, tuple[datasets.Dataset, str]]":
         elif split in ("train", "dev"):
             raise UserError(f"data set {rows.hub_id} has no split {' or '.join(stems)}: it has {', '.join(loaded)}")
     return tables
-
-
-def load_hub(hub_id: str, what: str, *, advice: str, streaming: bool = False, **options: Any) -> Any:
-    """A data set of the Hub, `owner/name` or `owner/name:configuration`; from the Hugging Face cache without the Hub.
-
-    Args:
-        what: begins the message where it cannot be loaded.
-        advice: what there is besides task.data_dir=DIR, for a data set that cannot be had.
-        streaming: give an IterableDataset, out of the cache too; for one split.
-
-    Raises:
-        UserError: for a data set that cannot be loaded.
-        UnreachableError: for one that is neither in the cache nor to be had.
-    """
-    import datasets
-
-    name, _, configuration = hub_id.partition(":")
-    try:
-        hub.ask(name, ".gitattributes", kind="dataset")  # Which every data set has.
-    except UnreachableError:
-        datasets.config.HF_HUB_OFFLINE = True  # The loader then looks into its cache alone.
-    else:
-        if streaming:
-            options["streaming"] = True
-    try:
-        loaded = datasets.load_dataset(name, configuration or None, **options)
-    except (ConnectionError, FileNotFoundError) as error:
-        raise UnreachableError(
-            f"data set {hub_id} is neither in the cache nor to be had from the Hub: give task.data_dir=DIR {advice}"
-        ) from error
-    except (ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{what} cannot be loaded: {reason}") from error
-    if streaming and isinstance(loaded, datasets.Dataset):
-        return loaded.to_iterable_dataset()
-    return loaded
 
 
 def _check_columns(rows: LabelledText, table: "datasets.Dataset", source: str) -> None:

@@ -1,4 +1,4 @@
-"""From texts to token ids, once: kept as Arrow, found again by texts, tokenizer and length, and mapped into memory."""
+"""A cache of token ids in Arrow files, keyed by texts, tokenizer and length, and memory-mapped."""
 
 import hashlib
 import json
@@ -12,34 +12,37 @@ import numpy as np
 import pyarrow as pa
 
 from distill.data.tables import Split
-from distill.files import is_intact, whole_directory
+from distill.files import atomic_directory, is_intact
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-KEPT_FORMAT = 1
-_COLUMNS = {"input_ids": np.int32, "token_type_ids": np.int8}
-_AT_ONCE = 10_000  # Texts in one call of the tokenizer, which holds them as Python lists.
+FORMAT_VERSION = 1
+_DTYPES = {"input_ids": np.int32, "token_type_ids": np.int8}
+_TEXTS_PER_CALL = 10_000  # The tokenizer returns Python lists, so this limits its memory.
 
 
-class Mapped(dict[str, np.ndarray]):
-    """Columns of a file, mapped into memory; to another process goes its path and no copy."""
+class MappedColumns(dict[str, np.ndarray]):
+    """Memory-mapped columns of an Arrow file. Pickling stores only the path."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.table = path, pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-        super().__init__(_columns(self.table))
+        super().__init__(_get_columns(self.table))
 
-    def __reduce__(self) -> tuple[type["Mapped"], tuple[Path]]:
-        return Mapped, (self.path,)
+    def __reduce__(self) -> tuple[type["MappedColumns"], tuple[Path]]:
+        return MappedColumns, (self.path,)
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of a whole split: those of example `i` are `column[offsets[i] : offsets[i + 1]]`.
+    """Token ids of a split. Example `i` is `column[offsets[i] : offsets[i + 1]]`.
 
-    `columns` are `input_ids [tokens]` and, of a tokenizer that tells the two texts of a pair apart, `token_type_ids`.
-    `truncated` counts the examples that were longer than the length they were cut to, special tokens included; `digest`
-    stands for everything that the tokens depend on. `pair_labels [examples]` are those of segment pairs.
+    Args:
+        columns: `input_ids [tokens]`, and `token_type_ids [tokens]` if the tokenizer returns them.
+        offsets: first token of each example, and the number of tokens, `[examples + 1]`.
+        truncated: number of examples that were truncated to the maximum length, special tokens included.
+        digest: SHA-256 of everything that the tokens depend on.
+        pair_labels: labels of segment pairs, `[examples]`.
     """
 
     columns: dict[str, np.ndarray]
@@ -52,30 +55,30 @@ class Tokens:
         return len(self.offsets) - 1
 
 
-def encode(
+def tokenize_split(
     split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int, cache_dir: Path | None = None
 ) -> Tokens:
-    """The split's tokens, from the cache where they have been made before; without `cache_dir` they stay in memory."""
-    name = digest(split, tokenizer, max_length)
+    """Returns the tokens of a split, cached or computed. Without `cache_dir`, they are not cached."""
+    digest = compute_digest(split, tokenizer, max_length)
     if cache_dir is None:
-        return _tokens(_table(split, tokenizer, max_length), name)
-    directory = cache_dir / "tokens" / name[:20]
+        return _to_tokens(_tokenize(split, tokenizer, max_length), digest)
+    directory = cache_dir / "tokens" / digest[:20]
     path = directory / "tokens.arrow"
     if not is_intact(directory):
-        table = _table(split, tokenizer, max_length)
-        with whole_directory(directory, keep_intact=True) as temporary:
-            _write(table, temporary / path.name)
-    return read(path, name)
+        table = _tokenize(split, tokenizer, max_length)
+        with atomic_directory(directory, reuse_intact=True) as temporary:
+            _write_table(table, temporary / path.name)
+    return read_tokens(path, digest)
 
 
-def read(path: Path, name: str) -> Tokens:
-    """The tokens of a file, mapped into memory; `name` becomes their digest."""
-    columns = Mapped(path)
-    return _tokens(columns.table, name, columns)
+def read_tokens(path: Path, digest: str) -> Tokens:
+    """Returns the memory-mapped tokens of a file, with the given digest."""
+    columns = MappedColumns(path)
+    return _to_tokens(columns.table, digest, columns)
 
 
-class Writer:
-    """Writes examples to `path` as they come: what is held of one is its length and, of a pair, its label."""
+class TokenWriter:
+    """Writes examples to the file `path` one at a time. Only their lengths and pair labels stay in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -85,93 +88,97 @@ class Writer:
     def __len__(self) -> int:
         return len(self._lengths)
 
-    def add(self, columns: Mapping[str, np.ndarray], pair_label: int | None = None) -> None:
-        """One example: each column's values `[tokens]`."""
+    def write_example(self, columns: Mapping[str, np.ndarray], pair_label: int | None = None) -> None:
+        """Writes one example: the values of each column, `[tokens]`."""
         for name, values in columns.items():
             if name not in self._files:
-                self._files[name] = open(self._part(name), "wb")  # noqa: SIM115
-            values.astype(_COLUMNS[name], copy=False).tofile(self._files[name])
+                self._files[name] = open(self._column_path(name), "wb")  # noqa: SIM115
+            values.astype(_DTYPES[name], copy=False).tofile(self._files[name])
         self._lengths.append(len(next(iter(columns.values()))))
         if pair_label is not None:
             self._pair_labels.append(pair_label)
 
     def close(self) -> None:
-        """Put the columns into one file."""
+        """Joins the columns in one file."""
         for file in self._files.values():
             file.close()
         offsets = pa.array(np.concatenate([[0], np.array(self._lengths, dtype=np.int64).cumsum()]))
         columns: dict[str, Any] = {
-            name: pa.LargeListArray.from_arrays(offsets, pa.array(np.memmap(self._part(name), dtype=_COLUMNS[name])))
+            name: pa.LargeListArray.from_arrays(
+                offsets, pa.array(np.memmap(self._column_path(name), dtype=_DTYPES[name]))
+            )
             for name in self._files
         }
         if self._pair_labels:
             columns["pair_labels"] = pa.array(np.array(self._pair_labels, dtype=np.int8))
-        _write(pa.table(columns).replace_schema_metadata({"truncated": "0"}), self.path)
+        _write_table(pa.table(columns).replace_schema_metadata({"truncated": "0"}), self.path)
         for name in self._files:
-            self._part(name).unlink()
+            self._column_path(name).unlink()
 
-    def _part(self, name: str) -> Path:
+    def _column_path(self, name: str) -> Path:
         return self.path.with_suffix(f".{name}")
 
 
-def rules(tokenizer: "PreTrainedTokenizerBase") -> list[Any]:
-    """Everything about a tokenizer that the tokens of a text depend on."""
-    found = json.loads(tokenizer.backend_tokenizer.to_str())
-    for state in ("truncation", "padding"):  # What the last call left behind.
-        found.pop(state, None)
-    return [found, tokenizer.truncation_side, list(tokenizer.model_input_names)]
+def describe_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> list[Any]:
+    """Returns all settings of a tokenizer that the tokens of a text depend on, as JSON values."""
+    settings = json.loads(tokenizer.backend_tokenizer.to_str())
+    for state in ("truncation", "padding"):  # Set by the last call.
+        settings.pop(state, None)
+    return [settings, tokenizer.truncation_side, list(tokenizer.model_input_names)]
 
 
-def digest(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> str:
-    """SHA-256 of everything that the tokens depend on; the labels have no part in it."""
-    settings = [KEPT_FORMAT, max_length, rules(tokenizer)]
-    found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+def compute_digest(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> str:
+    """Returns the SHA-256 of everything that the tokens depend on, which excludes the labels."""
+    settings = [FORMAT_VERSION, max_length, describe_tokenizer(tokenizer)]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for texts in (split.texts, split.pairs):
-        found.update(json.dumps(texts).encode())
-    return found.hexdigest()
+        digest.update(json.dumps(texts).encode())
+    return digest.hexdigest()
 
 
-def _table(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> pa.Table:
-    parts: dict[str, list[np.ndarray]] = {}
+def _tokenize(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> pa.Table:
+    values: dict[str, list[np.ndarray]] = {}
     lengths: list[np.ndarray] = []
     truncated = 0
-    for encoded in _encoded(split, tokenizer, max_length):
+    for encoded in _call_tokenizer(split, tokenizer, max_length):
         lengths.append(np.array([len(ids) for ids in encoded["input_ids"]], dtype=np.int64))
         truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
-        for name, kind in _COLUMNS.items():
+        for name, dtype in _DTYPES.items():
             if name in encoded:
-                parts.setdefault(name, []).append(np.concatenate([np.array(row, dtype=kind) for row in encoded[name]]))
+                rows = [np.array(row, dtype=dtype) for row in encoded[name]]
+                values.setdefault(name, []).append(np.concatenate(rows))
     offsets = pa.array(np.concatenate([[0], np.concatenate(lengths).cumsum()]))
     columns = {
-        name: pa.LargeListArray.from_arrays(offsets, pa.array(np.concatenate(values))) for name, values in parts.items()
+        name: pa.LargeListArray.from_arrays(offsets, pa.array(np.concatenate(arrays)))
+        for name, arrays in values.items()
     }
     return pa.table(columns).replace_schema_metadata({"truncated": str(truncated)})
 
 
-def _encoded(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> Iterator[Any]:
-    for start in range(0, len(split), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
-        pairs = None if split.pairs is None else split.pairs[part]
-        yield tokenizer(split.texts[part], pairs, truncation=True, max_length=max_length, return_attention_mask=False)
+def _call_tokenizer(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> Iterator[Any]:
+    for start in range(0, len(split), _TEXTS_PER_CALL):
+        rows = slice(start, start + _TEXTS_PER_CALL)
+        pairs = None if split.pairs is None else split.pairs[rows]
+        yield tokenizer(split.texts[rows], pairs, truncation=True, max_length=max_length, return_attention_mask=False)
 
 
-def _write(table: pa.Table, path: Path) -> None:
+def _write_table(table: pa.Table, path: Path) -> None:
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
 
 
-def _tokens(table: pa.Table, name: str, columns: dict[str, np.ndarray] | None = None) -> Tokens:
-    """Arrow's own memory as arrays, without a copy."""
+def _to_tokens(table: pa.Table, digest: str, columns: dict[str, np.ndarray] | None = None) -> Tokens:
+    """Returns the table's memory as arrays, without a copy."""
     labels = table.column("pair_labels").chunk(0).to_numpy() if "pair_labels" in table.column_names else None
     return Tokens(
-        columns=_columns(table) if columns is None else columns,
+        columns=_get_columns(table) if columns is None else columns,
         offsets=table.column("input_ids").chunk(0).offsets.to_numpy(),
         truncated=int(table.schema.metadata[b"truncated"]),
-        digest=name,
+        digest=digest,
         pair_labels=labels,
     )
 
 
-def _columns(table: pa.Table) -> dict[str, np.ndarray]:
-    names = [name for name in table.column_names if name in _COLUMNS]
+def _get_columns(table: pa.Table) -> dict[str, np.ndarray]:
+    names = [name for name in table.column_names if name in _DTYPES]
     return {name: table.column(name).chunk(0).values.to_numpy() for name in names}

@@ -51,10 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for text, answer in zip(lines, _predict_lines(bundle, lines), strict=True):
                 if options.json:
                     print(json.dumps({"text": text, **answer}, ensure_ascii=False))
-                elif "value" in answer:
-                    print(f"{answer['value']:.4f}\t{text}")
                 else:
-                    print(f"{answer['label']}\t{answer['probability']:.4f}\t{text}")
+                    print(f"{bundle.decoder.format(answer)}\t{text}")
     except DistillError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

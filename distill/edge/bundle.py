@@ -12,10 +12,11 @@ from tokenizers import Encoding, Tokenizer
 
 from distill.edge import decode
 from distill.errors import UserError
-from distill.files import sha256
+from distill.files import hash_file
 
 FORMAT = 2
 READABLE = (1, 2)
+Tokens = list[int | None] | None  # Of the items of an example; None for one row of logits a text.
 
 
 class Bundle:
@@ -45,7 +46,7 @@ class Bundle:
         for name in (models[self.model], "tokenizer.json"):
             if not (self.directory / name).is_file():
                 raise UserError(f"{directory} is not whole: {name} is missing")
-            if sha256(self.directory / name) != self.about["files"].get(name):
+            if hash_file(self.directory / name) != self.about["files"].get(name):
                 raise UserError(f"{self.directory / name} is damaged: its SHA-256 is not the one in bundle.json")
         self.tokenizer = Tokenizer.from_file(str(self.directory / "tokenizer.json"))
         self.tokenizer.enable_truncation(self.about["max_length"])
@@ -54,7 +55,8 @@ class Bundle:
 
     def item_logits(self, records: Sequence[Any], *, batch_size: int = 32) -> list[NDArray[np.floating]]:
         """For every record the logits `[n, C]` of its items; records of about one length run together."""
-        return [logits for _, logits in self._run([self.decoder.read(record) for record in records], batch_size)]
+        examples = [self.decoder.read(record) for record in records]
+        return [logits for _, logits in self._run(examples, batch_size)]
 
     def logits(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, batch_size: int = 32
@@ -71,7 +73,11 @@ class Bundle:
         For classes it holds `label`, `probability` and the `probabilities` of all labels; for a number `value`.
         """
         examples = [self.decoder.read(record) for record in self._records(records, pairs)]
-        return [self.decoder.decode(example, logits) for example, logits in self._run(examples, batch_size)]
+        outputs = self._run(examples, batch_size)
+        return [
+            self.decoder.decode(example, items, logits)
+            for example, (items, logits) in zip(examples, outputs, strict=True)
+        ]
 
     def _records(self, texts: Sequence[Any], pairs: Sequence[str] | None) -> list[Any]:
         if pairs is None:
@@ -80,28 +86,29 @@ class Bundle:
             raise UserError("got pairs, the bundle reads single texts")
         return [list(pair) for pair in zip(texts, pairs, strict=True)]
 
-    def _run(
-        self, examples: Sequence[decode.Example], batch_size: int
-    ) -> list[tuple[decode.Example, NDArray[np.floating]]]:
-        """Each example with the logits `[n, C]` of its items."""
+    def _run(self, examples: Sequence[decode.Example], batch_size: int) -> list[tuple[Tokens, NDArray[np.floating]]]:
+        """For each example the tokens of its items, and their logits `[n, C]`."""
         inputs = [example.text if example.pair is None else (example.text, example.pair) for example in examples]
         encodings: list[Encoding] = self.tokenizer.encode_batch(inputs)
         order = sorted(range(len(encodings)), key=lambda i: len(encodings[i].ids))
-        found: list[Any] = [None] * len(encodings)
+        outputs: list[Any] = [None] * len(encodings)
         for start in range(0, len(order), batch_size):
             members = order[start : start + batch_size]
             logits = self.session.run(["logits"], self._feed([encodings[i] for i in members]))[0]
             for row, i in enumerate(members):
-                found[i] = self._items(examples[i], encodings[i], logits[row])
-        return list(zip(examples, found, strict=True))
+                outputs[i] = self._select(examples[i], encodings[i], logits[row])
+        return outputs
 
-    def _items(self, example: decode.Example, encoding: Encoding, logits: NDArray[np.floating]) -> NDArray[np.floating]:
-        """The logits `[n, C]` of the items, out of `[C]` of the text or `[L, C]` of its tokens with padding."""
+    def _select(
+        self, example: decode.Example, encoding: Encoding, logits: NDArray[np.floating]
+    ) -> tuple[Tokens, NDArray[np.floating]]:
+        """The items' logits `[n, C]`, out of `[C]` of the text or `[L, C]` of its tokens with padding."""
         tokens = self.decoder.items(example, encoding.offsets, encoding.special_tokens_mask)
         if tokens is None:
-            return np.asarray(logits[None])
+            return None, np.asarray(logits[None])
         skipped = len(logits) - len(encoding.ids) if self.about["padding_side"] == "left" else 0
-        return np.asarray(logits[[skipped + token for token in tokens]])
+        rows = [skipped + token for token in tokens if token is not None]
+        return tokens, np.asarray(logits[rows])
 
     def _feed(self, batch: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
         """Inputs `[B, L]`, padded to the longest of the batch."""

@@ -3,6 +3,7 @@
 A decoder says which tokens of a text are the items of its task, and turns their logits into a prediction.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,8 +33,10 @@ class Decoder(Protocol):
         """The record as an example; raises UserError for one of another form."""
         ...
 
-    def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int] | None:
-        """The tokens whose logits are read; None where the model returns one row of logits for a whole text.
+    def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int | None] | None:
+        """The token of each item; None for one that was cut off.
+
+        None in place of the list is for a model that returns one row of logits for a whole text.
 
         Args:
             offsets: of each token, the characters of the text that it stands for.
@@ -41,8 +44,12 @@ class Decoder(Protocol):
         """
         ...
 
-    def decode(self, example: Example, logits: Floats) -> dict[str, Any]:
-        """The prediction for the logits `[n, C]` of the example's items."""
+    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> dict[str, Any]:
+        """The prediction for the logits `[n, C]` of the example's items that were not cut off."""
+        ...
+
+    def format(self, prediction: Mapping[str, Any]) -> str:
+        """The prediction on one line."""
         ...
 
 
@@ -60,28 +67,70 @@ class _WholeText:
             return Example(record)
         raise UserError(f"got {record!r}, expected {'two texts' if self.pair else 'a text'}")
 
-    def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int] | None:
+    def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int | None] | None:
         return None
 
 
 class Classes(_WholeText):
     """The class of a text: `label`, its `probability`, and the `probabilities` of all labels."""
 
-    def decode(self, example: Example, logits: Floats) -> dict[str, Any]:
+    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> dict[str, Any]:
         row = softmax(logits[0].astype(np.float64))
         best = int(row.argmax())
         probabilities = {label: float(value) for label, value in zip(self.labels, row, strict=True)}
         return {"label": self.labels[best], "probability": float(row[best]), "probabilities": probabilities}
 
+    def format(self, prediction: Mapping[str, Any]) -> str:
+        return f"{prediction['label']}\t{prediction['probability']:.4f}"
+
 
 class Number(_WholeText):
     """The number of a regression: `value`."""
 
-    def decode(self, example: Example, logits: Floats) -> dict[str, Any]:
+    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> dict[str, Any]:
         return {"value": float(logits[0, 0])}
 
+    def format(self, prediction: Mapping[str, Any]) -> str:
+        return f"{prediction['value']:.4f}"
 
-DECODERS: Mapping[str, type[Any]] = {"classes": Classes, "number": Number}
+
+class Tags:
+    """The entities of a text, or of its words if the record is `{"tokens": [...]}`.
+
+    Each has `text`, `type`, `score` (the mean probability of its tags), and `start` and `end` in code points.
+    """
+
+    def __init__(self, labels: Sequence[str], pair: bool) -> None:
+        self.labels = list(labels)
+
+    def read(self, record: Any) -> Example:
+        if isinstance(record, str):
+            return Example(record, words=split_words(record))
+        words = record.get("tokens") if isinstance(record, Mapping) else None
+        if isinstance(words, list) and all(isinstance(word, str) for word in words):
+            return Example(" ".join(words), words=locate_words(words))
+        raise UserError(f'got {record!r}, expected a text or {{"tokens": [...]}}')
+
+    def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int | None] | None:
+        return find_first_pieces(example.words, offsets, special)
+
+    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> dict[str, Any]:
+        words = [word for word, item in zip(example.words, items or [], strict=True) if item is not None]
+        probabilities = softmax(logits.astype(np.float64))
+        best = probabilities.argmax(axis=-1)
+        entities = []
+        for kind, first, last in find_entities([self.labels[tag] for tag in best]):
+            start, end = words[first][0], words[last - 1][1]
+            score = float(probabilities[range(first, last), best[first:last]].mean())
+            text = example.text[start:end]
+            entities.append({"text": text, "type": kind, "score": score, "start": start, "end": end})
+        return {"entities": entities}
+
+    def format(self, prediction: Mapping[str, Any]) -> str:
+        return "; ".join(f"{entity['type']}: {entity['text']}" for entity in prediction["entities"]) or "-"
+
+
+DECODERS: Mapping[str, type[Any]] = {"classes": Classes, "number": Number, "tags": Tags}
 
 
 def softmax(logits: Floats) -> Floats:
@@ -89,3 +138,48 @@ def softmax(logits: Floats) -> Floats:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     exponentials = np.exp(shifted)
     return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
+
+
+def split_words(text: str) -> tuple[Span, ...]:
+    """The words and punctuation marks of a text."""
+    return tuple(match.span() for match in re.finditer(r"\w+|[^\w\s]", text))
+
+
+def locate_words(words: Sequence[str]) -> tuple[Span, ...]:
+    """The characters of each word in the text that has a space between them."""
+    spans, start = [], 0
+    for word in words:
+        spans.append((start, start + len(word)))
+        start += len(word) + 1
+    return tuple(spans)
+
+
+def find_first_pieces(words: Sequence[Span], offsets: Sequence[Span], special: Sequence[int]) -> list[int | None]:
+    """The first token of each word; None for a word without one."""
+    pieces: list[int | None] = []
+    token = 0
+    for start, end in words:
+        while token < len(offsets) and (special[token] or offsets[token][1] <= start):
+            token += 1
+        inside = token < len(offsets) and offsets[token][0] < end
+        pieces.append(token if inside else None)
+    return pieces
+
+
+def find_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Type, first and last (excluded) word of every entity, in BIO, IOB1 or BIOES.
+
+    An `I-X` or `E-X` that continues no `X` starts an entity of its own, as in conlleval.
+    """
+    entities: list[tuple[str, int, int]] = []
+    kind, first, before = "", 0, "O"
+    for word, tag in enumerate([*tags, "O"]):
+        prefix, _, name = tag.partition("-")
+        continues = prefix in ("I", "E") and name == kind and before not in ("E", "S")
+        if kind and not continues:
+            entities.append((kind, first, word))
+            kind = ""
+        if prefix in ("B", "I", "E", "S") and not continues:
+            kind, first = name, word
+        before = prefix
+    return entities

@@ -12,8 +12,8 @@ from distill.edge import bundle as edge
 from distill.export.gate import compare, passes, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
-from distill.export.settings import Settings
-from distill.files import sha256, write_json
+from distill.export.settings import ExportSettings
+from distill.files import hash_file, write_json
 from distill.models.forward import input_names
 
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
@@ -27,7 +27,7 @@ def write_bundle(
     task: Task,
     splits: Any,
     scores: Mapping[str, Scores],
-    settings: Settings,
+    settings: ExportSettings,
 ) -> dict[str, dict[str, Any]]:
     """Fills `directory` with a bundle and returns run.json's `export`: each file scored through ONNX Runtime.
 
@@ -45,7 +45,8 @@ def write_bundle(
         "kind": task.kind,
         "decoder": task.decoder,
         "task": task.name,
-        **{name: value for name, value in task.describe(splits).items() if name in ("answer", "labels", "pair")},
+        "pair": task.pair,
+        **{name: value for name, value in task.describe(splits).items() if name in ("answer", "labels")},
         "max_length": task.max_length,
         "inputs": input_names(model),
         "padding": {
@@ -57,7 +58,7 @@ def write_bundle(
         "models": FILES,
         "recommended": None,
         "metrics": {},
-        "files": {name: sha256(directory / name) for name in (*FILES.values(), "tokenizer.json")},
+        "files": {name: hash_file(directory / name) for name in (*FILES.values(), "tokenizer.json")},
     }
     write_json(directory / "bundle.json", about)
     formats = {}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from distill.contracts import Scores, Task
-from distill.export.settings import Settings
+from distill.export.settings import ExportSettings
 from distill.training.evaluate import split_metrics
 
 FP32_AGREEMENT = 0.999
@@ -29,7 +29,7 @@ def compare(scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, ta
     }
 
 
-def passes(name: str, row: Mapping[str, Any], settings: Settings) -> bool:
+def passes(name: str, row: Mapping[str, Any], settings: ExportSettings) -> bool:
     """Whether a file keeps enough of the metric; fp32 must agree with torch besides."""
     within: bool = row["drop"] <= settings.max_drop + ROUNDING
     return within and (name != "fp32" or row["agreement"] >= FP32_AGREEMENT)

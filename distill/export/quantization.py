@@ -7,10 +7,10 @@ import numpy as np
 import onnx
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from distill.export.settings import Settings
+from distill.export.settings import ExportSettings
 
 
-def quantize(fp32: Path, int8: Path, settings: Settings) -> str:
+def quantize(fp32: Path, int8: Path, settings: ExportSettings) -> str:
     """Write an int8 copy (weights ahead of time, activations on the fly) and return the recipe in words."""
     graph = onnx.load(str(fp32))
     del graph.graph.value_info[:]  # Shapes of the exporter's example would contradict the quantized graph.

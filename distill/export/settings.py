@@ -1,20 +1,22 @@
-"""The settings of an export."""
+"""Settings of an export."""
 
-from dataclasses import dataclass
+from pydantic import NonNegativeFloat
+from pydantic.dataclasses import dataclass
+
+from distill.options import STRICT, raise_option_errors
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How to export: the keys of `conf/export`.
+@raise_option_errors
+@dataclass(frozen=True, config=STRICT)
+class ExportSettings:
+    """Settings of an export, the keys of `conf/export`.
 
-    `max_drop` is how far an exported file's metric on dev may be below torch's before its gate says failed.
-    `reduce_range` keeps int8 weights to 7 bits: without it a processor that lacks VNNI instructions saturates.
+    Args:
+        max_drop: largest drop of the task's metric on dev with which an exported file passes.
+        reduce_range: whether to limit int8 weights to 7 bits, because processors without VNNI saturate on 8.
+        per_channel: whether to give each output channel of a weight a scale of its own.
     """
 
-    max_drop: float = 0.01
+    max_drop: NonNegativeFloat = 0.01
     reduce_range: bool = True
     per_channel: bool = True
-
-    def __post_init__(self) -> None:
-        if not self.max_drop >= 0:
-            raise ValueError(f"got export.max_drop={self.max_drop}, expected 0 or more")

@@ -55,7 +55,8 @@ def _source(config: DictConfig, cache: Any, **options: Any) -> TeacherSource:
     assert isinstance(values, dict)
     settings = values.pop("finetune", False)
     values.pop("cache", None)
-    finetune = hydra.utils.instantiate(settings) if settings else None
+    # From the configuration, which knows the full names of the options.
+    finetune = instantiate(config.finetune) if settings else None
     return TeacherSource(weights=hydra.utils.instantiate(values), finetune=finetune, cache=cache, **options)
 
 

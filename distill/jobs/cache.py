@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from rich.filesize import decimal
 from rich.table import Table
 
-from distill.console import console, notice, say
+from distill.console import console, print_line, print_notice
 from distill.errors import UserError
 
 DAY = 86_400.0
@@ -223,13 +223,13 @@ def _print_removed(
     verb = "Would remove" if dry_run else "Removed"
     for entry in removed:
         what = "unfinished" if entry.temporary else entry.kind.label
-        say(f"{verb}  {entry.name}  ({what}, {decimal(entry.bytes)}, last used {_age(entry.used)} ago)")
+        print_line(f"{verb}  {entry.name}  ({what}, {decimal(entry.bytes)}, last used {_age(entry.used)} ago)")
     size = sum(entry.bytes for entry in removed)
     left = sum(entry.bytes for entry in entries) - size
-    say(f"{verb} {_count(removed)}, {decimal(size)}; {decimal(left)} left in {cache_dir}")
+    print_line(f"{verb} {_count(removed)}, {decimal(size)}; {decimal(left)} left in {cache_dir}")
     writing = [entry for entry in entries if entry.writing]
     if writing and to_gb is not None and left > to_gb * 1e9:
-        notice(f"{_count(writing)} not removed, because another process may be writing: {_names(writing)}")
+        print_notice(f"{_count(writing)} not removed, because another process may be writing: {_names(writing)}")
 
 
 def _names(entries: list[Entry]) -> str:

@@ -3,13 +3,13 @@
 from omegaconf import DictConfig
 
 from distill.chain import save_model, task_record
-from distill.console import quiet, say
+from distill.console import print_line, silence_libraries
 from distill.contracts import Task
 from distill.files import make_directory
 from distill.jobs import build, pretrain
 from distill.records.record import Run
 from distill.teaching import teacher as teaching
-from distill.training.settings import Settings
+from distill.training.settings import TrainerSettings
 
 
 def run_finetune(config: DictConfig, run: Run) -> None:
@@ -18,8 +18,8 @@ def run_finetune(config: DictConfig, run: Run) -> None:
     if not task.fine_tunes_teacher:
         pretrain.train_language_model(config, run, from_scratch=False)
         return
-    quiet()
-    settings: Settings = build.instantiate(config.trainer)
+    silence_libraries()
+    settings: TrainerSettings = build.instantiate(config.trainer)
     requested, cache_dir = build.source(config), build.cache_dir(config)
     make_directory(cache_dir)
     source, substituted = teaching.locate(requested, task)
@@ -30,13 +30,13 @@ def run_finetune(config: DictConfig, run: Run) -> None:
     )  # fmt: skip
     teacher = teaching.prepare(source, preparation, requested=requested.weights.name, substituted=substituted)
     if config.dry_run:
-        say(f"Teacher {teacher.resolved} ({teacher.origin})")
+        print_line(f"Teacher {teacher.resolved} ({teacher.origin})")
         return
     examples = task.encode(splits, teacher.tokenizer, cache_dir)
     teaching.score(teacher, task, examples, cache=source.cache, directory=cache_dir / "outputs")
     run.update(task=task_record(task, splits, examples), teacher=teacher.record())
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in teacher.metrics.items())
-    say(f"Teacher {teacher.resolved} on {task.name} ({teacher.origin}): dev {metrics}")
+    print_line(f"Teacher {teacher.resolved} on {task.name} ({teacher.origin}): dev {metrics}")
     directory = run.directory / "teacher" / "model"
     save_model(teacher.model, teacher.tokenizer, directory)
-    say(f"Saved in {directory}")
+    print_line(f"Saved in {directory}")

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from distill import preflight
 from distill.chain import save_model, task_record, training_record
-from distill.console import console, notice, quiet, say
+from distill.console import console, print_line, print_notice, silence_libraries
 from distill.data import batching
 from distill.errors import UserError
 from distill.files import make_directory, write_text
@@ -22,7 +22,7 @@ from distill.teaching.teacher import TeacherSource, adopt_special_tokens
 from distill.training import fitting
 from distill.training.evaluate import evaluate
 from distill.training.module import DistillationModule
-from distill.training.settings import Settings, check_budget, check_processes
+from distill.training.settings import TrainerSettings, check_budget, check_processes
 
 
 def run_pretrain(config: DictConfig, run: Run) -> None:
@@ -32,16 +32,16 @@ def run_pretrain(config: DictConfig, run: Run) -> None:
 
 def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) -> None:
     """Trains a language model on raw text with the `trainer`, and saves it in the run's directory."""
-    settings: Settings = build.instantiate(config.trainer)
+    settings: TrainerSettings = build.instantiate(config.trainer)
     task: MaskedLM = build.instantiate(config.task)
     source = build.source(config)
     _check(config, settings, task, source, from_scratch=from_scratch)
-    quiet()
+    silence_libraries()
     make_directory(build.cache_dir(config))
     splits = task.read(build.cache_dir(config))
     start = _load(source, task, splits, seed=config.seed)
     if not from_scratch and not start.fits:
-        notice(f"teacher {source.weights.resolved()} gets a language-model head with random weights")
+        print_notice(f"teacher {source.weights.resolved()} gets a language-model head with random weights")
     objective = task.pretraining_objective()
     examples = task.encode(splits, start.tokenizer, build.cache_dir(config))
     loaders = batching.all_loaders(examples, steps=settings.max_steps, **settings.batches())
@@ -75,12 +75,12 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     write_text(run.directory / "report.md", report.render_report(run.record))
     console.print()
     console.print(report.summary_table(run.record))
-    say(f"Report  {run.directory / 'report.md'}")
-    say(f"Model   {directory}")
+    print_line(f"Report  {run.directory / 'report.md'}")
+    print_line(f"Model   {directory}")
 
 
 def _check(
-    config: DictConfig, settings: Settings, task: MaskedLM, source: TeacherSource, *, from_scratch: bool
+    config: DictConfig, settings: TrainerSettings, task: MaskedLM, source: TeacherSource, *, from_scratch: bool
 ) -> None:
     """Raises UserError for options that contradict each other, before anything is read."""
     if not task.over_vocabulary:
@@ -118,7 +118,7 @@ def _show(
     module: DistillationModule,
     examples: Any,
     loaders: Any,
-    settings: Settings,
+    settings: TrainerSettings,
     start: Start,
     name: str,
     before: dict[str, float] | None,

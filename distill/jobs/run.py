@@ -1,9 +1,7 @@
 """One job from its configuration to its end: a new run directory or the one to resume, and how it ended."""
 
-import contextlib
 import hashlib
 import json
-import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -13,17 +11,17 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from distill.console import say
-from distill.errors import Interrupted, UserError
+from distill.console import print_line
+from distill.errors import UserError
 from distill.files import write_text
 from distill.jobs.distill import run_distill
 from distill.jobs.finetune import run_finetune
 from distill.jobs.pretrain import run_pretrain
 from distill.jobs.upgrade import upgrade
 from distill.records.record import Run, create_run
-from distill.training import processes
-from distill.training.checkpoints import handled
+from distill.records.tracking import open_run, tracked
 
+RUN_FILES = ("run.json", "config.yaml")
 JOBS: dict[str, Callable[[DictConfig, Run], None]] = {
     "distill": run_distill,
     "finetune": run_finetune,
@@ -48,29 +46,14 @@ def run_job(config: DictConfig) -> Path | None:
         config, run = _resumed(config)
         job = _job(config)
         if run.record["status"] == "finished":
-            say(f"{run.directory} is finished already: see {run.directory / 'report.md'}")
+            print_line(f"{run.directory} is finished already: see {run.directory / 'report.md'}")
             return run.directory
-        say(f"Resuming {run.directory}")
+        print_line(f"Resuming {run.directory}")
     else:
         job = _job(config)
         run = _new(config)
-    try:
-        run.update(status="running", error=None)
-        with handled(signal.default_int_handler, signal.SIGTERM):  # A cluster's way to say Ctrl-C.
-            job(config, run)
-    except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second.
-        run.update(status="failed", error="interrupted")
-        raise Interrupted(_what_is_kept(run)) from error
-    except BaseException as error:  # Whatever ends a run, its record says so; the error itself goes on.
-        with contextlib.suppress(OSError):  # On a full disk the record cannot say so.
-            run.update(status="failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
-        raise
-    finally:
-        processes.end()
-        if "wandb" in sys.modules:
-            # Left open, the next run of a sweep would write into this one.
-            sys.modules["wandb"].finish()
-    run.update(status="finished")
+    with tracked(run, resume_with=f"python -m distill resume={run.directory}"):
+        job(config, run)
     return run.directory
 
 
@@ -81,7 +64,7 @@ def _dry_run(config: DictConfig) -> None:
     with tempfile.TemporaryDirectory() as directory:
         job = _job(config)
         job(config, create_run(Path(directory), job=config.job.name, seed=config.seed))
-    say("Nothing was trained (dry_run=true)")
+    print_line("Nothing was trained (dry_run=true)")
 
 
 def _job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
@@ -103,16 +86,6 @@ def _job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
             + (", trainer.* is what trains here" if ignored[0].startswith("teacher.finetune") else "")
         )
     return JOBS[job]
-
-
-def _what_is_kept(run: Run) -> str:
-    """What a run that was interrupted has saved, and how to go on with it."""
-    go_on = f"python -m distill resume={run.directory}"
-    for part in ("baseline", "", "teacher"):  # The latest first.
-        last = run.directory / part / "checkpoints" / "last.ckpt"
-        if last.is_file():
-            return f"interrupted: {last} holds the training so far; {go_on} goes on from there"
-    return f"interrupted before the first checkpoint; {go_on} begins again, with the teacher if it was ready"
 
 
 def digest(config: DictConfig) -> str:
@@ -148,7 +121,7 @@ def _resumed(config: DictConfig) -> tuple[DictConfig, Run]:
     """The configuration and the run to go on with."""
     if config.resume is True:
         wanted = digest(config)
-        candidates = [_open(path.parent) for path in sorted(_parent(config).glob("*/run.json"))]
+        candidates = [open_run(path.parent, needs=RUN_FILES) for path in sorted(_parent(config).glob("*/run.json"))]
         unfinished = [
             run for run in candidates if run.record["status"] != "finished" and digest(_kept(run.directory)) == wanted
         ]
@@ -156,7 +129,7 @@ def _resumed(config: DictConfig) -> tuple[DictConfig, Run]:
             raise UserError(f"{_parent(config)} has no unfinished run of this configuration: leave out resume=true")
         return config, unfinished[-1]
     directory = Path(str(config.resume)).expanduser()
-    run = _open(directory)
+    run = open_run(directory, needs=RUN_FILES)
     kept = _kept(directory)
     kept.resume = True
     return kept, run
@@ -167,13 +140,3 @@ def _kept(directory: Path) -> DictConfig:
     config = OmegaConf.load(directory / "config.yaml")
     assert isinstance(config, DictConfig)
     return upgrade(config)
-
-
-def _open(directory: Path) -> Run:
-    for name in ("run.json", "config.yaml"):
-        if not (directory / name).is_file():
-            raise UserError(f"{directory} is no run: it has no {name}")
-    try:
-        return Run(directory, json.loads((directory / "run.json").read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise UserError(f"{directory / 'run.json'} is damaged: {error}") from error

@@ -7,11 +7,11 @@ from omegaconf import DictConfig, OmegaConf
 
 # `_target_` of an earlier version -> its name now.
 RENAMED = {
-    "distill.benchmark.Settings": "distill.benchmark.latency.Settings",
-    "distill.export.Settings": "distill.export.settings.Settings",
-    "distill.fitting.Settings": "distill.training.settings.Settings",
+    "distill.benchmark.Settings": "distill.benchmark.settings.BenchmarkSettings",
+    "distill.export.Settings": "distill.export.settings.ExportSettings",
+    "distill.fitting.Settings": "distill.training.settings.TrainerSettings",
     "distill.masking.Masking": "distill.text.masking.Masking",
-    "distill.settings.Settings": "distill.training.settings.Settings",
+    "distill.settings.Settings": "distill.training.settings.TrainerSettings",
     "distill.tasks.LanguageModelTask": "distill.tasks.MaskedLM",
     "teachers.cache.OutputCache": "distill.teaching.output_cache.OutputCache",
 }

@@ -49,13 +49,28 @@ def create_run(parent: Path, **fields: Any) -> Run:
             directory.mkdir()
         except FileExistsError:
             continue
-        record = dict(
-            schema=SCHEMA, status="running", error=None, version=__version__, **fields, task=None,
-            objective=None, teacher=None, student=None, baseline=None, retention=None, training=None, export={},
-            benchmark=[], environment=environment(),
-        )  # fmt: skip
-        return Run(directory, record)
+        return Run(directory, _new_record(**fields))
     raise UserError(f"{parent} has 10,000 runs of this second: choose another output_dir")
+
+
+def create_run_in(directory: Path, **fields: Any) -> Run:
+    """Creates a run in a directory of the user's choice.
+
+    Raises:
+        UserError: when the directory holds anything, or cannot be written.
+    """
+    make_directory(directory)
+    if any(directory.iterdir()):
+        raise UserError(f"{directory} is not empty: give another directory, or resume=True to go on with its run")
+    return Run(directory, _new_record(**fields))
+
+
+def _new_record(**fields: Any) -> dict[str, Any]:
+    return dict(
+        schema=SCHEMA, status="running", error=None, version=__version__, **fields, task=None,
+        objective=None, teacher=None, student=None, baseline=None, retention=None, training=None, export={},
+        benchmark=[], environment=environment(),
+    )  # fmt: skip
 
 
 def environment() -> dict[str, Any]:

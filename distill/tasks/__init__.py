@@ -3,5 +3,6 @@
 from distill.tasks.classification import Classification
 from distill.tasks.masked_lm import MaskedLM
 from distill.tasks.regression import Regression
+from distill.tasks.token_classification import TokenClassification
 
-__all__ = ["Classification", "MaskedLM", "Regression"]
+__all__ = ["Classification", "MaskedLM", "Regression", "TokenClassification"]

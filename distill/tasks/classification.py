@@ -154,7 +154,7 @@ class Classification:
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {
-            **rows.describe_rows(self.rows, splits),
+            "labels": list(splits.labels),
             "answer": "classes",
             "pipeline_tag": "text-classification",
             "prediction": f"Labels: {', '.join(splits.labels)}.",

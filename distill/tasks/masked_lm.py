@@ -49,7 +49,7 @@ class TextData:
     @cached_property
     def sha256(self) -> str:
         """A digest of the corpus."""
-        return self.corpus.fingerprint()
+        return self.corpus.compute_fingerprint()
 
     def sizes(self) -> dict[str, int]:
         """Nothing, because sequences can only be counted after tokenization."""
@@ -58,7 +58,7 @@ class TextData:
     def texts(self) -> Iterator[str]:
         """The beginning of the training text, line by line."""
         size, held_out = 0, held_out_of(self.corpus, self.settings)
-        for document in self.corpus.documents(wanted=lambda key: not held_out(key)):
+        for document in self.corpus.read_documents(select=lambda key: not held_out(key)):
             yield from document.text.splitlines()
             size += len(document.text)
             if size > VOCABULARY_TEXT:

@@ -132,7 +132,7 @@ class Regression:
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {
-            **rows.describe_rows(self.rows, splits),
+            "labels": list(splits.labels),
             "answer": "number",
             "pipeline_tag": "text-classification",
             "prediction": f"Predicts a number: {splits.labels[0]}.",

@@ -88,7 +88,9 @@ def encode_rows(
     chosen = {"train": splits.splits["train"], **splits.scored()}
     return {
         name: TokenizedExamples(
-            token_cache.encode(split, tokenizer, max_length, cache_dir), tokenizer, per_example={"labels": split.labels}
+            token_cache.tokenize_split(split, tokenizer, max_length, cache_dir),
+            tokenizer,
+            per_example={"labels": split.labels},
         )
         for name, split in chosen.items()
     }
@@ -120,11 +122,6 @@ def score_logits(outputs: Outputs) -> "dict[str, Tensor]":
 def compute_metrics(functions: Mapping[str, Callable[[], float]], names: Sequence[str]) -> dict[str, float]:
     """The named metrics as floats."""
     return {name: float(functions[name]()) for name in names}
-
-
-def describe_rows(rows: LabelledText, splits: LabelledData) -> dict[str, Any]:
-    """The fields of a record that all tasks on rows have."""
-    return {"pair": len(rows.text) == 2, "labels": list(splits.labels)}
 
 
 def is_constant(values: np.ndarray) -> bool:

@@ -11,17 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import PositiveFloat, PositiveInt
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from distill.contracts import Batch, Items, Outputs
 from distill.errors import UserError
-from distill.files import make_directory, replaced
+from distill.files import atomic_file, make_directory
+from distill.options import check_arguments
 from distill.teaching.top_k import TopKOutputs, bytes_per_item, top_k_mass
 
 FORMAT = 3
@@ -39,15 +41,15 @@ class OutputCache:
         top_k: over a vocabulary, the largest logits that are cached of every item, with the mass of all others.
     """
 
+    @check_arguments
     def __init__(
-        self, *, enabled: bool | str = "auto", hidden: bool = False, max_gb: float = 8.0, top_k: int = 64
+        self,
+        *,
+        enabled: Literal["auto"] | bool = "auto",
+        hidden: bool = False,
+        max_gb: PositiveFloat = 8.0,
+        top_k: PositiveInt = 64,
     ) -> None:
-        if enabled != "auto" and not isinstance(enabled, bool):
-            raise UserError(f"teacher.cache.enabled={enabled} is unknown, expected auto, true or false")
-        if not max_gb > 0:
-            raise UserError(f"teacher.cache.max_gb={max_gb} leaves no room, expected a number above 0")
-        if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
-            raise UserError(f"teacher.cache.top_k={top_k}, expected a whole number of at least 1")
         self.enabled, self.hidden, self.max_gb, self.top_k = enabled, hidden, max_gb, top_k
 
     def obstacle(
@@ -188,7 +190,7 @@ class CachedOutputs:
         if hidden is not None:
             tensors["hidden"] = hidden.to(device="cpu", dtype=torch.float16).contiguous()
         path = self._path(number)
-        with replaced(path) as temporary:
+        with atomic_file(path) as temporary:
             save_file(tensors, temporary, metadata={"sha256": _digest(tensors), "examples": _examples(first, last)})
         self._shards[number] = self._read(number)
 

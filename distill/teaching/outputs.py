@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.console import Meter, notice, say
+from distill.console import ProgressMeter, print_line, print_notice
 from distill.contracts import EncodedSplits, Examples, Scores, Stream, Task
 from distill.data.batching import SCORED_TOKENS, scoring_steps
 from distill.errors import NumericalError, UserError
@@ -133,7 +133,7 @@ def cache_outputs(
         top_k=task.over_vocabulary,
     )  # fmt: skip
     for path in outputs.damaged:
-        notice(f"{path} is damaged: the teacher computes it again")
+        print_notice(f"{path} is damaged: the teacher computes it again")
     wanted = min(epochs, visits) * len(examples)
     missing = outputs.missing(wanted)
     if not missing:
@@ -142,8 +142,8 @@ def cache_outputs(
     teacher = computation.model()
     size = cache.make_room(outputs, wanted, _logit_bytes(cache, task, examples, teacher, wanted))
     total = sum(last - first for first, last in missing)
-    say(f"Teacher: computes the outputs for {total:,} examples once, {size} in {outputs.directory}")
-    with Meter(title, total, unit="examples") as meter:
+    print_line(f"Teacher: computes the outputs for {total:,} examples once, {size} in {outputs.directory}")
+    with ProgressMeter(title, total, unit="examples") as meter:
         for first, last in missing:
             columns, states = _compute(
                 teacher, task, examples, cache, outputs.lengths[first:last], first=first,

@@ -16,11 +16,11 @@ import transformers
 from lightning.pytorch.loggers import CSVLogger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.console import console, duration, notice, say
+from distill.console import console, format_duration, print_line, print_notice
 from distill.contracts import EncodedSplits, Splits, Task
 from distill.data import batching
 from distill.errors import UnreachableError, UserError
-from distill.files import CHECKSUMS, is_intact, sha256, whole_directory, write_json
+from distill.files import CHECKSUMS, atomic_directory, hash_file, is_intact, write_json
 from distill.losses import HardLabels, Objective
 from distill.models.checks import check_length
 from distill.models.loading import Start
@@ -29,7 +29,7 @@ from distill.teaching.outputs import Computation, cached_scores
 from distill.training import checkpoints, fitting
 from distill.training.evaluate import evaluate, split_metrics
 from distill.training.module import DistillationModule, freeze
-from distill.training.settings import Settings, check_budget, check_processes
+from distill.training.settings import TrainerSettings, check_budget, check_processes
 
 FORMAT = 3  # Of a fine-tuned teacher in the cache.
 # Called with a teacher's model, tokenizer and examples before it is trained; raises for a student that cannot follow.
@@ -79,7 +79,7 @@ class TeacherSource:
     """
 
     weights: Weights
-    finetune: Settings | None
+    finetune: TrainerSettings | None
     cache: OutputCache = field(default_factory=OutputCache)
     substitute: "Callable[[], TeacherSource] | None" = None
 
@@ -184,9 +184,11 @@ def locate(source: TeacherSource, task: Task) -> tuple[TeacherSource, bool]:
             raise
         substitute = source.substitute()
         console.rule("ANOTHER TEACHER TEACHES", style="bold yellow")
-        say(f"Requested    {source.weights.name}: its weights are not on this machine, and the Hub does not answer.")
-        say(f"In its place {substitute.weights.resolved()}.", style="bold")
-        say("All numbers below are of that small teacher. With the files of yours at hand: teacher.path=DIR")
+        print_line(
+            f"Requested    {source.weights.name}: its weights are not on this machine, and the Hub does not answer."
+        )
+        print_line(f"In its place {substitute.weights.resolved()}.", style="bold")
+        print_line("All numbers below are of that small teacher. With the files of yours at hand: teacher.path=DIR")
         console.rule(style="bold yellow")
         substitute.weights.locate()
         return substitute, True
@@ -205,7 +207,7 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
     directory = cache_dir / "teachers" / f"{source.weights.name}-{task.name}-{key}"
     seconds, origin = 0.0, "kept"
     if task.fine_tunes_teacher and source.finetune is not None and _is_cached(directory):
-        say(f"Teacher: fine-tuned before, reused from {directory}")
+        print_line(f"Teacher: fine-tuned before, reused from {directory}")
     else:
         start = load_start(source, task, splits)
         _check(start, source, task)
@@ -214,14 +216,14 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
         else:
             examples = task.encode(splits, start.tokenizer, cache_dir)
             preparation.rehearse(start.model, start.tokenizer, examples)
-            say(f"Teacher: {source.weights.resolved()} is fine-tuned on {task.name} first, {start.reason}")
+            print_line(f"Teacher: {source.weights.resolved()} is fine-tuned on {task.name} first, {start.reason}")
             seconds = _finetune(source, start, preparation, examples, directory)
             origin = "not fine-tuned in a dry run" if preparation.dry_run else "fine-tuned"
     if origin not in ("kept", "fine-tuned"):
         weights = _digest([source.weights.fingerprint(), task.auto_class, splits.labels])
         tokenizer, load, model = start.tokenizer, lambda: load_start(source, task, splits).model, start.model
     else:
-        weights = sha256(directory / CHECKSUMS)
+        weights = hash_file(directory / CHECKSUMS)
         tokenizer, model = transformers.AutoTokenizer.from_pretrained(directory), None
         load = partial(_load, directory, task)
     return PreparedTeacher(
@@ -264,7 +266,7 @@ def _check(start: Start, source: TeacherSource, task: Task) -> None:
         check_budget(source.finetune.batch_tokens, task.max_length, "teacher.finetune")
         check_processes(source.finetune, "teacher.finetune")
     for text in start.notices:
-        notice(text)
+        print_notice(text)
 
 
 def score(
@@ -318,7 +320,7 @@ def _finetune(
     )
     estimate = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
     length = f"{module.total_steps:,} steps of {settings.step_size()}"
-    say(f"         {length}, {settings.resolved_precision()}, about {duration(estimate)}, once")
+    print_line(f"         {length}, {settings.resolved_precision()}, about {format_duration(estimate)}, once")
     if preparation.dry_run:
         return 0.0
     fitting.fit(
@@ -327,7 +329,7 @@ def _finetune(
         identity={"data": splits.sha256, "start": source.weights.fingerprint()},
         resume=preparation.resume,
     )  # fmt: skip
-    with whole_directory(target, keep_intact=True) as temporary:
+    with atomic_directory(target, reuse_intact=True) as temporary:
         module.student.save_pretrained(temporary)
         start.tokenizer.save_pretrained(temporary)
         about = {"task": task.name, "data": splits.sha256, "settings": asdict(settings)}
@@ -341,7 +343,7 @@ def _finetune(
 def _is_cached(directory: Path) -> bool:
     """Whether the fine-tuned teacher is there; a damaged one is made again."""
     if directory.is_dir() and not is_intact(directory):
-        notice(f"the fine-tuned teacher {directory} is damaged and made again")
+        print_notice(f"the fine-tuned teacher {directory} is damaged and made again")
         return False
     return directory.is_dir()
 

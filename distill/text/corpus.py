@@ -1,4 +1,4 @@
-"""Which documents does a corpus of raw text hold, one after the other, without ever holding it whole?"""
+"""A corpus of raw text, read as a stream of documents with stable keys."""
 
 import hashlib
 import itertools
@@ -9,41 +9,49 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
-from distill import files
-from distill.data import docstrings
-from distill.data.tables import load_hub
+from distill import files, hub
 from distill.errors import UnreachableError, UserError
 from distill.text import readers
 
 if TYPE_CHECKING:
     import datasets
 
-KINDS = ("file", "paragraph", "line")
+DOCUMENT_UNITS = ("file", "paragraph", "line")
 
-# Part of the fingerprint: raise it when the same files give other documents or other keys.
+# Part of the fingerprint. Increase it if the same files give other documents or other keys.
 FORMAT_VERSION = 2
 
-HASHED_BYTES = 2 * 2**30
-# With fewer files for each process, some would have far more text to read than others.
-FILES_PER_PROCESS = 4
+MAX_HASHED_BYTES = 2 * 2**30
+# With fewer files per process, the amount of text per process would differ too much.
+MIN_FILES_PER_PROCESS = 4
 
 
 @dataclass(frozen=True)
 class Document:
-    """A document, or a part of a long one: at most `readers.PART` characters that end where a line does, if they can.
+    """A document, or one chunk of a long document.
 
-    Parts of one document follow each other and have its `key`; `part` 0 begins the next one. Put together they are its
-    text, but for parts without a word, which are left out.
+    The chunks of a document are consecutive. Joined, they are its text, except that blank chunks are omitted.
+
+    Args:
+        key: identifies the document within the corpus.
+        chunk: index of the chunk in the document.
+        text: at most `readers.CHUNK_SIZE` characters.
     """
 
     key: str
-    part: int
+    chunk: int
     text: str
 
 
 @dataclass
-class Place:
-    """How far a reading has come: the file of its own, the parts of that, and the documents of all its files."""
+class Position:
+    """A position in the corpus, stored in checkpoints.
+
+    Args:
+        file: index of the file among those of this process.
+        parts: number of chunks read from this file.
+        documents: number of documents read from all files.
+    """
 
     file: int = 0
     parts: int = 0
@@ -51,237 +59,247 @@ class Place:
 
 
 class Corpus:
-    """The documents of a file, of all files of known kind in a folder, of a Hub data set, or the built-in sentences.
+    """The documents of a file, of a folder of files, of a Hub data set, or of the built-in file.
 
-    A folder is read in the order of its paths, folders within it too; hidden files and those of other kinds are passed
-    over. A text file is split into documents as `documents` says: not at all ("file"), at blank lines ("paragraph") or
-    into lines ("line"). A row of JSONL, Parquet or the Hub is one document, its column `text`. What holds no word is no
-    document. Line ends of text files become "\\n".
+    The files of a folder and its subfolders are read in the order of their paths. Hidden files and files without one of
+    `readers.SUFFIXES` are ignored. Blank documents are omitted.
+
+    Args:
+        data_dir: a file or folder. It takes precedence over the others.
+        hub_id: a data set of the Hub, `owner/name` or `owner/name:configuration`. It takes precedence over the built-in
+            file.
+        builtin_file: a JSONL file with the column `sentence`.
+        column: column of JSONL, Parquet and Hub rows. Each row is one document.
+        split_by: unit of the documents in text files: "file", "paragraph" (separated by blank lines) or "line".
+        split: split of the Hub data set.
     """
 
     def __init__(
         self,
         *,
-        data_dir: str | None,
-        hub_id: str | None,
-        builtin: bool,
-        text: str = "text",
-        documents: str = "file",
+        data_dir: str | None = None,
+        hub_id: str | None = None,
+        builtin_file: Path | None = None,
+        column: str = "text",
+        split_by: str = "file",
         split: str = "train",
-        cache_dir: Path,
     ) -> None:
-        if documents not in KINDS:
-            raise ValueError(f"documents is {documents!r}, expected one of {', '.join(KINDS)}")
-        if data_dir is None and hub_id is None and not builtin:
-            raise UserError("the task has no text of its own: give task.data_dir=DIR with .txt, .jsonl or .parquet")
+        if split_by not in DOCUMENT_UNITS:
+            raise ValueError(f"split_by is {split_by!r}, expected one of {', '.join(DOCUMENT_UNITS)}")
+        if data_dir is None and hub_id is None and builtin_file is None:
+            raise UserError("the task has no built-in text: set task.data_dir=DIR with .txt, .jsonl or .parquet files")
         self._data_dir = data_dir
         self._hub_id = hub_id if data_dir is None else None
-        self._builtin = builtin and data_dir is None and hub_id is None
-        self._column = "sentence" if self._builtin else text
-        self._kind = documents
+        self._builtin_file = builtin_file if data_dir is None and hub_id is None else None
+        self._column = "sentence" if self._builtin_file else column
+        self._split_by = split_by
         self._split = split
-        self._cache_dir = cache_dir
 
     def describe(self) -> str:
-        """What the corpus is, for messages: `task.data_dir=...`, `data set owner/name`, `the built-in sentences`."""
+        """Returns a name for messages: `task.data_dir=...`, `data set owner/name` or `the built-in sentences`."""
         if self._data_dir is not None:
             return f"task.data_dir={self._data_dir}"
         return f"data set {self._hub_id}" if self._hub_id else "the built-in sentences"
 
-    def document_keys(self) -> Iterator[str]:
-        """The keys of all documents; of a text file that is one document only the beginning is read for it.
+    def read_keys(self) -> Iterator[str]:
+        """Yields the keys of all documents, reading only the first blocks of a text file that is one document.
 
         Raises:
-            UserError: as `documents` does.
+            UserError: as `read_documents`.
         """
-        found = False
-        for key in self._keys():
-            found = True
+        is_empty = True
+        for key in self._read_keys():
+            is_empty = False
             yield key
-        if not found:
-            raise self._no_text()
+        if is_empty:
+            raise self._no_text_error()
 
-    def _keys(self) -> Iterator[str]:
+    def _read_keys(self) -> Iterator[str]:
         for source in self._sources:
             name, path = source
-            if not self._is_one(path):
-                yield from (document.key for document in self._read(source) if document.part == 0)
-            elif any(not part.isspace() for part in readers.blocks(path)):
+            if not self._is_single_document(path):
+                yield from (document.key for document in self._read_source(source) if document.chunk == 0)
+            elif any(not block.isspace() for block in readers.read_blocks(path)):
                 yield f"{name}#0"
 
-    def documents(
+    def read_documents(
         self,
         *,
         rank: int = 0,
-        world: int = 1,
-        wanted: Callable[[str], bool] | None = None,
-        place: Place | None = None,
+        world_size: int = 1,
+        select: Callable[[str], bool] | None = None,
+        position: Position | None = None,
     ) -> Iterator[Document]:
-        """The documents of process `rank` of `world`, always in the same order; each goes to one process.
+        """Yields the documents of one process in a fixed order. Each document belongs to one process.
 
-        Of all, or of those whose key is `wanted`: a text file that is one document is not read for nothing.
-
-        A key is the path of the file within the corpus and the number of the document in it, from 0: `a/b.txt#0`; of
-        a data set of the Hub, its split and a digest of the text. It does not depend on `rank` and `world`.
+        The key of a document is the path of its file within the corpus and its index in the file: `a/b.txt#0`. For a
+        Hub data set, it is the split and a digest of the text. It does not depend on `rank` and `world_size`.
 
         Args:
-            place: where to go on from, which is kept up to date; of what is behind it, one file at most is read again.
+            select: returns whether to read the document with a key. An unselected text file that is one document is
+                not opened.
+            position: start of the reading, updated after each document. At most one file is read again to reach it.
 
         Raises:
-            UserError: for what cannot be read, a column that is missing or holds no text, a corpus without a word.
-            UnreachableError: when a data set is neither in the cache nor to be had from the Hub.
+            UserError: if a file cannot be read, a column is missing or contains other values than text, or the corpus
+                contains no text.
+            UnreachableError: if a data set is not in the cache and cannot be downloaded from the Hub.
         """
-        if not 0 <= rank < world:
-            raise ValueError(f"rank is {rank}, expected one of 0 to {world - 1}: the world has {world} processes")
-        place = Place() if place is None else place
-        whole = len(self._sources) >= FILES_PER_PROCESS * world
-        sources = self._sources[rank::world] if whole else self._sources
-        for number in range(place.file, len(sources)):
-            if number > place.file:
-                place.file, place.parts = number, 0
-            for document in itertools.islice(self._read(sources[number], wanted), place.parts, None):
-                place.parts += 1
-                place.documents += document.part == 0
-                if whole or (place.documents - 1) % world == rank:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank is {rank}, expected 0 to {world_size - 1} for {world_size} processes")
+        position = Position() if position is None else position
+        by_file = len(self._sources) >= MIN_FILES_PER_PROCESS * world_size
+        sources = self._sources[rank::world_size] if by_file else self._sources
+        for index in range(position.file, len(sources)):
+            if index > position.file:
+                position.file, position.parts = index, 0
+            for document in itertools.islice(self._read_source(sources[index], select), position.parts, None):
+                position.parts += 1
+                position.documents += document.chunk == 0
+                if by_file or (position.documents - 1) % world_size == rank:
                     yield document
-        # The files of this process may be empty, and those of another not.
-        if not place.documents and not any(True for source in self._sources for _ in self._read(source)):
-            raise self._no_text()
+        # Only this process's files may be empty.
+        if not position.documents and not any(True for source in self._sources for _ in self._read_source(source)):
+            raise self._no_text_error()
 
-    def _no_text(self) -> UserError:
-        return UserError(f"{self.describe()} holds no text: there is not one word in it")
+    def _no_text_error(self) -> UserError:
+        return UserError(f"{self.describe()} contains no text, expected at least one word")
 
-    def size_bytes(self) -> int | None:
-        """Bytes on disk, packed where the files are; None for a data set of the Hub."""
-        return None if self._hub_id else sum(readers.status(path).st_size for _, path in self._files)
+    def count_bytes(self) -> int | None:
+        """Returns the size of the files on disk, compressed if they are. None for a Hub data set."""
+        return None if self._hub_id else sum(readers.read_status(path).st_size for _, path in self._files)
 
-    def fingerprint(self) -> str:
-        """A digest of the files, wherever their folder is, and of how they are read.
+    def compute_fingerprint(self) -> str:
+        """Returns a digest of the content and the reading options, which does not depend on the folder's location.
 
-        Above 2 GiB in all, the time when a file was last changed stands for its content, and a copy may differ. Of a
-        data set of the Hub it holds the name and the split alone.
+        For files of more than 2 GiB in total, it includes the modification times instead of the content. For a Hub
+        data set, it includes only the name and the split.
         """
-        how = [FORMAT_VERSION, self._column, self._kind, [self._hub_id, self._split] if self._hub_id else None]
-        digest = hashlib.sha256(json.dumps(how).encode())
-        hashed = (self.size_bytes() or 0) <= HASHED_BYTES
+        hub_source = [self._hub_id, self._split] if self._hub_id else None
+        digest = hashlib.sha256(json.dumps([FORMAT_VERSION, self._column, self._split_by, hub_source]).encode())
+        hash_content = (self.count_bytes() or 0) <= MAX_HASHED_BYTES
         for name, path in self._files:
-            status = readers.status(path)
-            with readers.told(path):
-                content = files.sha256(path) if hashed else str(status.st_mtime_ns)
+            status = readers.read_status(path)
+            with readers.reading_errors(path):
+                content = files.hash_file(path) if hash_content else str(status.st_mtime_ns)
             digest.update(json.dumps([name, status.st_size, content]).encode())
         return digest.hexdigest()
 
     @cached_property
     def _files(self) -> tuple[tuple[str, Path], ...]:
-        """Path within the corpus and file, sorted; none for a data set of the Hub."""
+        """Name within the corpus and path of each file, sorted. Empty for a Hub data set."""
+        if self._builtin_file is not None:
+            return ((self._builtin_file.name, self._builtin_file),)
         if self._data_dir is None:
-            if self._hub_id:
-                return ()
-            # Its dev.jsonl is what the classification task is scored on.
-            return (("train.jsonl", docstrings.prepare(self._cache_dir, seed=0) / "train.jsonl"),)
+            return ()
         root = Path(self._data_dir).expanduser()
+        suffixes = ", ".join(readers.SUFFIXES)
         if root.is_file():
             if not root.name.lower().endswith(readers.SUFFIXES):
-                raise UserError(f"{self.describe()} is of no known kind, expected one of {', '.join(readers.SUFFIXES)}")
+                raise UserError(f"{self.describe()} has an unsupported suffix, expected one of {suffixes}")
             return ((root.name, root),)
         if not root.is_dir():
-            raise UserError(f"{self.describe()} does not exist, expected a folder of text or a file")
-        found = sorted((path.relative_to(root).as_posix(), path) for path in readers.walk(root))
-        if not found:
-            raise UserError(f"{self.describe()} holds no text, expected .txt, .jsonl or .parquet files (also .gz)")
-        return tuple(found)
+            raise UserError(f"{self.describe()} does not exist, expected a text file or a folder of text files")
+        named_paths = sorted((path.relative_to(root).as_posix(), path) for path in readers.find_files(root))
+        if not named_paths:
+            raise UserError(f"{self.describe()} contains no text files, expected files with one of {suffixes}")
+        return tuple(named_paths)
 
     @cached_property
     def _sources(self) -> tuple[tuple[str, Path | int], ...]:
-        """What is read one after the other: names and files, or shards of a data set of the Hub."""
+        """Names and files, or the split and the shards of a Hub data set, in the order of reading."""
         if self._hub_id:
-            return tuple((self._split, shard) for shard in range(self._hub_rows.num_shards))
+            return tuple((self._split, shard) for shard in range(self._hub_dataset.num_shards))
         return self._files
 
-    def _is_one(self, source: Path | int) -> TypeGuard[Path]:
-        """Whether this is a file that is a single document."""
-        return self._kind == "file" and isinstance(source, Path) and not readers.holds_rows(source)
+    def _is_single_document(self, source: Path | int) -> TypeGuard[Path]:
+        return self._split_by == "file" and isinstance(source, Path) and not readers.has_rows(source)
 
-    def _read(self, source: tuple[str, Path | int], wanted: Callable[[str], bool] | None = None) -> Iterator[Document]:
-        """The documents of a file or a shard, all or the wanted ones."""
-        name, at = source
-        if isinstance(at, int):
-            documents = self._of_shard(at)
-        elif wanted is not None and self._is_one(at) and not wanted(f"{name}#0"):
+    def _read_source(
+        self, source: tuple[str, Path | int], select: Callable[[str], bool] | None = None
+    ) -> Iterator[Document]:
+        """Yields the documents of a file or a shard, all or the selected ones."""
+        name, location = source
+        if isinstance(location, int):
+            documents = self._read_shard(location)
+        elif select is not None and self._is_single_document(location) and not select(f"{name}#0"):
             return
         else:
-            documents = _numbered(name, readers.parts(at, column=self._column, kind=self._kind))
-        yield from (document for document in documents if wanted is None or wanted(document.key))
+            chunks = readers.read_chunks(location, column=self._column, split_by=self._split_by)
+            documents = _number_documents(name, chunks)
+        yield from (document for document in documents if select is None or select(document.key))
 
-    def _of_shard(self, shard: int) -> Iterator[Document]:
-        for text in self._hub_texts(shard):
-            # Where a row lies depends on whether it comes from the Hub or out of the cache.
+    def _read_shard(self, shard: int) -> Iterator[Document]:
+        for text in self._read_shard_texts(shard):
+            # The index of a row differs between the Hub and the cache, so the key is a digest.
             name = f"{self._split}/{hashlib.sha256(text.encode()).hexdigest()[:20]}"
-            yield from _numbered(name, readers.row_parts([text]))
+            yield from _number_documents(name, readers.split_rows([text]))
 
-    def _hub_texts(self, shard: int) -> Iterator[str]:
+    def _read_shard_texts(self, shard: int) -> Iterator[str]:
         from huggingface_hub import errors
 
-        shards, number = self._hub_rows.num_shards, 0
-        of_which = f" of shard {shard + 1} of {shards}" if shards > 1 else ""
-        rows = self._hub_rows.shard(shards, shard)
-        if rows.column_names is not None:  # Some are known with the first row only.
+        num_shards, number = self._hub_dataset.num_shards, 0
+        shard_name = f" of shard {shard + 1} of {num_shards}" if num_shards > 1 else ""
+        rows = self._hub_dataset.shard(num_shards, shard)
+        if rows.column_names is not None:  # Some data sets do not declare their columns.
             readers.check_column(self._column, rows.column_names, self.describe())
             rows = rows.select_columns([self._column])
         try:
             for number, row in enumerate(rows, 1):
-                yield readers.text_of(row, self._column, f"{self.describe()}, row {number}{of_which}")
+                yield readers.get_text(row, self._column, f"{self.describe()}, row {number}{shard_name}")
         except (OSError, errors.HTTPError) as error:
             raise UnreachableError(
-                f"{self.describe()} broke off after row {number}{of_which} ({readers.reason(error)}): start again, or "
-                "download it and give task.data_dir=DIR"
+                f"{self.describe()}: the download failed after row {number}{shard_name} "
+                f"({readers.format_reason(error)}): run the command again, or download the data set and set "
+                "task.data_dir=DIR"
             ) from error
         except (ValueError, RuntimeError) as error:
-            reason = readers.reason(error)
-            raise UserError(f"{self.describe()} cannot be read after row {number}{of_which}: {reason}") from error
+            reason = readers.format_reason(error)
+            raise UserError(f"{self.describe()} cannot be read after row {number}{shard_name}: {reason}") from error
 
     @cached_property
-    def _hub_rows(self) -> "datasets.IterableDataset":
-        what = f"{self.describe()}, split {self._split},"
-        rows: datasets.IterableDataset = load_hub(
-            str(self._hub_id), what, advice="with text files, or go online", streaming=True, split=self._split
+    def _hub_dataset(self) -> "datasets.IterableDataset":
+        source = f"{self.describe()}, split {self._split},"
+        dataset: datasets.IterableDataset = hub.load_dataset(
+            str(self._hub_id), source, advice="with text files, or go online", streaming=True, split=self._split
         )
-        return rows
+        return dataset
 
 
 def is_held_out(key: str, *, fraction: float, seed: int) -> bool:
-    """Whether a document belongs to the held-out `fraction`, in (0, 1); its key and the seed alone decide."""
+    """Returns whether a document belongs to the held-out `fraction`, in (0, 1). Depends only on key and seed."""
     if not 0 < fraction < 1:
         raise ValueError(f"fraction is {fraction}, expected a number between 0 and 1")
     return _draw(key, seed) < fraction
 
 
 def choose_held_out(keys: Sequence[str], *, fraction: float, seed: int) -> set[str]:
-    """The keys that `is_held_out`, where these are all there are: at least one, and never all of them."""
+    """Returns the held-out keys among all keys of a corpus: those that `is_held_out`, at least one and never all."""
     ordered = sorted(set(keys), key=lambda key: _draw(key, seed))
     if not ordered:
-        raise ValueError("there is no key to choose from")
+        raise ValueError("keys is empty, expected the keys of at least two documents")
     if len(ordered) == 1:
         raise UserError(
-            f"{ordered[0]} is a single document, and a held-out part is taken by document: set "
-            "task.documents=paragraph (separated by blank lines) or line, or give more documents"
+            f"the corpus is a single document, {ordered[0]}, expected at least two, because whole documents are held "
+            "out: set task.documents=paragraph (separated by blank lines) or line, or give more documents"
         )
-    wanted = sum(is_held_out(key, fraction=fraction, seed=seed) for key in ordered)
-    return set(ordered[: min(max(wanted, 1), len(ordered) - 1)])
+    count = sum(is_held_out(key, fraction=fraction, seed=seed) for key in ordered)
+    return set(ordered[: min(max(count, 1), len(ordered) - 1)])
 
 
 def _draw(key: str, seed: int) -> float:
-    """Uniform in [0, 1]."""
-    # A file's name need not be UTF-8.
+    """Returns a uniform number in [0, 1], computed from key and seed."""
+    # File names need not be UTF-8.
     digest = hashlib.sha256(f"{seed}/{key}".encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:8]) / 2**64
 
 
-def _numbered(name: str, parts: Iterable[str | None]) -> Iterator[Document]:
-    number = part = 0
-    for text in parts:
+def _number_documents(name: str, chunks: Iterable[str | None]) -> Iterator[Document]:
+    """Yields the chunks that are not blank, with the key of their document and their index in it."""
+    document = chunk = 0
+    for text in chunks:
         if text is None:
-            number, part = number + (part > 0), 0
+            document, chunk = document + (chunk > 0), 0
         elif text and not text.isspace():
-            yield Document(key=f"{name}#{number}", part=part, text=text)
-            part += 1
+            yield Document(key=f"{name}#{document}", chunk=chunk, text=text)
+            chunk += 1

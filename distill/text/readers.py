@@ -1,4 +1,4 @@
-"""How is text read out of files of several kinds, a part at a time?"""
+"""Readers of text, JSONL and Parquet files, which yield documents in chunks of limited size."""
 
 import codecs
 import gzip
@@ -16,36 +16,40 @@ from distill.errors import UserError
 
 SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".parquet", ".txt.gz", ".text.gz", ".md.gz", ".jsonl.gz")
 
-PART = 2**20  # characters
+CHUNK_SIZE = 2**20  # Characters.
 READ_BYTES = 2**18
-PARQUET_ROWS = 256  # at a time
+PARQUET_BATCH_ROWS = 256
 
 
-def parts(path: Path, *, column: str, kind: str) -> Iterator[str | None]:
-    """The documents of a file in parts of at most `PART` characters that end where a line does, if they can.
+def read_chunks(path: Path, *, column: str, split_by: str) -> Iterator[str | None]:
+    """Yields the documents of a file in chunks of at most `CHUNK_SIZE` characters, and None after each document.
 
-    None stands where a document ends. A row is one; a text is cut into documents as `kind` says.
+    Chunks end after a line, or after a word in a long line. A row of JSONL or Parquet is one document. Text files are
+    split into documents by `split_by`: "file", "paragraph" or "line".
 
     Raises:
-        UserError: for what cannot be read, and a column that is missing or holds no text.
+        UserError: if the file cannot be read, or the column is missing or contains other values than text.
     """
     suffix = path.name.lower().removesuffix(".gz")
     if suffix.endswith(".jsonl"):
-        return row_parts(_jsonl_texts(path, column))
+        return split_rows(_read_jsonl(path, column))
     if suffix.endswith(".parquet"):
-        return row_parts(_parquet_texts(path, column))
-    return _text_parts(blocks(path), kind)
+        return split_rows(_read_parquet(path, column))
+    return _split_text(read_blocks(path), split_by)
 
 
-def holds_rows(path: Path) -> bool:
-    """Whether a file holds one document a row, however texts are cut."""
+def has_rows(path: Path) -> bool:
+    """Returns whether each row of the file is one document, which `split_by` does not change."""
     return path.name.lower().removesuffix(".gz").endswith((".jsonl", ".parquet"))
 
 
-def walk(root: Path) -> Iterator[Path]:
-    """Files of known kind under a folder; links to folders are followed, and none is read twice."""
+def find_files(root: Path) -> Iterator[Path]:
+    """Yields all files below a folder with one of `SUFFIXES`, except hidden ones.
+
+    Links to folders are followed, and each folder is read once.
+    """
     seen: set[str] = set()
-    for folder, folders, names in os.walk(root, followlinks=True, onerror=_raise):
+    for folder, folders, names in os.walk(root, followlinks=True, onerror=_raise_user_error):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         real = os.path.realpath(folder)
         if real in seen:
@@ -57,153 +61,159 @@ def walk(root: Path) -> Iterator[Path]:
                 yield Path(folder, name)
 
 
-def _raise(error: OSError) -> None:
-    raise UserError(f"{error.filename} cannot be read: {reason(error)}") from error
+def _raise_user_error(error: OSError) -> None:
+    raise UserError(f"{error.filename} cannot be read: {format_reason(error)}") from error
 
 
-def status(path: Path) -> os.stat_result:
-    """Size and time of a file.
+def read_status(path: Path) -> os.stat_result:
+    """Returns size and times of a file.
 
     Raises:
-        UserError: where there is none, or none to be seen.
+        UserError: if the file does not exist or cannot be accessed.
     """
-    with told(path):
+    with reading_errors(path):
         return path.stat()
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
-    """Turns what a reader raises into one line that names the file."""
+def reading_errors(path: Path) -> Iterator[None]:
+    """Converts errors of the readers to a UserError of one line with the file's path."""
     try:
         yield
     except (OSError, EOFError, zlib.error, ValueError, NotImplementedError) as error:
-        raise UserError(f"{path} cannot be read: {reason(error)}") from error
+        raise UserError(f"{path} cannot be read: {format_reason(error)}") from error
 
 
-def reason(error: Exception) -> str:
-    """What went wrong, on one line."""
+def format_reason(error: Exception) -> str:
+    """Returns the first line of an error's message."""
     lines = (getattr(error, "strerror", None) or str(error)).splitlines()
     return lines[0] if lines else type(error).__name__
 
 
-def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
+def _open_file(path: Path) -> gzip.GzipFile | io.BufferedReader:
     return gzip.open(path) if path.name.lower().endswith(".gz") else open(path, "rb")
 
 
-def _not_utf8(path: Path, position: int) -> UserError:
+def _decoding_error(path: Path, position: int) -> UserError:
     unpacked = " when unpacked" if path.name.lower().endswith(".gz") else ""
-    return UserError(f"{path} is not UTF-8 at byte {position}{unpacked}, expected text in UTF-8: convert it (iconv)")
+    return UserError(f"{path} is not UTF-8 at byte {position}{unpacked}, expected text in UTF-8: convert it with iconv")
 
 
-def blocks(path: Path) -> Iterator[str]:
-    """A text file in blocks of at most `PART` characters, cut as `_cut` does."""
+def read_blocks(path: Path) -> Iterator[str]:
+    """Yields a text file in blocks of at most `CHUNK_SIZE` characters, with "\\n" as the only line end."""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
-    text, read = "", 0
-    with told(path), _open(path) as file:
+    text, bytes_read = "", 0
+    with reading_errors(path), _open_file(path) as file:
         while True:
-            chunk = file.read(READ_BYTES)
-            read += len(chunk)
+            data = file.read(READ_BYTES)
+            bytes_read += len(data)
             try:
-                text += decoder.decode(chunk, final=not chunk)
+                text += decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
-                # What it was given last may begin with bytes of the chunk before.
-                raise _not_utf8(path, read - len(error.object) + error.start) from error
-            while len(text) > PART:
-                end = _cut(text)
+                # The object may begin with bytes of the previous read.
+                raise _decoding_error(path, bytes_read - len(error.object) + error.start) from error
+            while len(text) > CHUNK_SIZE:
+                end = _find_chunk_end(text)
                 yield text[:end]
                 text = text[end:]
-            if not chunk:
+            if not data:
                 break
     yield text
 
 
-def _cut(text: str, start: int = 0) -> int:
-    """Where a part of a longer text ends: after a line; in one that is too long, after a word."""
-    stop = start + PART
+def _find_chunk_end(text: str, start: int = 0) -> int:
+    """Returns the end of the chunk at `start` of a longer text: after a line, or after a word, or anywhere."""
+    stop = start + CHUNK_SIZE
     return text.rfind("\n", start, stop) + 1 or text.rfind(" ", start, stop) + 1 or stop
 
 
-def _text_parts(pieces: Iterable[str], kind: str) -> Iterator[str | None]:
-    """Parts of at most `PART` characters of the documents that `kind` makes of a text; None where one ends."""
-    if kind == "file":
-        yield from pieces
+def _split_text(blocks: Iterable[str], split_by: str) -> Iterator[str | None]:
+    """Splits the blocks of a text file into documents, and yields their chunks with None after each document."""
+    if split_by == "file":
+        yield from blocks
         yield None
         return
-    held: list[str] = []
-    size, begins = 0, True  # A piece may end within a line, and what follows then is none of its own.
-    # Not str.splitlines, which would split at form feeds and other separators too.
-    for line in (line for piece in pieces for line in io.StringIO(piece)):
-        if size + len(line) > PART:
-            yield "".join(held)
-            held, size = [], 0
-        held.append(line)
+    pending: list[str] = []
+    size = 0
+    starts_line = True  # A block may end within a line; the rest of the line is not a line itself.
+    # str.splitlines would also split at form feeds and other separators.
+    for line in (line for block in blocks for line in io.StringIO(block)):
+        if size + len(line) > CHUNK_SIZE:
+            yield "".join(pending)
+            pending, size = [], 0
+        pending.append(line)
         size += len(line)
-        whole, begins = begins and line.endswith("\n"), line.endswith("\n")
-        if (whole and line.isspace()) or (kind == "line" and begins):
-            yield "".join(held).rstrip()
+        ends_line = line.endswith("\n")
+        is_complete_line, starts_line = starts_line and ends_line, ends_line
+        if (is_complete_line and line.isspace()) or (split_by == "line" and ends_line):
+            yield "".join(pending).rstrip()
             yield None
-            held, size = [], 0
-    yield "".join(held).rstrip()
+            pending, size = [], 0
+    yield "".join(pending).rstrip()
     yield None
 
 
-def row_parts(texts: Iterable[str]) -> Iterator[str | None]:
-    """Each text a document, in parts of at most `PART` characters; None where it ends."""
+def split_rows(texts: Iterable[str]) -> Iterator[str | None]:
+    """Yields each text in chunks of at most `CHUNK_SIZE` characters, and None after each text."""
     for text in texts:
         start = 0
-        while len(text) - start > PART:
-            end = _cut(text, start)
+        while len(text) - start > CHUNK_SIZE:
+            end = _find_chunk_end(text, start)
             yield text[start:end]
             start = end
         yield text[start:]
         yield None
 
 
-def _jsonl_texts(path: Path, column: str) -> Iterator[str]:
-    """A line is held whole, as JSON cannot be read in parts."""
-    read = 0
-    with told(path), _open(path) as file:
+def _read_jsonl(path: Path, column: str) -> Iterator[str]:
+    """Yields the column of each line. A complete line is in memory, because JSON cannot be parsed in chunks."""
+    bytes_read = 0
+    with reading_errors(path), _open_file(path) as file:
         for number, line in enumerate(file, 1):
             content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            read += len(line)
+            bytes_read += len(line)
             if not content.strip():
                 continue
             try:
                 row = json.loads(content.decode())
             except UnicodeDecodeError as error:
-                raise _not_utf8(path, read - len(content) + error.start) from error
+                raise _decoding_error(path, bytes_read - len(content) + error.start) from error
             except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}, line {number} is no JSON: {reason(error)}") from error
+                raise UserError(f"{path}, line {number} is not valid JSON: {format_reason(error)}") from error
             if not isinstance(row, dict):
                 raise UserError(f'{path}, line {number} is {reprlib.repr(row)}, expected {{"{column}": "..."}}')
-            yield text_of(row, column, f"{path}, line {number}")
+            yield get_text(row, column, f"{path}, line {number}")
 
 
-def _parquet_texts(path: Path, column: str) -> Iterator[str]:
+def _read_parquet(path: Path, column: str) -> Iterator[str]:
     import pyarrow.parquet
 
-    # Without a buffer of its own size, a column of a row group would be read whole.
-    with told(path), pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=READ_BYTES) as table:
+    # The default buffers would load the column's whole row group into memory.
+    with reading_errors(path), pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=READ_BYTES) as table:
         check_column(column, table.schema_arrow.names, str(path))
         number = 0
-        for batch in table.iter_batches(PARQUET_ROWS, columns=[column]):
+        for batch in table.iter_batches(PARQUET_BATCH_ROWS, columns=[column]):
             for value in batch.column(0):
                 number += 1
-                yield text_of({column: value.as_py()}, column, f"{path}, row {number}")
+                yield get_text({column: value.as_py()}, column, f"{path}, row {number}")
 
 
 def check_column(column: str, columns: Iterable[str], source: str) -> None:
-    """Raises UserError for a column that is missing."""
-    if column not in columns:
-        there = ", ".join(columns) or "none"
-        raise UserError(f"{source} has no column {column}: it has {there}; name yours with task.text=NAME")
-
-
-def text_of(row: Mapping[str, Any], column: str, source: str) -> str:
-    """The text of a row, which may be empty.
+    """Checks that the column exists.
 
     Raises:
-        UserError: for a column that is missing or holds no text; `source` begins the message.
+        UserError: if it is missing. The message starts with `source`.
+    """
+    if column not in columns:
+        names = ", ".join(columns) or "none"
+        raise UserError(f"{source} has no column {column}, its columns are: {names}; set task.text=NAME")
+
+
+def get_text(row: Mapping[str, Any], column: str, source: str) -> str:
+    """Returns the text of a row, which may be empty.
+
+    Raises:
+        UserError: if the column is missing or its value is not a text. The message starts with `source`.
     """
     check_column(column, row, source)
     value = row[column]
@@ -211,6 +221,7 @@ def text_of(row: Mapping[str, Any], column: str, source: str) -> str:
         raise UserError(f"{source}: column {column} is {reprlib.repr(value)}, expected a string")
     try:
         value.encode()
-    except UnicodeEncodeError as error:  # JSON can write half a pair, "\ud800", which no tokenizer takes.
-        raise UserError(f"{source}: column {column} holds half a character, {value[error.start]!r}") from error
+    except UnicodeEncodeError as error:  # JSON can contain "\ud800", which tokenizers do not accept.
+        surrogate = value[error.start]
+        raise UserError(f"{source}: column {column} contains the unpaired surrogate {surrogate!r}") from error
     return value

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from distill.console import say
+from distill.console import print_line
 from distill.contracts import IGNORED
-from distill.data import token_cache
+from distill.data import docstrings, token_cache
 from distill.data.batching import Batch, bucket_loader, padded, padding_of, places_of
 from distill.errors import UserError
-from distill.files import is_intact, whole_directory
-from distill.text.corpus import KINDS, Corpus, choose_held_out, is_held_out
+from distill.files import atomic_directory, is_intact
+from distill.text.corpus import DOCUMENT_UNITS, Corpus, choose_held_out, is_held_out
 from distill.text.masking import Masker, Masking, check_span
-from distill.text.packing import Frame, Packer
+from distill.text.packing import Packer, find_continuations
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -78,7 +78,7 @@ class SequenceSettings:
             ("pair", self.pair, (None, *PAIRS)),
             ("masking", self.masking, ("dynamic", "static")),
             ("streaming", self.streaming, ("auto", True, False)),
-            ("documents", self.documents, KINDS),
+            ("documents", self.documents, DOCUMENT_UNITS),
         ):
             if value not in known:
                 choices = ", ".join("null" if choice is None else str(choice) for choice in known)
@@ -186,13 +186,16 @@ def dev_of_stream(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTra
 
 def open_corpus(settings: SequenceSettings, cache_dir: Path) -> Corpus:
     """The documents of the corpus."""
+    builtin_file = None
+    if settings.data_dir is None and settings.hub_id is None and settings.builtin:
+        # Without dev.jsonl, on which the classification task is scored.
+        builtin_file = docstrings.prepare_dataset(cache_dir, seed=0) / "train.jsonl"
     return Corpus(
         data_dir=settings.data_dir,
         hub_id=settings.hub_id,
-        builtin=settings.builtin,
-        text=settings.text,
-        documents=settings.documents,
-        cache_dir=cache_dir,
+        builtin_file=builtin_file,
+        column=settings.text,
+        split_by=settings.documents,
     )
 
 
@@ -200,7 +203,7 @@ def is_streamed(settings: SequenceSettings, corpus: Corpus) -> bool:
     """Whether it is read on the way, and not once and for all."""
     if settings.streaming != "auto":
         return bool(settings.streaming)
-    size = corpus.size_bytes()
+    size = corpus.count_bytes()
     return size is None or size > settings.keep_gb * 1e9
 
 
@@ -211,25 +214,31 @@ def _keep(
     digest = _kept_digest(corpus, settings, tokenizer)
     directory = cache_dir / "tokens" / digest[:20]
     if not is_intact(directory):
-        say(f"Tokens: {corpus.describe()} is tokenized once, in {directory}")
+        print_line(f"Tokens: {corpus.describe()} is tokenized once, in {directory}")
         held_out = held_out_of(corpus, settings)
-        with whole_directory(directory, keep_intact=True) as temporary:
+        with atomic_directory(directory, reuse_intact=True) as temporary:
             packers = {split: make_packer(settings, tokenizer, settings.seed) for split in ("train", "dev")}
-            writers = {split: token_cache.Writer(temporary / f"{split}.arrow") for split in packers}
-            for document in corpus.documents():
+            writers = {split: token_cache.TokenWriter(temporary / f"{split}.arrow") for split in packers}
+            for document in corpus.read_documents():
                 split = "dev" if held_out(document.key) else "train"
-                for sequence in packers[split].add(document):
-                    writers[split].add(_columns(sequence), sequence.pair_label if settings.pair else None)
+                for sequence in packers[split].add_document(document):
+                    writers[split].write_example(_columns(sequence), sequence.pair_label if settings.pair else None)
             for split, packer in packers.items():
                 for sequence in packer.finish():
-                    writers[split].add(_columns(sequence), sequence.pair_label if settings.pair else None)
+                    writers[split].write_example(_columns(sequence), sequence.pair_label if settings.pair else None)
                 if not len(writers[split]):
                     raise UserError(too_short(corpus, settings, split))
                 writers[split].close()
-        lost = sum(packer.left_out for packer in packers.values()) / sum(packer.tokens for packer in packers.values())
+        lost = sum(packer.dropped_token_count for packer in packers.values()) / sum(
+            packer.token_count for packer in packers.values()
+        )
         if lost >= 0.01:
-            say(f"Tokens: {lost:.1%} are in no sequence, cut off or too few for one (task.packing={settings.packing})")
-    return {split: token_cache.read(directory / f"{split}.arrow", f"{digest}-{split}") for split in ("train", "dev")}
+            print_line(
+                f"Tokens: {lost:.1%} are in no sequence, cut off or too few for one (task.packing={settings.packing})"
+            )
+    return {
+        split: token_cache.read_tokens(directory / f"{split}.arrow", f"{digest}-{split}") for split in ("train", "dev")
+    }
 
 
 def _kept_digest(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -242,7 +251,15 @@ def _kept_digest(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrai
         settings.seed,
         tokenizer.sep_token_id,
     ]
-    return _digest([KEPT_FORMAT, token_cache.KEPT_FORMAT, corpus.fingerprint(), how, token_cache.rules(tokenizer)])
+    return _digest(
+        [
+            KEPT_FORMAT,
+            token_cache.FORMAT_VERSION,
+            corpus.compute_fingerprint(),
+            how,
+            token_cache.describe_tokenizer(tokenizer),
+        ]
+    )
 
 
 def held_out_of(corpus: Corpus, settings: SequenceSettings) -> Callable[[str], bool]:
@@ -252,7 +269,7 @@ def held_out_of(corpus: Corpus, settings: SequenceSettings) -> Callable[[str], b
     """
     drawn = partial(is_held_out, fraction=settings.dev_fraction, seed=settings.seed)
     keys: list[str] = []
-    for key in corpus.document_keys():
+    for key in corpus.read_keys():
         keys.append(key)
         if drawn(keys[0]) != drawn(key):
             return drawn
@@ -269,7 +286,7 @@ def _dev_of_stream(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTr
     if settings.dev_examples is None:
         raise UserError(f"{corpus.describe()} is streamed: give task.dev_examples, or dev would be read to its end")
     held_out = held_out_of(corpus, settings)
-    found = make_packer(settings, tokenizer, settings.seed).sequences(corpus.documents(wanted=held_out))
+    found = make_packer(settings, tokenizer, settings.seed).pack_documents(corpus.read_documents(select=held_out))
     dev = list(itertools.islice(found, settings.dev_examples))
     if not dev:
         raise UserError(too_short(corpus, settings, "dev"))
@@ -290,7 +307,7 @@ def in_memory(sequences: list[Any], settings: SequenceSettings, digest: str = ""
 
 def _columns(sequence: Any) -> dict[str, np.ndarray]:
     columns = {"input_ids": sequence.ids}
-    return columns if sequence.types is None else {**columns, "token_type_ids": sequence.types}
+    return columns if sequence.type_ids is None else {**columns, "token_type_ids": sequence.type_ids}
 
 
 def make_packer(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase", *seed: int) -> Packer:
@@ -310,7 +327,7 @@ def _masker(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") ->
 
 def _continues(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
     """Of every token whether it goes on with a word; nobody asks where single tokens are masked."""
-    return np.zeros(_size(tokenizer), dtype=bool) if settings.mask.unit == "token" else Frame(tokenizer).continues
+    return np.zeros(_size(tokenizer), dtype=bool) if settings.mask.unit == "token" else find_continuations(tokenizer)
 
 
 def _size(tokenizer: "PreTrainedTokenizerBase") -> int:

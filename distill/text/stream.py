@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from distill.data.batching import Batch, LengthBuckets
 from distill.errors import UserError
-from distill.text.corpus import Corpus, Place
+from distill.text.corpus import Corpus, Position
 from distill.text.sequences import Sequences, SequenceSettings, held_out_of, in_memory, make_packer, too_short
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class StreamedText:
     @cached_property
     def digest(self) -> str:
         """Stands for the corpus."""
-        return self.corpus.fingerprint()
+        return self.corpus.compute_fingerprint()
 
     def training_loader(self, *, steps: int | None, world: int = 1, **batches: Any) -> DataLoader[Any]:
         """Yields one optimizer step at a time, `steps` in all.
@@ -45,7 +45,7 @@ class StreamedText:
                 f"{self.corpus.describe()} is streamed, so that its length is not known: give trainer.max_steps"
             )
         stream = Stream(self.corpus, self.settings, self.tokenizer, steps=steps, batches=batches, world=world)
-        found = len(list(itertools.islice(filter(stream.is_wanted, self.corpus.document_keys()), world)))
+        found = len(list(itertools.islice(filter(stream.is_wanted, self.corpus.read_keys()), world)))
         if found < world:
             raise UserError(
                 f"{self.corpus.describe()} has {found} documents to train on, fewer than the {world} processes: start "
@@ -136,17 +136,19 @@ class Stream(IterableDataset[list[Batch]]):
         number = state["number"]
         for visit in itertools.count(state["visit"]):
             packer = make_packer(self.settings, self.tokenizer, self.settings.seed, visit, self.rank)
-            place = Place(**state.get("corpus", {}))
+            place = Position(**state.get("corpus", {}))
             if "packer" in state:
                 packer.load_state_dict(state["packer"])
             state = {}
-            documents = self.corpus.documents(rank=self.rank, world=self.world, wanted=self.is_wanted, place=place)
+            documents = self.corpus.read_documents(
+                rank=self.rank, world_size=self.world, select=self.is_wanted, position=place
+            )
             ended = False
             while not ended:
                 at = {"number": number, "visit": visit, "corpus": asdict(place), "packer": packer.state_dict()}
                 some: list[Any] = []
                 for document in documents:
-                    some += packer.add(document)
+                    some += packer.add_document(document)
                     if len(some) >= BUFFER:
                         break
                 else:

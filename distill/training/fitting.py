@@ -14,7 +14,7 @@ import lightning as L
 import numpy as np
 import psutil
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import Logger
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
@@ -22,12 +22,12 @@ from transformers import PreTrainedModel
 from distill.data import batching
 from distill.models import cpu_kernels
 from distill.models.forward import to_device
-from distill.training import processes
+from distill.training import distributed
 from distill.training.checkpoints import AtomicCheckpointIO, Checkpoints
 from distill.training.module import DistillationModule
 from distill.training.progress_bar import ProgressBar
-from distill.training.settings import Settings
-from distill.training.strategies import device_number, strategy
+from distill.training.settings import TrainerSettings
+from distill.training.strategies import create_strategy, select_devices
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def fit(
     train: DataLoader[Any],
     dev: DataLoader[Any],
     *,
-    settings: Settings,
+    settings: TrainerSettings,
     checkpoints: Path,
     logger: Logger | None,
     title: str,
@@ -72,15 +72,15 @@ def fit(
     for model in (module, module.teacher):
         if model is not None:
             model.cpu()  # On its way to other processes, which have other GPUs.
-    found: Fit = processes.together(settings.processes(), _fit, *work, device=settings.device(), logger=logger)
-    return found
+    result: Fit = distributed.run(_fit, *work, world_size=settings.processes(), device=settings.device(), logger=logger)
+    return result
 
 
 def _fit(
     module: DistillationModule,
     train: DataLoader[Any],
     dev: DataLoader[Any],
-    settings: Settings,
+    settings: TrainerSettings,
     checkpoints: Path,
     title: str,
     identity: Mapping[str, Any],
@@ -90,8 +90,8 @@ def _fit(
     """`fit` in one of the processes that train."""
     keep_freed_memory()
     steps: Any = train.batch_sampler or train.dataset  # A stream makes its own steps.
-    if processes.rank() > 0:
-        steps.rank = processes.rank()
+    if distributed.rank() > 0:
+        steps.rank = distributed.rank()
     metric, selects = f"dev/{module.task.metric}", module.task.selects
     best = ModelCheckpoint(
         dirpath=checkpoints, filename="best", monitor=metric, mode=selects, save_weights_only=True,
@@ -107,13 +107,13 @@ def _fit(
         steps=steps,
     )
     if resuming:
-        saving.go_on()
-    clock = _Clock()
-    shown = [ProgressBar(title, metric, selects)] if processes.rank() == 0 else []
+        saving.skip_finished_steps()
+    timer = Timer()  # Its state is in the checkpoint, so that a resumed run continues counting.
+    shown = [ProgressBar(title, metric, selects)] if distributed.rank() == 0 else []
     trainer = L.Trainer(
         accelerator=settings.accelerator,
-        devices=device_number(settings.device()),
-        strategy=strategy(settings.strategy, settings.device()),
+        devices=select_devices(settings.device()),
+        strategy=create_strategy(settings.strategy, settings.device()),
         precision=settings.resolved_precision(),  # type: ignore[arg-type]
         max_steps=module.total_steps,
         val_check_interval=max(1, len(train) // settings.evaluations),
@@ -122,17 +122,17 @@ def _fit(
         enable_model_summary=False,
         logger=logger if logger is not None else False,
         log_every_n_steps=max(1, min(50, module.total_steps // 20)),
-        callbacks=[best, _EvaluateAtTheEnd(), saving, last, clock, *shown],
+        callbacks=[best, _EvaluateAtTheEnd(), saving, last, timer, *shown],
         use_distributed_sampler=False,
         plugins=[AtomicCheckpointIO()],
         inference_mode=settings.strategy != "fsdp",  # Gathered weights are no tensors for it.
     )
-    with _kept_whole(module, settings), _made_fast(module.student, settings), saving.asked_to_stop():
+    with _kept_whole(module, settings), _made_fast(module.student, settings), saving.stop_on_signals():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
-    if processes.rank() == 0:  # The others have done their part.
+    if distributed.rank() == 0:  # The others have done their part.
         state = torch.load(best.best_model_path, map_location="cpu", weights_only=True)["state_dict"]
         module.load_state_dict(state)
-    seconds = max(clock.seconds, 1e-9)
+    seconds = max(timer.time_elapsed("train"), 1e-9)
     return Fit(
         seconds=seconds,
         epochs=module.examples_seen / len(train.dataset) if train.batch_sampler else None,  # type: ignore[arg-type]
@@ -146,18 +146,18 @@ def _fit(
     )
 
 
-def _identity(module: DistillationModule, steps_per_epoch: int, settings: Settings) -> dict[str, Any]:
+def _identity(module: DistillationModule, steps_per_epoch: int, settings: TrainerSettings) -> dict[str, Any]:
     """What a training that is resumed must have in common with its beginning."""
     shapes = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
     steps = [module.total_steps, steps_per_epoch, settings.accumulate]
     return {
         "model": shapes, "steps": steps, "precision": settings.resolved_precision(), "seed": module.seed,
-        "processes": processes.world(),
+        "processes": distributed.world_size(),
     }  # fmt: skip
 
 
 def estimate_seconds(
-    module: DistillationModule, train: DataLoader[Any], dev: DataLoader[Any], settings: Settings
+    module: DistillationModule, train: DataLoader[Any], dev: DataLoader[Any], settings: TrainerSettings
 ) -> float:
     """How long `fit` will take, from a few steps over examples of median length; the weights stay as they are.
 
@@ -178,7 +178,7 @@ def estimate_seconds(
     for group in optimizer.param_groups:
         group["lr"] = group["weight_decay"] = 0.0  # All the work of a step, and nothing moves.
     took, optimizing = [], []
-    with _made_fast(module.student, settings), processes.threads(settings.devices):
+    with _made_fast(module.student, settings), distributed.limit_threads(settings.devices):
         for _ in range(4):
             start = time.perf_counter()
             with torch.autocast(device.type, torch.bfloat16, enabled=settings.resolved_precision() == "bf16-mixed"):
@@ -196,9 +196,9 @@ def estimate_seconds(
 
 
 @contextmanager
-def _kept_whole(module: DistillationModule, settings: Settings) -> Iterator[None]:
+def _kept_whole(module: DistillationModule, settings: TrainerSettings) -> Iterator[None]:
     """Train copies of student and objective where these are cut into shares; the module has its own at the end."""
-    if settings.strategy != "fsdp" or processes.world() == 1:
+    if settings.strategy != "fsdp" or distributed.world_size() == 1:
         yield
         return
     whole = module.student, module.objective
@@ -210,7 +210,7 @@ def _kept_whole(module: DistillationModule, settings: Settings) -> Iterator[None
 
 
 @contextmanager
-def _made_fast(student: PreTrainedModel, settings: Settings) -> Iterator[None]:
+def _made_fast(student: PreTrainedModel, settings: TrainerSettings) -> Iterator[None]:
     """The student with what makes its training quick on this device, and as it was at the end."""
     if settings.compile:
         encoder = student.base_model  # A head is small, or is asked for some tokens alone.
@@ -220,7 +220,7 @@ def _made_fast(student: PreTrainedModel, settings: Settings) -> Iterator[None]:
         finally:
             encoder._compiled_call_impl = None
     elif settings.device().type == "cpu":
-        with cpu_kernels.training_on_cpu(student):
+        with cpu_kernels.use_cpu_kernels(student):
             yield
     else:
         yield
@@ -232,24 +232,6 @@ class _EvaluateAtTheEnd(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         if trainer.global_step >= trainer.max_steps:
             trainer.should_stop = True
-
-
-class _Clock(Callback):
-    """Seconds spent between the first and the last step, scoring dev included; a resumed run goes on counting."""
-
-    seconds = 0.0
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._start = time.perf_counter() - self.seconds
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seconds": time.perf_counter() - self._start}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.seconds = state_dict["seconds"]
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.seconds = time.perf_counter() - self._start
 
 
 def _peak_rss_mb() -> float:

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 from distill.contracts import Batch, ItemOutputs, Items, Outputs, Task, TeacherOutputs
 from distill.errors import NumericalError
 from distill.losses import Objective
-from distill.training import processes
+from distill.training import distributed
 from distill.training.evaluate import Columns, concatenate, score_batch
-from distill.training.strategies import shard
+from distill.training.strategies import shard_module
 
 _APART = 2_654_435_761  # Between the seeds of two processes; its multiples modulo 2**32 lie far from each other.
 
@@ -73,7 +73,7 @@ class DistillationModule(L.LightningModule):
         if self.device_mesh is not None:  # Weights are spread over processes.
             for part in (self.student, self.objective):
                 if any(True for _ in part.parameters()):
-                    shard(part, self.device_mesh["data_parallel"])
+                    shard_module(part, self.device_mesh["data_parallel"])
 
     def on_fit_start(self) -> None:
         if self.teacher is not None:
@@ -81,23 +81,23 @@ class DistillationModule(L.LightningModule):
 
     def training_step(self, micro_batches: list[dict[str, Tensor]], batch_idx: int) -> None:
         step = self.global_step
-        torch.manual_seed(self.seed * 1_000_003 + step + processes.rank() * _APART)
+        torch.manual_seed(self.seed * 1_000_003 + step + distributed.rank() * _APART)
         optimizer = self.optimizers()
-        counts = processes.total(torch.stack([self._counts(batch) for batch in micro_batches]).sum(dim=0))
+        counts = distributed.all_reduce(torch.stack([self._counts(batch) for batch in micro_batches]).sum(dim=0))
         sums = torch.zeros_like(counts)
         loss_value = 0.0
         for number, batch in enumerate(micro_batches, start=1):
             loss, batch_sums = self.losses(batch, counts)
             with self._synchronized(number == len(micro_batches)):
-                self.manual_backward(loss * processes.world())  # DDP takes the mean, where a step is a sum.
+                self.manual_backward(loss * distributed.world_size())  # DDP takes the mean, where a step is a sum.
             sums += batch_sums
             loss_value += float(loss.detach())
         figures = [loss_value, *self._count_tokens(micro_batches)]
-        loss_value, *seen = processes.total(torch.tensor(figures, dtype=torch.float64)).tolist()
+        loss_value, *seen = distributed.all_reduce(torch.tensor(figures, dtype=torch.float64)).tolist()
         self.tokens_seen += int(seen[0])
         self.tokens_computed += int(seen[1])
         self.examples_seen += int(seen[2])
-        self._log_losses(step, loss_value, processes.total(sums) / counts.clamp(min=1))
+        self._log_losses(step, loss_value, distributed.all_reduce(sums) / counts.clamp(min=1))
         if self.clip > 0:
             # Projections learn too, so their gradients are part of the norm.
             nn.utils.clip_grad_norm_(list(self.parameters()), self.clip)
@@ -169,7 +169,7 @@ class DistillationModule(L.LightningModule):
 
     def _synchronized(self, last: bool) -> AbstractContextManager[Any]:
         """Ranks add up their gradients once a step, in its last backward pass."""
-        if last or processes.world() == 1:
+        if last or distributed.world_size() == 1:
             return nullcontext()
         blocked: AbstractContextManager[Any] = self.trainer.strategy.block_backward_sync()  # type: ignore[attr-defined]
         return blocked

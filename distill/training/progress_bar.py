@@ -1,39 +1,43 @@
-"""The progress of a training: its loss, the best metric on dev, and the time left."""
+"""Progress bar of a training."""
 
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from distill.console import Meter
+from distill.console import ProgressMeter
 
 
 class ProgressBar(Callback):
-    """Loss, the best dev metric so far and the time left, over all steps of a training."""
+    """Shows the loss, the best metric on dev so far and the time left, over all steps of a training.
+
+    Args:
+        metric: name of the logged metric on dev.
+        selects: `max` or `min`, the better direction of the metric.
+    """
 
     def __init__(self, title: str, metric: str, selects: str = "max") -> None:
         self.title, self.metric = title, metric
-        self._better = max if selects == "max" else min
-        self._meter: Meter | None = None
+        self._select = max if selects == "max" else min
+        self._meter: ProgressMeter | None = None
         self._loss: float | None = None
         self._best: float | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._meter = Meter(self.title, trainer.max_steps, done=trainer.global_step, unit="step")
+        self._meter = ProgressMeter(self.title, trainer.max_steps, done=trainer.global_step, unit="step")
         self._meter.__enter__()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         loss = trainer.callback_metrics.get("train/loss")
         if loss is not None:
-            value = float(loss)
-            self._loss = value if self._loss is None else 0.95 * self._loss + 0.05 * value
-        self._show(trainer.global_step)
+            self._loss = float(loss) if self._loss is None else 0.95 * self._loss + 0.05 * float(loss)
+        self._update(trainer.global_step)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         score = trainer.callback_metrics.get(self.metric)
         if score is not None:
-            self._best = float(score) if self._best is None else self._better(self._best, float(score))
-            self._show(trainer.global_step, now=f"{self.metric} {float(score):.4f}")
+            self._best = float(score) if self._best is None else self._select(self._best, float(score))
+            self._update(trainer.global_step, now=f"{self.metric} {float(score):.4f}")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stop()
@@ -41,7 +45,7 @@ class ProgressBar(Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._stop()
 
-    def _show(self, step: int, now: str | None = None) -> None:
+    def _update(self, step: int, now: str | None = None) -> None:
         status = "" if self._loss is None else f"loss {self._loss:.4f}"
         if self._best is not None:
             status += f"  best {self.metric} {self._best:.4f}"

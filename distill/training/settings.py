@@ -1,90 +1,84 @@
-"""How to train: the settings of a training, and whether this machine can do what they ask for."""
+"""Settings of a training and checks of the devices they need."""
 
 import os
 import shutil
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
 
-from distill.errors import UserError
-from distill.training import processes
+from distill.errors import OptionError, UserError
+from distill.options import STRICT, raise_option_errors
+from distill.training.launchers import launched_world_size
 
-ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
-PRECISIONS = ("auto", "32-true", "bf16-mixed")
-STRATEGIES = ("auto", "ddp", "fsdp")
+Precision = Literal["auto", "32-true", "bf16-mixed"]
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How to train: the keys of `conf/trainer`. Of `max_epochs` and `max_steps` the first one reached ends it.
+@raise_option_errors
+@dataclass(frozen=True, config=STRICT)
+class TrainerSettings:
+    """Settings of a training, the keys of `conf/trainer`.
 
-    `batch_size` counts examples in a forward pass; with `batch_tokens` that many tokens, padding included, take its
-    place. An optimizer step sees `accumulate` such batches. `warmup` is a share of all steps, `clip` the largest norm
-    of the gradient (0: none), `evaluations` how often dev is scored in an epoch. A checkpoint is written wherever dev
-    is scored, and every `checkpoint_steps` optimizer steps. `compile` hands the student to `torch.compile`.
+    The training ends at `max_epochs` or at `max_steps`, whichever it reaches first.
 
-    `devices` processes train as one, on this machine; those that torchrun or SLURM have started take their place. A
-    batch is then that of each process, and a step sees the batches of all.
+    Args:
+        learning_rate: its peak, reached after the warm-up.
+        batch_size: number of examples of a micro-batch.
+        batch_tokens: number of tokens of a micro-batch, padding included. A number replaces `batch_size`.
+        accumulate: number of micro-batches of an optimizer step in each process.
+        warmup: share of all steps.
+        clip: largest norm of the gradient; 0 does not clip.
+        evaluations: number of evaluations on dev in an epoch, each of which writes a checkpoint.
+        checkpoint_steps: number of optimizer steps between further checkpoints.
+        devices: number of processes on this machine that train together, each with batches of its own. Under torchrun
+            or SLURM it is the number of processes that these have launched.
+        compile: whether to pass the student to `torch.compile`.
+
+    Raises:
+        OptionError: for a value out of range, or an accelerator or a compiler that this machine lacks.
+        ValueError: if both options of a pair are missing.
     """
 
-    learning_rate: float
-    batch_size: int | None
-    batch_tokens: int | None = None
-    accumulate: int = 1
-    max_epochs: int | None = None
-    max_steps: int | None = None
-    warmup: float = 0.1
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    precision: str = "auto"
-    evaluations: int = 1
-    checkpoint_steps: int | None = None
-    accelerator: str = "auto"
-    devices: int = 1
-    strategy: str = "auto"
+    learning_rate: PositiveFloat
+    batch_size: PositiveInt | None
+    batch_tokens: PositiveInt | None = None
+    accumulate: PositiveInt = 1
+    max_epochs: PositiveInt | None = None
+    max_steps: PositiveInt | None = None
+    warmup: Annotated[float, Field(ge=0, le=1, description="a share of the steps from 0 to 1")] = 0.1
+    weight_decay: NonNegativeFloat = 0.01
+    clip: NonNegativeFloat = 1.0
+    precision: Precision = "auto"
+    evaluations: PositiveInt = 1
+    checkpoint_steps: PositiveInt | None = None
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
+    devices: PositiveInt = 1
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     compile: bool = False
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
     def __post_init__(self) -> None:
         if self.max_epochs is None and self.max_steps is None:
             raise ValueError("got neither max_epochs nor max_steps, expected a number for one of them")
         if self.batch_size is None and self.batch_tokens is None:
             raise ValueError("got neither batch_size nor batch_tokens, expected a number for one of them")
-        if not isinstance(self.compile, bool):
-            raise ValueError(f"got compile={self.compile}, expected true or false")
-        whole = (
-            "batch_size", "batch_tokens", "accumulate", "max_epochs", "max_steps", "evaluations", "checkpoint_steps",
-            "devices",
-        )  # fmt: skip
-        for name in whole:
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"got {name}={value!r}, expected a whole number of at least 1")
-        if not self.learning_rate > 0:
-            raise ValueError(f"got learning_rate={self.learning_rate}, expected a number above 0")
-        for name in ("weight_decay", "clip"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"got {name}={getattr(self, name)}, expected 0 or more")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
-            raise ValueError(f"got seed={self.seed}, expected a whole number from 0 to 4294967295")
-        if not 0 <= self.warmup <= 1:
-            raise ValueError(f"got warmup={self.warmup}, expected a share of the steps between 0 and 1")
-        check_devices(self.accelerator)
+        if self.accelerator == "mps" and not torch.backends.mps.is_available():
+            raise OptionError("accelerator", "mps", "auto or cpu because torch finds no Apple GPU")
+        if self.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+            raise OptionError("accelerator", self.accelerator, "auto or cpu because torch finds no GPU")
         if self.compile and self.device().type == "cpu" and not _has_compiler():
-            raise ValueError("got compile=true, which needs a C++ compiler, and there is no g++ or clang++ here")
-        if self.strategy not in STRATEGIES:
-            raise ValueError(f"got strategy={self.strategy}, expected one of {', '.join(STRATEGIES)}")
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"got precision={self.precision}, expected one of {', '.join(PRECISIONS)}")
+            raise OptionError(
+                "compile", "true", "false because torch.compile needs g++ or clang++, and neither is found"
+            )
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """Optimizer steps of the whole training."""
+        """Returns the optimizer steps of the whole training."""
         ends = [self.max_steps, None if self.max_epochs is None else self.max_epochs * steps_per_epoch]
         return min(end for end in ends if end is not None)
 
     def batches(self) -> dict[str, Any]:
-        """What `batches.loaders` asks for."""
+        """Returns the arguments of `batching.loaders`."""
         size = self.batch_size if self.batch_tokens is None else None
         return {
             "batch_size": size, "batch_tokens": self.batch_tokens, "accumulate": self.accumulate, "seed": self.seed,
@@ -92,39 +86,39 @@ class Settings:
         }  # fmt: skip
 
     def step_size(self) -> str:
-        """What an optimizer step sees, in words."""
+        """Returns the size of the batch of an optimizer step, in words: `64 examples`."""
         micro_batches = self.accumulate * self.processes()
         if self.batch_tokens is not None:
             return f"up to {self.batch_tokens * micro_batches:,} tokens"
         return f"{(self.batch_size or 0) * micro_batches:,} examples"
 
     def optimization(self, steps_per_epoch: int) -> dict[str, Any]:
-        """What `DistillationModule` asks for."""
+        """Returns the arguments of `DistillationModule` that concern the optimizer."""
         names = ("learning_rate", "weight_decay", "warmup", "clip", "seed")
         return {name: getattr(self, name) for name in names} | {"total_steps": self.total_steps(steps_per_epoch)}
 
     def processes(self) -> int:
-        """How many processes train."""
-        launched = processes.launched().world
+        """Returns the number of processes that train, the world size."""
+        launched = launched_world_size()
         return launched if launched > 1 else self.devices
 
     def device(self) -> torch.device:
-        """Where the training takes place."""
+        """Returns the device of the training."""
         if self.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
             return torch.device("cuda")
         if self.accelerator in ("auto", "mps") and torch.backends.mps.is_available():
             return torch.device("mps")
         return torch.device("cpu")
 
-    def resolved_precision(self) -> str:
-        """`auto` becomes bf16 where the processor or GPU computes it in hardware, float32 elsewhere."""
+    def resolved_precision(self) -> Precision:
+        """Returns the precision: `auto` is bf16 where the GPU or CPU computes it in hardware, and float32 elsewhere."""
         if self.precision != "auto":
             return self.precision
         return "bf16-mixed" if has_bf16(self.device()) else "32-true"
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether the GPU, or else the processor, computes bf16 in hardware."""
+    """Whether a GPU `device`, or else the CPU, computes bf16 in hardware."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
@@ -134,32 +128,30 @@ def _has_compiler() -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
 
 
-def check_devices(accelerator: str) -> None:
-    """Raises UserError for an accelerator that is unknown or not here."""
-    if accelerator not in ACCELERATORS:
-        raise UserError(f"trainer.accelerator={accelerator} is unknown, expected one of {', '.join(ACCELERATORS)}")
-    if accelerator == "mps" and not torch.backends.mps.is_available():
-        raise UserError("trainer.accelerator=mps, but torch sees no Apple GPU: use auto or cpu")
-    if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
-        raise UserError(f"trainer.accelerator={accelerator}, but torch sees no GPU: use auto or cpu")
-
-
 def check_budget(batch_tokens: int | None, max_length: int, trainer: str) -> None:
-    """UserError for a budget that the longest example may not fit."""
+    """Checks that the longest example fits into a micro-batch of `batch_tokens`.
+
+    Raises:
+        UserError: if it may not. `trainer` is the key of the settings in the configuration.
+    """
     if batch_tokens is not None and batch_tokens < max_length:
         raise UserError(
-            f"{trainer}.batch_tokens={batch_tokens}, but an example may have task.max_length={max_length} tokens: "
-            "raise the one or lower the other"
+            f"got {trainer}.batch_tokens={batch_tokens}, expected at least task.max_length={max_length}, the "
+            f"longest example: raise {trainer}.batch_tokens or lower task.max_length"
         )
 
 
-def check_processes(settings: Settings, trainer: str) -> None:
-    """UserError where there are fewer GPUs than processes that want one."""
+def check_processes(settings: TrainerSettings, trainer: str) -> None:
+    """Checks that each process has a GPU of its own, if the training runs on GPUs.
+
+    Raises:
+        UserError: if there are too few. `trainer` is the key of the settings in the configuration.
+    """
     device = settings.device()
     if device.type == "mps" and settings.processes() > 1:
-        raise UserError(f"{trainer}.devices={settings.devices}, but an Apple GPU serves one process: set it to 1")
-    if device.type == "cuda" and processes.launched().world == 1 and settings.devices > torch.cuda.device_count():
+        raise UserError(f"got {trainer}.devices={settings.devices}, expected 1 because an Apple GPU serves one process")
+    if device.type == "cuda" and launched_world_size() == 1 and settings.devices > torch.cuda.device_count():
         raise UserError(
-            f"{trainer}.devices={settings.devices}, but torch sees {torch.cuda.device_count()} GPU(s): take as many, "
-            f"or set {trainer}.accelerator=cpu"
+            f"got {trainer}.devices={settings.devices}, expected at most {torch.cuda.device_count()}, the GPUs that "
+            f"torch finds: lower it or set {trainer}.accelerator=cpu"
         )

@@ -1,4 +1,4 @@
-"""How Lightning trains in one of several processes: copies of a model that agree (ddp), or parts of one (fsdp)."""
+"""Lightning strategies for one rank: a single device, replicas of the model (ddp) or shards of it (fsdp)."""
 
 import os
 from types import MethodType
@@ -12,43 +12,44 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from transformers import PreTrainedModel
 
 from distill.models.forward import ENCODE, run_encoder
-from distill.training.processes import local_gpu, rank, world
+from distill.training.distributed import rank, world_size
+from distill.training.launchers import local_rank
 
 
-def device_number(device: torch.device) -> list[int] | int:
-    """What Lightning's `devices` is in this process: its own GPU, where there are several, or one CPU."""
-    if device.type != "cuda" or world() == 1:
+def select_devices(device: torch.device) -> list[int] | int:
+    """Returns Lightning's `devices` of this rank: its own GPU where there are several ranks, else one device."""
+    if device.type != "cuda" or world_size() == 1:
         return 1
-    return [local_gpu()]
+    return [local_rank() % torch.cuda.device_count()]
 
 
-def strategy(name: str, device: torch.device) -> Strategy:
-    """How Lightning trains in this process."""
-    if world() == 1:
+def create_strategy(name: str, device: torch.device) -> Strategy:
+    """Returns Lightning's strategy of this rank."""
+    if world_size() == 1:
         return SingleDeviceStrategy(device=device)
     if name == "fsdp":
-        mesh = {"data_parallel_size": world(), "tensor_parallel_size": 1}
+        mesh = {"data_parallel_size": world_size(), "tensor_parallel_size": 1}
         sharded = ModelParallelStrategy(**mesh, save_distributed_checkpoint=False)  # type: ignore[arg-type]
-        sharded.cluster_environment = _Environment()
+        sharded.cluster_environment = _ExistingProcessGroup()
         return sharded
-    # With `find_unused_parameters` a pooler that no loss reads may stay without a gradient. It also keeps the order in
+    # With `find_unused_parameters` a pooler that no loss reads may stay without a gradient. It also fixes the order in
     # which gradients are added: DDP would change that after the first step, and a resumed training begins with another.
-    return _DDP(cluster_environment=_Environment(), find_unused_parameters=True)
+    return _QuietDDPStrategy(cluster_environment=_ExistingProcessGroup(), find_unused_parameters=True)
 
 
-def shard(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Spread the weights over all processes: of each layer in a list of layers, then what is left.
+def shard_module(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Shards the parameters over all ranks: each layer in a list of layers by itself, then the remaining ones.
 
-    A layer's are gathered when it computes, and its gradients where they are kept; so each process has its share of the
-    optimizer's state too (FSDP, arXiv 2304.11277).
+    A layer's parameters are gathered when it computes; each rank has its shard of the optimizer's state too
+    (FSDP, arXiv 2304.11277).
     """
-    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    for layers in reversed(lists):  # One within another first.
+    lists = [child for child in module.modules() if isinstance(child, nn.ModuleList)]
+    for layers in reversed(lists):  # The inner ones of nested lists first.
         for layer in layers:
             if any(True for _ in layer.parameters()):
                 fully_shard(layer, mesh=mesh)
     fully_shard(module, mesh=mesh)
-    # The other ways in, besides a call of the whole: an encoder without its head, and some terms of an objective.
+    # Methods besides `forward` that use the parameters: an encoder without its head, and some terms of an objective.
     if isinstance(module, PreTrainedModel):
         setattr(module, ENCODE, MethodType(run_encoder, module))
         register_fsdp_forward_method(module, ENCODE)
@@ -56,38 +57,38 @@ def shard(module: nn.Module, mesh: DeviceMesh) -> None:
         register_fsdp_forward_method(module, "totals")
 
 
-class _DDP(DDPStrategy):
-    """Without the remark that every parameter was used, which goes past all filters to the file of errors."""
+class _QuietDDPStrategy(DDPStrategy):
+    """DDP without its remark that every parameter was used, which C++ writes to stderr in the first backward pass."""
 
-    _heard = False
+    _first_backward_done = False
 
     def pre_backward(self, closure_loss: Tensor) -> None:
-        if self._heard:
+        if self._first_backward_done:
             super().pre_backward(closure_loss)
             return
-        self._heard = True
-        errors, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
+        self._first_backward_done = True
+        stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, 2)
         try:
             super().pre_backward(closure_loss)
         finally:
-            os.dup2(errors, 2)
-            os.close(errors)
-            os.close(nowhere)
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            os.close(devnull)
 
 
-class _Environment(ClusterEnvironment):
-    """Tells Lightning that all processes are there; each sees its own device as the only one."""
+class _ExistingProcessGroup(ClusterEnvironment):
+    """The ranks of the process group that `distributed.run` has initialized; each sees one device, its own."""
 
     creates_processes_externally = True
-    main_address, main_port = "", 0  # The group is made already.
+    main_address, main_port = "", 0  # Unused, because the group exists.
 
     @staticmethod
     def detect() -> bool:
         return False
 
     def world_size(self) -> int:
-        return world()
+        return world_size()
 
     def set_world_size(self, size: int) -> None:
         pass

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from distill.benchmark import latency
+from distill.benchmark.settings import BenchmarkSettings
+from distill.errors import UserError
 
 
 def candidate(name: str, seconds: float, seen: list[Any], inputs: tuple[str, ...]) -> latency.Candidate:
@@ -23,14 +25,14 @@ def test_rows_hold_what_was_measured() -> None:
         candidate("teacher", 0.02, slow_feeds, ("input_ids", "attention_mask", "token_type_ids")),
         candidate("student", 0.004, fast_feeds, ("input_ids",)),
     ]
-    rows = latency.measure(candidates, batches=[1, 3], lengths=[7], threads=2, seconds=0.05, vocabulary=50)
+    rows = latency.measure_latency(candidates, batches=[1, 3], lengths=[7], threads=2, seconds=0.05, vocabulary=50)
     assert [(row["model"], row["batch"], row["length"]) for row in rows] == [
         ("teacher", 1, 7), ("student", 1, 7), ("teacher", 3, 7), ("student", 3, 7),
     ]  # fmt: skip
     for row, sleep in zip(rows, (20, 4, 20, 4), strict=True):
         assert sleep <= row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
         assert (row["threads"], row["bytes"]) == (2, 123)
-        assert row["runs"] >= latency.TURNS * latency.RUNS_A_TURN
+        assert row["runs"] >= latency.TURNS * latency.RUNS_PER_TURN
     assert set(fast_feeds[0]) == {"input_ids"}
     assert {feed["input_ids"] for feed in slow_feeds} == {(1, 7), (3, 7)}
     # One run a turn warms up and is not counted.
@@ -38,13 +40,30 @@ def test_rows_hold_what_was_measured() -> None:
 
 
 def test_cores_are_those_that_this_process_may_use() -> None:
-    assert latency.cores() >= 1
+    assert latency.count_cores() >= 1
 
 
 def test_percentiles_are_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "_take_turns", lambda candidates, feed, seconds: [[0.001, 0.002, 0.003]])
-    [row] = latency.measure(
+    monkeypatch.setattr(latency, "_time_in_turns", lambda candidates, feed, seconds: [[0.001, 0.002, 0.003]])
+    [row] = latency.measure_latency(
         [candidate("student", 0, [], ())], batches=[1], lengths=[1], threads=1, seconds=0, vocabulary=9
     )
     assert (row["p50_ms"], row["runs"]) == (pytest.approx(2.0), 3)
     assert row["p99_ms"] == pytest.approx(2.98)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batches": []}, r"got batches=\[\], expected whole numbers of at least 1 in a list like \[1,8\]"),
+        ({"lengths": [0]}, r"got lengths=\[0\], expected whole numbers"),
+        ({"lengths": 8}, r"got lengths=8, expected whole numbers"),
+        ({"lengths": [True]}, r"got lengths=\[true\], expected whole numbers"),
+        ({"threads": 0}, "got threads=0, expected a whole number of at least 1 or null"),
+        ({"threads": True}, "got threads=true, expected a whole number"),
+        ({"seconds": 0}, "got seconds=0, expected a number above 0"),
+    ],
+)
+def test_settings_that_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"^{message}"):
+        BenchmarkSettings(**{"batches": [1], "lengths": [8]} | options)

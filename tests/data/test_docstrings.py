@@ -1,4 +1,4 @@
-"""The built-in data set: clean sentences, masked names, the same files every time, and only whole ones."""
+"""Tests of the built-in data set: clean sentences, masked names, reproducible and complete files."""
 
 import collections
 import importlib.metadata
@@ -85,11 +85,13 @@ def rows(directory: Path, name: str) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return docstrings.prepare(tmp_path_factory.mktemp("cache"), sentences_per_class=SIZE)
+    return docstrings.prepare_dataset(tmp_path_factory.mktemp("cache"), sentences_per_class=SIZE)
 
 
 def test_sentences_are_the_prose_of_the_docstrings() -> None:
-    found = [sentence for text in docstrings.docstrings(SOURCE) for sentence in docstrings.sentences(text)]
+    found = [
+        sentence for text in docstrings.extract_docstrings(SOURCE) for sentence in docstrings.extract_sentences(text)
+    ]
     assert found == [
         "Tools for the analysis of signals.",
         "They need package (imported as package) and nothing else, cf. the manual.",
@@ -101,10 +103,10 @@ def test_sentences_are_the_prose_of_the_docstrings() -> None:
     ]
 
 
-def test_sources_that_cannot_be_parsed_or_hardly_hold_prose_yield_nothing() -> None:
-    assert docstrings.docstrings(b'"""Text."""\nprint "Python 2"\n') == []
-    assert docstrings.docstrings(b'"""Text."""\n' + b"x = 1\n" * 2000) == []
-    assert docstrings.docstrings(b'# This file was automatically generated from a.py\n"""Text."""\n') == []
+def test_unparsable_or_nearly_undocumented_sources_are_skipped() -> None:
+    assert docstrings.extract_docstrings(b'"""Text."""\nprint "Python 2"\n') == []
+    assert docstrings.extract_docstrings(b'"""Text."""\n' + b"x = 1\n" * 2000) == []
+    assert docstrings.extract_docstrings(b'# This file was automatically generated from a.py\n"""Text."""\n') == []
 
 
 @pytest.mark.parametrize(
@@ -123,22 +125,24 @@ def test_names_of_the_packages_are_masked(text: str, masked: str) -> None:
     assert docstrings.mask_names(text) == masked
 
 
-def test_sentences_that_differ_in_names_and_numbers_only_have_the_same_key() -> None:
-    key = docstrings.near_key("Construct a BERT tokenizer with 12 layers and vocab_size words.")
-    assert key == docstrings.near_key("Construct a GPT2 tokenizer with 24 layers and n_vocab words.")
-    assert key != docstrings.near_key("Construct a fast tokenizer with 12 layers and vocab_size words.")
+def test_sentences_that_differ_only_in_names_and_numbers_have_one_normalized_form() -> None:
+    key = docstrings.normalize_sentence("Construct a BERT tokenizer with 12 layers and vocab_size words.")
+    assert key == docstrings.normalize_sentence("Construct a GPT2 tokenizer with 24 layers and n_vocab words.")
+    assert key != docstrings.normalize_sentence("Construct a fast tokenizer with 12 layers and vocab_size words.")
 
 
-def test_collect_caps_a_file_until_the_package_runs_dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sentences_per_file_are_limited_unless_the_package_has_too_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(docstrings, "SENTENCES_PER_FILE", 2)
     names = {"a": ("red", "green", "blue", "black"), "b": ("round", "square"), "test_c": ("long", "short")}
     for name, words in names.items():
         texts = [f'def {word}():\n    """This one returns the {word} things."""\n' for word in words]
         (tmp_path / f"{name}.py").write_text("".join(texts), encoding="utf-8")
     for seed in range(5):
-        four = docstrings.collect(tmp_path, wanted=4, order=random.Random(seed), seen=set())
+        four = docstrings.collect_sentences(tmp_path, limit=4, random_order=random.Random(seed), seen=set())
         assert sum("round" in text or "square" in text for text in four) == 2
-    six = docstrings.collect(tmp_path, wanted=9, order=random.Random(0), seen=set())
+    six = docstrings.collect_sentences(tmp_path, limit=9, random_order=random.Random(0), seen=set())
     assert len(six) == len(set(six)) == 6
 
 
@@ -146,7 +150,7 @@ def test_classes_are_balanced_and_the_splits_disjoint(prepared: Path) -> None:
     train, dev = rows(prepared, "train"), rows(prepared, "dev")
     assert collections.Counter(row["label"] for row in train) == dict.fromkeys(docstrings.LABELS, SIZE - SIZE // 10)
     assert collections.Counter(row["label"] for row in dev) == dict.fromkeys(docstrings.LABELS, SIZE // 10)
-    keys = [docstrings.near_key(row["sentence"]) for row in train + dev]
+    keys = [docstrings.normalize_sentence(row["sentence"]) for row in train + dev]
     assert len(set(keys)) == len(keys)
     for row in train + dev:
         assert set(row) == {"sentence", "label"}
@@ -154,25 +158,25 @@ def test_classes_are_balanced_and_the_splits_disjoint(prepared: Path) -> None:
         assert docstrings.mask_names(row["sentence"]) == row["sentence"]
 
 
-def test_the_same_files_in_every_cache_other_ones_for_another_seed(prepared: Path, tmp_path: Path) -> None:
-    again = docstrings.prepare(tmp_path, sentences_per_class=SIZE)
+def test_files_depend_on_the_seed_and_not_on_the_cache(prepared: Path, tmp_path: Path) -> None:
+    again = docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE)
     assert again.name == prepared.name
     for name in (*docstrings.DATA_FILES, files.CHECKSUMS):
         assert (again / name).read_bytes() == (prepared / name).read_bytes()
-    other = docstrings.prepare(tmp_path, sentences_per_class=SIZE, seed=1)
+    other = docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE, seed=1)
     assert other.name != again.name
     assert (other / "train.jsonl").read_bytes() != (again / "train.jsonl").read_bytes()
 
 
-def test_a_second_call_reads_nothing_anew(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_call_uses_the_cache(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {file.name: file.stat().st_mtime_ns for file in prepared.iterdir()}
-    monkeypatch.setattr(docstrings, "build", lambda *_, **__: pytest.fail("it was made again"))
-    assert docstrings.prepare(prepared.parents[1], sentences_per_class=SIZE) == prepared
+    monkeypatch.setattr(docstrings, "build_splits", lambda *_, **__: pytest.fail("it was made again"))
+    assert docstrings.prepare_dataset(prepared.parents[1], sentences_per_class=SIZE) == prepared
     assert {file.name: file.stat().st_mtime_ns for file in prepared.iterdir()} == before
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "no checksums"])
-def test_a_damaged_entry_is_made_again(
+def test_a_damaged_cache_entry_is_rebuilt(
     prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     copy = tmp_path / "data" / prepared.name
@@ -182,8 +186,8 @@ def test_a_damaged_entry_is_made_again(
     else:
         (copy / ("train.jsonl" if damage == "missing" else files.CHECKSUMS)).unlink()
     with caplog.at_level(logging.WARNING):
-        assert docstrings.prepare(tmp_path, sentences_per_class=SIZE) == copy
-    assert "is damaged (its checksums do not match): it is made again" in caplog.text
+        assert docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE) == copy
+    assert "is damaged, its checksums do not match: building it again" in caplog.text
     assert (copy / "dev.jsonl").read_bytes() == (prepared / "dev.jsonl").read_bytes()
     assert files.is_intact(copy)
     assert [entry.name for entry in copy.parent.iterdir()] == [copy.name]
@@ -193,7 +197,7 @@ def test_two_processes_at_once_both_succeed_without_importing_the_packages(tmp_p
     program = (
         "import sys, pathlib\n"
         "from distill.data import docstrings\n"
-        "print(docstrings.prepare(pathlib.Path(sys.argv[1]), sentences_per_class=10))\n"
+        "print(docstrings.prepare_dataset(pathlib.Path(sys.argv[1]), sentences_per_class=10))\n"
         "sys.exit(bool(set(docstrings.LABELS[1:]) & set(sys.modules)))\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
@@ -204,25 +208,23 @@ def test_two_processes_at_once_both_succeed_without_importing_the_packages(tmp_p
     assert files.is_intact(paths.pop())
 
 
-def test_a_class_that_runs_short_shortens_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_smallest_class_limits_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name, words in {"few": ("red", "green"), "many": ("round", "square", "flat", "long")}.items():
         (tmp_path / name).mkdir()
         texts = [f'def {word}():\n    """This one returns the {word} things."""\n' for word in words]
         (tmp_path / name / "file.py").write_text("".join(texts), encoding="utf-8")
     roots = {"few": tmp_path / "few", "many": tmp_path / "many"}
-    splits = docstrings.build(roots, sentences_per_class=4, seed=0)
-    assert "fewer than 4 sentences for: few 2; 2 are taken of every class" in caplog.text
+    splits = docstrings.build_splits(roots, sentences_per_class=4, seed=0)
+    assert "fewer than 4 sentences for few 2: using 2 per class" in caplog.text
     assert collections.Counter(row["label"] for row in splits["train.jsonl"]) == {"few": 2, "many": 2}
 
 
-def test_a_missing_package_is_answered_with_the_install_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_raises_with_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sympy" else found(name))
     expected = r"sources of 'sympy', which is not installed: pip install 'distill\[train\]'$"
     with pytest.raises(ModuleNotFoundError, match=expected):
-        docstrings.prepare(tmp_path, sentences_per_class=SIZE)
+        docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -232,9 +234,9 @@ def test_sources_without_a_version_count_as_missing(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(importlib.metadata, "version", no_version)
     with pytest.raises(ModuleNotFoundError, match="sources of 'numpy', which is not installed"):
-        docstrings.fingerprint(SIZE, 0)
+        docstrings.compute_fingerprint(SIZE, 0)
 
 
-def test_too_small_a_size_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="sentences_per_class is 9; it must be at least 10"):
-        docstrings.prepare(tmp_path, sentences_per_class=9)
+def test_a_size_below_the_minimum_raises(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="sentences_per_class is 9, expected at least 10"):
+        docstrings.prepare_dataset(tmp_path, sentences_per_class=9)

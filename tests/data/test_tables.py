@@ -336,7 +336,8 @@ def test_a_data_set_of_the_hub_is_found_in_its_cache(read: Read, tmp_path: Path,
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     options = {"data_dir": None, "hub_id": "owner/films:toy"}
     with pytest.raises(
-        UnreachableError, match=r"data set owner/films:toy is neither in the cache nor .* task\.data_dir"
+        UnreachableError,
+        match=r"data set owner/films:toy is not in the cache and cannot be downloaded .* task\.data_dir",
     ):
         read({}, **options)
     cached(tmp_path / "hub", {"train": ROWS, "validation": DEV, "test": [("a", -1)]})

@@ -14,7 +14,7 @@ from distill.edge import decode
 from distill.edge.__main__ import main
 from distill.edge.bundle import FORMAT, Bundle
 from distill.errors import UserError
-from distill.files import sha256, write_json
+from distill.files import hash_file, write_json
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def bundle(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
             "max_length": 8,
             "inputs": ["input_ids", "attention_mask"], "padding": {"input_ids": 0, "attention_mask": 0},
             "padding_side": "right", "models": {"fp32": "model.onnx"}, "recommended": "fp32",
-            "files": {name: sha256(tmp_path / name) for name in ("model.onnx", "tokenizer.json")},
+            "files": {name: hash_file(tmp_path / name) for name in ("model.onnx", "tokenizer.json")},
         },
     )  # fmt: skip
     return tmp_path

@@ -16,7 +16,7 @@ from distill.export.bundle import write_bundle
 from distill.export.gate import passes, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
-from distill.export.settings import Settings as ExportSettings
+from distill.export.settings import ExportSettings
 from distill.tasks import Classification
 from distill.training.module import freeze
 from students.distilbert import from_teacher

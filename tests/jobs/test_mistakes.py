@@ -188,7 +188,11 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
         "got weight -1 for HardLabels, expected 0 or more",
     ),
     "no weight above 0": (_options(*WEIGHTS), "objective distilbert has nothing to learn from (soft, hard, cosine)"),
-    "a batch of nothing": (_options("trainer.batch_size=0"), "got batch_size=0, expected a whole number of at least 1"),
+    "a batch of nothing": (_options("trainer.batch_size=0"), "got trainer.batch_size=0, expected a whole number of"),
+    "a teacher's batch of nothing": (
+        _options("teacher.finetune.batch_size=0"),
+        "error: got teacher.finetune.batch_size=0, expected a whole number of at least 1",
+    ),
     "an output that is not given": (_options(ATTENTION), "the term attention needs attentions, which the teacher"),
     "a term for other tasks": (
         _options("objective=language_model"),
@@ -205,23 +209,26 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
     "labels that are no words": (_options("task.labels=[true,false]"), "expected names: put quotes around them"),
     "a length of nothing": (_options("benchmark.lengths=[0]"), "got benchmark.lengths=[0], expected whole numbers"),
     "batches of no size": (_options("trainer.batch_size=null"), "got neither batch_size nor batch_tokens"),
-    "a compiler perhaps": (_options("trainer.compile=perhaps"), "got compile=perhaps, expected true or false"),
+    "a compiler perhaps": (_options("trainer.compile=perhaps"), "got trainer.compile=perhaps, expected true or"),
     "a teacher without a cache": (
         _options("teacher.cache=null"),
         "the teacher's YAML has no cache: add /cache@cache: default to its defaults list",
     ),
-    "a budget of no tokens": (_options("trainer.batch_tokens=0"), "got batch_tokens=0, expected a whole number of at"),
+    "a budget of no tokens": (
+        _options("trainer.batch_tokens=0"),
+        "got trainer.batch_tokens=0, expected a whole number of at least 1 or null",
+    ),
     "a budget below one example": (
         _options("trainer.batch_tokens=30"),
-        "trainer.batch_tokens=30, but an example may have task.max_length=32 tokens: raise the one or lower the other",
+        "got trainer.batch_tokens=30, expected at least task.max_length=32, the longest example: raise",
     ),
     "a teacher's budget below one example": (
         _options("teacher.finetune.batch_tokens=30"),
-        "teacher.finetune.batch_tokens=30, but an example may have task.max_length=32 tokens",
+        "got teacher.finetune.batch_tokens=30, expected at least task.max_length=32, the longest example",
     ),
     "outputs that are perhaps kept": (
         _options("teacher.cache.enabled=perhaps"),
-        "teacher.cache.enabled=perhaps is unknown, expected auto, true or false",
+        "got teacher.cache.enabled=perhaps, expected auto, true or false",
     ),
     "outputs that cannot be kept": (
         _options("teacher.cache.enabled=true"),
@@ -231,11 +238,11 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
         _options("teacher.cache.max_gb=1e-9", "objective=hinton"),
         "more than teacher.cache.max_gb=1e-09: raise it, or set teacher.cache.enabled=false",
     ),
-    "a decay below 0": (_options("trainer.weight_decay=-1"), "got weight_decay=-1, expected 0 or more"),
+    "a decay below 0": (_options("trainer.weight_decay=-1"), "got trainer.weight_decay=-1, expected a number of at"),
     "a seed below 0": (_options("seed=-1"), "got seed=-1, expected a whole number"),
     "an unknown accelerator": (
         _options("trainer.accelerator=tpu"),
-        "trainer.accelerator=tpu is unknown, expected one of",
+        "got trainer.accelerator=tpu, expected one of auto, cpu, gpu, cuda, mps",
     ),
     "a misspelt option": (_options("trainer.max_epoch=1"), "did you mean trainer.max_epochs?"),
     "a misspelt name": (_options("objective=hintn"), "there is no objective hintn (did you mean hinton?)"),
@@ -309,10 +316,10 @@ def test_a_directory_that_could_not_be_filled_is_not_there(place: Place) -> None
     """A teacher's files are too large where its checkpoints are not: they end as they began, with nothing."""
     program = (
         "import resource, pathlib, sys\n"
-        "from distill.files import is_full_disk, whole_directory\n"
+        "from distill.files import is_full_disk, atomic_directory\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try:\n"
-        "    with whole_directory(pathlib.Path('cache/teacher')) as draft:\n"
+        "    with atomic_directory(pathlib.Path('cache/teacher')) as draft:\n"
         "        (draft / 'small').write_bytes(bytes(10))\n"
         "        (draft / 'large').write_bytes(bytes(5000))\n"
         "except OSError as error:\n"

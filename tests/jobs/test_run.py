@@ -279,8 +279,8 @@ def test_a_sweep_makes_a_run_for_every_value(chain: dict[str, Any]) -> None:
     [
         ("objective.terms.soft.temperature=0", "objective.terms.soft: got temperature 0, expected a number above 0"),
         ("student.layers=[0,9]", "student.layers has 9, expected indices from 0 to 3: the teacher has 4 layers"),
-        ("trainer.batch_size=0", "trainer: got batch_size=0, expected a whole number of at least 1"),
-        ("export.max_drop=-1", "got export.max_drop=-1, expected 0 or more"),
+        ("trainer.batch_size=0", "got trainer.batch_size=0, expected a whole number of at least 1"),
+        ("export.max_drop=-1", "got export.max_drop=-1, expected a number of at least 0"),
         ("task.max_length=100", "task.max_length=100, but the teacher reads 80 tokens at most"),
         ("task.text=[review]", "has no column review: it has sentence, label"),
         ("teacher.finetune=false", "does not fit task sst2: its head is not trained"),

@@ -24,7 +24,7 @@ from distill import __main__ as command_line
 from distill.data.batching import evaluation_loader
 from distill.tasks import MaskedLM
 from distill.text.masking import Masking
-from distill.text.packing import Sequence
+from distill.text.packing import TokenSequence
 from distill.text.sequences import Sequences, _in_memory
 from distill.training.module import DistillationModule
 from tests.conftest import BAD, GOOD, sentences
@@ -274,7 +274,7 @@ def test_a_model_agrees_with_itself(pretrained: tuple[Path, dict[str, Any]]) -> 
     tokenizer = AutoTokenizer.from_pretrained(pretrained[0])
     task = MaskedLM(name="text", mask=Masking(), max_length=32)
     ids = [tokenizer(text)["input_ids"] for text, _ in sentences(20)]
-    kept = _in_memory([Sequence(torch.tensor(row).numpy()) for row in ids], task)
+    kept = _in_memory([TokenSequence(torch.tensor(row).numpy()) for row in ids], task)
     dev = evaluation_loader(Sequences(kept, task, tokenizer))  # type: ignore[arg-type]
     found = score(model, task, dev, device=torch.device("cpu"), teacher=model)
     assert (found["agreement_top1"], found["agreement_top5"]) == (1, 1)
@@ -292,15 +292,18 @@ def test_a_teacher_without_a_head_is_told_how_to_get_one(run: Run, encoder_dir: 
 
 
 MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
-    "a single document": ((), "is a single document, and a held-out part is taken by document"),
-    "an empty corpus": (("empty",), "holds no text: there is not one word in it"),
+    "a single document": ((), "expected at least two, because whole documents are held out"),
+    "an empty corpus": (("empty",), "contains no text, expected at least one word"),
     "a corpus shorter than a sequence": (("short",), "is shorter than one sequence of task.max_length=32 tokens"),
     "a missing column": (("rows",), "has no column text"),
     "spans longer than a sequence": (
         ("task.mask.unit=span", "task.mask.span_longest=40"),
-        "task.mask.span_longest=40, but a sequence of task.max_length=32 tokens has at most 30",
+        "got task.mask.span_longest=40, expected at most 30, the ordinary tokens of a sequence of task.max_length=32",
     ),
-    "a span of nothing": (("task.mask.unit=span", "task.mask.span_longest=0"), "got span_longest 0"),
+    "a span of nothing": (
+        ("task.mask.unit=span", "task.mask.span_longest=0"),
+        "got task.mask.span_longest=0, expected",
+    ),
     "an unknown packing": (("task.packing=lines",), "got task.packing=lines, expected one of full_sentences"),
     "a pair that is none": (("task.pair=nsp",), "pairs want task.packing=segment_pair"),
     "another trainer": (
@@ -365,7 +368,7 @@ def test_a_checkpoint_of_another_corpus_is_refused(run: Run, corpus: Path, tmp_p
     (other / "00.txt").write_text("Something else altogether.\n" * 40)
     code, text, _ = run(f"resume={directory}")
     assert code == 2
-    assert "last.ckpt is of another training, with other data" in text
+    assert "last.ckpt belongs to another training with different data" in text
 
 
 def test_a_student_without_a_vocabulary_is_refused(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:
@@ -398,4 +401,4 @@ def test_pairs_want_a_head_for_them(run: Run, tokenizer: PreTrainedTokenizerBase
 def test_a_data_set_of_the_hub_is_no_docstrings(run: Run) -> None:
     code, text, _ = run(*PRETRAIN, "task.data_dir=null", "task.hub_id=nobody/nothing", "trainer.max_steps=1")
     assert code == 2
-    assert "data set nobody/nothing is neither in the cache nor to be had from the Hub" in text
+    assert "data set nobody/nothing is not in the cache and cannot be downloaded from the Hub" in text

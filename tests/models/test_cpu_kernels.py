@@ -1,4 +1,4 @@
-"""Are the quicker dropout and attention the same as torch's?"""
+"""Tests that the CPU kernels agree with torch."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ SIZE = torch.Size([64, 100, 31])  # No multiple of the four numbers that share a
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_a_share_of_p_is_dropped_and_the_mean_stays(p: float, dtype: torch.dtype):
+def test_the_mask_has_the_right_probability_and_mean(p: float, dtype: torch.dtype):
     torch.manual_seed(0)
-    mask = cpu_kernels.draw_mask(SIZE, p, dtype).float()
+    mask = cpu_kernels.draw_dropout_mask(SIZE, p, dtype).float()
     count, dropped = SIZE.numel(), mask == 0
     assert abs(dropped.float().mean().item() - p) < 4 * (p * (1 - p) / count) ** 0.5
     scale = mask[~dropped].unique()
@@ -26,24 +26,24 @@ def test_a_share_of_p_is_dropped_and_the_mean_stays(p: float, dtype: torch.dtype
     assert scale.item() == pytest.approx(1 / (1 - p), rel=4e-3 if dtype == torch.bfloat16 else 1e-4)
 
 
-def test_neighbours_are_dropped_independently():
-    """Four numbers come from one word: none of them may say anything about another."""
+def test_elements_of_one_word_are_independent():
+    """The four elements that share one random word must be independent."""
     torch.manual_seed(0)
-    dropped = (cpu_kernels.draw_mask(torch.Size([400_000]), 0.3, torch.float32) == 0).double()
+    dropped = (cpu_kernels.draw_dropout_mask(torch.Size([400_000]), 0.3, torch.float32) == 0).double()
     for distance in (1, 2, 3, 4):
         together = (dropped[distance:] * dropped[:-distance]).mean().item()
         assert abs(together - 0.09) < 4 * (0.09 * 0.91 / 400_000) ** 0.5
 
 
 @pytest.mark.parametrize(("p", "kept"), [(0.0, 1.0), (1.0, 0.0)])
-def test_nothing_and_everything_can_be_dropped(p: float, kept: float):
+def test_probabilities_near_zero_and_one(p: float, kept: float):
     values = torch.ones(5)
-    assert cpu_kernels.dropout(values, p).tolist() == [kept] * 5
+    assert cpu_kernels.apply_dropout(values, p).tolist() == [kept] * 5
 
 
-def test_the_gradient_goes_where_the_value_went():
+def test_the_gradient_uses_the_same_mask():
     values = torch.randn(SIZE, requires_grad=True)
-    dropped = cpu_kernels.dropout(values, 0.25)
+    dropped = cpu_kernels.apply_dropout(values, 0.25)
     dropped.sum().backward()
     assert values.grad is not None
     torch.testing.assert_close(values.grad * values, dropped)
@@ -51,14 +51,14 @@ def test_the_gradient_goes_where_the_value_went():
 
 def test_no_dropout_outside_training():
     values = torch.randn(4)
-    assert cpu_kernels.dropout(values, 0.5, training=False) is values
+    assert cpu_kernels.apply_dropout(values, 0.5, training=False) is values
 
 
-def test_the_seed_decides_what_is_dropped():
+def test_the_mask_depends_on_the_seed():
     draws = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        draws.append(cpu_kernels.draw_mask(SIZE, 0.1, torch.bfloat16))
+        draws.append(cpu_kernels.draw_dropout_mask(SIZE, 0.1, torch.bfloat16))
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
 
@@ -86,7 +86,7 @@ def test_without_dropout_outputs_and_gradients_are_those_of_torch(tokenizer: Pre
         for fast in (False, True):
             model.zero_grad()
             if fast:
-                with cpu_kernels.training_on_cpu(model):
+                with cpu_kernels.use_cpu_kernels(model):
                     assert model.config._attn_implementation == cpu_kernels.ATTENTION
                     logits = model(**batch).logits
                     logits.square().sum().backward()
@@ -101,15 +101,17 @@ def test_without_dropout_outputs_and_gradients_are_those_of_torch(tokenizer: Pre
             torch.testing.assert_close(ours[name], gradient, atol=2e-4, rtol=1e-3)
 
 
-def test_attention_and_layers_drop_while_it_lasts(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch):
+def test_attention_and_layers_use_the_kernels_inside_the_context(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+):
     batch = tokenizer(["a lovely and moving film"], return_tensors="pt")
     drawn: list[int] = []
-    original = cpu_kernels.draw_mask
+    original = cpu_kernels.draw_dropout_mask
     monkeypatch.setattr(
-        cpu_kernels, "draw_mask", lambda shape, *rest: drawn.append(len(shape)) or original(shape, *rest)
+        cpu_kernels, "draw_dropout_mask", lambda shape, *rest: drawn.append(len(shape)) or original(shape, *rest)
     )
     model = models(tokenizer)[0]
-    with cpu_kernels.training_on_cpu(model):
+    with cpu_kernels.use_cpu_kernels(model):
         first, second = model(**batch).logits, model(**batch).logits
     assert not torch.equal(first, second)
     assert set(drawn) == {2, 3, 4}  # In front of the head, between the layers, and inside attention.
@@ -119,15 +121,15 @@ def test_attention_and_layers_drop_while_it_lasts(tokenizer: PreTrainedTokenizer
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_model_has_its_own_back_after_an_error(tokenizer: PreTrainedTokenizerBase):
+def test_a_model_is_restored_after_an_error(tokenizer: PreTrainedTokenizerBase):
     model = models(tokenizer)[1]
-    with pytest.raises(RuntimeError, match="stop"), cpu_kernels.training_on_cpu(model):
+    with pytest.raises(RuntimeError, match="stop"), cpu_kernels.use_cpu_kernels(model):
         raise RuntimeError("stop")
     assert model.config._attn_implementation == "sdpa"
     assert all("forward" not in vars(module) for module in model.modules())
 
 
-def test_in_bf16_it_rounds_as_eager_attention_does(tokenizer: PreTrainedTokenizerBase):
+def test_bf16_rounds_like_eager_attention(tokenizer: PreTrainedTokenizerBase):
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 4, 9, 16).bfloat16() for _ in range(3))
     mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
@@ -135,14 +137,14 @@ def test_in_bf16_it_rounds_as_eager_attention_does(tokenizer: PreTrainedTokenize
     module = nn.Module().eval()
     module.is_causal = False  # type: ignore[assignment]
     with torch.autocast("cpu", torch.bfloat16):
-        found, _ = cpu_kernels.attention(module, query, key, value, mask)
-    exact, _ = cpu_kernels.attention(module, query.float(), key.float(), value.float(), mask)
+        found, _ = cpu_kernels.compute_attention(module, query, key, value, mask)
+    exact, _ = cpu_kernels.compute_attention(module, query.float(), key.float(), value.float(), mask)
     assert (found.dtype, found.shape) == (torch.bfloat16, (2, 9, 4, 16))
     torch.testing.assert_close(found.float(), exact, atol=0.03, rtol=0.03)
 
 
 @pytest.mark.parametrize("case", ["causal", "fewer keys", "position bias", "mixed"])
-def test_what_asks_for_more_goes_to_torch(case: str, monkeypatch: pytest.MonkeyPatch):
+def test_unsupported_attention_is_passed_to_torch(case: str, monkeypatch: pytest.MonkeyPatch):
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(cpu_kernels, "sdpa_attention_forward", lambda *tensors, **named: asked.append(named))
     query = torch.randn(1, 4, 3, 8)
@@ -151,16 +153,16 @@ def test_what_asks_for_more_goes_to_torch(case: str, monkeypatch: pytest.MonkeyP
     module = nn.Module()
     module.is_causal = case == "causal"  # type: ignore[assignment]
     others = {"position_bias": torch.zeros(1)} if case == "position bias" else {}
-    cpu_kernels.attention(module, query, key, value, None, dropout=0.1, scaling=0.5, **others)
+    cpu_kernels.compute_attention(module, query, key, value, None, dropout=0.1, scaling=0.5, **others)
     assert asked == [{**others, "dropout": 0.1, "scaling": 0.5}]
 
 
-def test_attention_that_is_asked_for_is_left_alone():
+def test_other_attention_implementations_are_unchanged():
     config = BertConfig(
         vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         attn_implementation="eager",
     )  # fmt: skip
     model = BertForSequenceClassification(config).train()
-    with cpu_kernels.training_on_cpu(model):
+    with cpu_kernels.use_cpu_kernels(model):
         assert model.config._attn_implementation == "eager"
         assert len(model(torch.ones((1, 3), dtype=torch.long), output_attentions=True).attentions) == 1

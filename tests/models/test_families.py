@@ -19,7 +19,7 @@ from distill.edge.bundle import session
 from distill.errors import UserError
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
-from distill.export.settings import Settings as ExportSettings
+from distill.export.settings import ExportSettings
 from distill.models import checks, cpu_kernels
 from distill.models.forward import input_names
 from distill.tasks import Classification
@@ -149,7 +149,7 @@ def test_pairs_reach_the_bilstm_of_every_family(family: Any) -> None:
     student = bilstm.from_teacher(teacher, task=Classification(text=["one", "two"]), hidden_dim=8, classifier_dim=8)
     first, second = "a lovely film", "dull and stale"
     batch = tokenizer([first], [second], return_tensors="pt")
-    starts, lengths = student._texts(batch["input_ids"], batch["attention_mask"])
+    starts, lengths = student._locate_texts(batch["input_ids"], batch["attention_mask"])
     boundary = len(tokenizer(first)["input_ids"])  # With both special tokens around it.
     assert starts.tolist() == [[0, boundary]]
     assert lengths.sum().item() == batch["input_ids"].shape[1]
@@ -180,6 +180,6 @@ def test_a_step_on_the_cpu_is_that_of_torch(family: Any) -> None:
     batch = tokenizer(["a film", "a lovely and moving film"], padding=True, return_tensors="pt")
     inputs = {name: batch[name] for name in input_names(model) if name in batch}
     expected = model(**inputs).logits
-    with cpu_kernels.training_on_cpu(model):
+    with cpu_kernels.use_cpu_kernels(model):
         found = model(**inputs).logits
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

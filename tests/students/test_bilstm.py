@@ -21,7 +21,7 @@ from distill.edge.bundle import session
 from distill.errors import UserError
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
-from distill.export.settings import Settings as ExportSettings
+from distill.export.settings import ExportSettings
 from students import bilstm
 from students.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification, BilstmLayer
 
@@ -148,7 +148,9 @@ def test_it_learns_from_other_families() -> None:
     roberta.config.sep_token_id = 2
     pairs = bilstm.from_teacher(roberta, text=["a", "b"], hidden_dim=8, classifier_dim=8).eval()
     # <s> a </s></s> b </s>: the second text begins after the first separator.
-    starts, lengths = pairs._texts(torch.tensor([[0, 9, 8, 2, 2, 7, 2, 1]]), torch.tensor([[1, 1, 1, 1, 1, 1, 1, 0]]))
+    starts, lengths = pairs._locate_texts(
+        torch.tensor([[0, 9, 8, 2, 2, 7, 2, 1]]), torch.tensor([[1, 1, 1, 1, 1, 1, 1, 0]])
+    )
     assert starts.tolist() == [[0, 4]]
     assert lengths.tolist() == [[4, 3]]
 

@@ -27,7 +27,7 @@ from distill.text.sequences import Sequences
 from distill.text.sequences import read as read_sequences
 from distill.training import fitting
 from distill.training.module import DistillationModule
-from distill.training.settings import Settings
+from distill.training.settings import TrainerSettings
 from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
 from tests.conftest import at_once, sentences, toy_bert
@@ -245,9 +245,10 @@ def test_the_size_is_announced(ask: Asking, capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"enabled": 0}, "teacher.cache.enabled=0 is unknown, expected auto, true or false"),
-        ({"enabled": "maybe"}, "teacher.cache.enabled=maybe is unknown, expected auto, true or false"),
-        ({"max_gb": 0}, "teacher.cache.max_gb=0 leaves no room, expected a number above 0"),
+        ({"enabled": 0}, "got enabled=0, expected auto, true or false"),
+        ({"enabled": "maybe"}, "got enabled=maybe, expected auto, true or false"),
+        ({"max_gb": 0}, "got max_gb=0, expected a number above 0"),
+        ({"top_k": True}, "got top_k=true, expected a whole number of at least 1"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str):
@@ -284,7 +285,9 @@ def test_the_student_is_the_same_with_kept_outputs(
         teacher = toy_bert(len(tokenizer), spread=0.05).eval()
         hidden_size = 32 if cosine else None
         terms = {"soft": SoftTargets(), "hard": HardLabels(), "cosine": Cosine(weight=cosine)}
-        settings = Settings(learning_rate=1e-3, batch_size=8, max_epochs=3, precision="32-true", accelerator="cpu")
+        settings = TrainerSettings(
+            learning_rate=1e-3, batch_size=8, max_epochs=3, precision="32-true", accelerator="cpu"
+        )
         loaders = batching.all_loaders({"train": examples, "dev": examples}, **settings.batches())
         cached = cache_outputs(
             lambda teacher=teacher: teacher, examples, cache=OutputCache(), directory=tmp_path / "outputs",

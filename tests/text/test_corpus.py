@@ -1,4 +1,4 @@
-"""Does a corpus arrive whole and once: every document, whatever its file, its size and the number of processes?"""
+"""Tests that a corpus is read completely and once, for all file formats, sizes and numbers of processes."""
 
 import gzip
 import hashlib
@@ -19,22 +19,24 @@ from hypothesis import strategies as st
 from distill import hub
 from distill.data import docstrings
 from distill.errors import UnreachableError, UserError
+from distill.tasks import LanguageModelTask
 from distill.text import corpus as corpus_module
 from distill.text import readers
-from distill.text.corpus import Corpus, Document, Place, choose_held_out, is_held_out
+from distill.text.corpus import Corpus, Document, Position, choose_held_out, is_held_out
+from distill.text.masking import Masking
+from distill.text.sequences import open_corpus
 from tests.data.test_tables import cached
 
-# Each of them has been split, joined or lost by a reader's idea of what a line is.
+# Texts that other readers split, joined or lost.
 TEXTS = ("one two", "caf\u00e9 \u2014 \u4f60\u597d", "form\x0cfeed", "line\u2028separator", "null", '"quoted"', "  led")
 
 
 def corpus(place: Path | None, **options: Any) -> Corpus:
-    defaults: dict[str, Any] = {"hub_id": None, "builtin": False, "cache_dir": Path("no-cache")}
-    return Corpus(data_dir=None if place is None else str(place), **defaults | options)
+    return Corpus(data_dir=None if place is None else str(place), **options)
 
 
 def write(path: Path, content: str | bytes | list[Any]) -> Path:
-    """Rows in the format that the name asks for, or a content as it stands; packed where the name says so."""
+    """Writes rows in the format of the suffix, or the content itself; compressed for the suffix .gz."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet" and isinstance(content, list):
         import pyarrow as pa
@@ -51,52 +53,52 @@ def write(path: Path, content: str | bytes | list[Any]) -> Path:
     return path
 
 
-def whole(documents: Iterator[Document]) -> dict[str, str]:
-    """Texts by key; the parts of a document must follow each other, and a key must not come twice."""
+def join_documents(documents: Iterator[Document]) -> dict[str, str]:
+    """Returns texts by key; asserts that the chunks of a document are consecutive and no key occurs twice."""
     found: dict[str, str] = {}
     for key, parts in groupby(documents, key=lambda document: document.key):
         assert key not in found
         listed = list(parts)
-        assert [document.part for document in listed] == list(range(len(listed)))
+        assert [document.chunk for document in listed] == list(range(len(listed)))
         found[key] = "".join(document.text for document in listed)
     return found
 
 
 def read(place: Path | None, **options: Any) -> dict[str, str]:
-    return whole(corpus(place, **options).documents())
+    return join_documents(corpus(place, **options).read_documents())
 
 
 # Formats
 
 
 @pytest.mark.parametrize("suffix", readers.SUFFIXES)
-def test_every_format_is_read_whole(tmp_path: Path, suffix: str):
+def test_every_format_is_read_completely(tmp_path: Path, suffix: str):
     rows = suffix.startswith((".jsonl", ".parquet"))
     path = write(tmp_path / f"a{suffix}", list(TEXTS) if rows else "\n".join(TEXTS))
     expected = {f"a{suffix}#{number}": text for number, text in enumerate(TEXTS)}
-    assert read(path, documents="line") == expected
-    assert read(tmp_path, documents="line") == expected
+    assert read(path, split_by="line") == expected
+    assert read(tmp_path, split_by="line") == expected
     assert read(path) == (expected if rows else {f"a{suffix}#0": "\n".join(TEXTS)})
 
 
-def test_kinds_of_documents_of_a_text_file(tmp_path: Path):
+def test_a_text_file_is_split_into_documents(tmp_path: Path):
     write(tmp_path / "a.txt", "\n\none\n  two\n \t\nthree\n\n\n\nfour")
     assert read(tmp_path) == {"a.txt#0": "\n\none\n  two\n \t\nthree\n\n\n\nfour"}
-    assert read(tmp_path, documents="paragraph") == {"a.txt#0": "one\n  two", "a.txt#1": "three", "a.txt#2": "four"}
+    assert read(tmp_path, split_by="paragraph") == {"a.txt#0": "one\n  two", "a.txt#1": "three", "a.txt#2": "four"}
     lines = {"a.txt#0": "one", "a.txt#1": "  two", "a.txt#2": "three", "a.txt#3": "four"}
-    assert read(tmp_path, documents="line") == lines
+    assert read(tmp_path, split_by="line") == lines
 
 
 @pytest.mark.parametrize("end", ["\r\n", "\r"])
-def test_every_line_end_is_one(tmp_path: Path, end: str):
+def test_line_ends_become_newlines(tmp_path: Path, end: str):
     write(tmp_path / "a.txt", end.join(["one", "two", "", "three", ""]))
     assert read(tmp_path) == {"a.txt#0": "one\ntwo\n\nthree\n"}
-    assert read(tmp_path, documents="paragraph") == {"a.txt#0": "one\ntwo", "a.txt#1": "three"}
-    assert list(read(tmp_path, documents="line").values()) == ["one", "two", "three"]
+    assert read(tmp_path, split_by="paragraph") == {"a.txt#0": "one\ntwo", "a.txt#1": "three"}
+    assert list(read(tmp_path, split_by="line").values()) == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz"])
-def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str):
+def test_a_byte_order_mark_is_removed(tmp_path: Path, name: str):
     write(tmp_path / name, "\ufeff" + ('{"text": "one"}' if "jsonl" in name else "one"))
     assert read(tmp_path) == {f"{name}#0": "one"}
 
@@ -119,7 +121,7 @@ def test_a_linked_folder_is_read_once(tmp_path: Path):
     assert read(tmp_path / "root") == {"b.txt#0": "two", "link/a.txt#0": "one"}
 
 
-def test_an_empty_text_is_no_document(tmp_path: Path):
+def test_blank_documents_are_omitted(tmp_path: Path):
     write(tmp_path / "a.jsonl", ["", "one", " \n\t", "two"])
     write(tmp_path / "b.parquet", ["  ", "three"])
     write(tmp_path / "c.txt", "")
@@ -129,12 +131,12 @@ def test_an_empty_text_is_no_document(tmp_path: Path):
     assert read(tmp_path) == expected
 
 
-def test_a_column_has_the_name_that_is_given(tmp_path: Path):
+def test_the_column_can_be_set(tmp_path: Path):
     write(tmp_path / "a.jsonl", '{"text": 3, "body": "one"}\n')
-    assert read(tmp_path, text="body") == {"a.jsonl#0": "one"}
+    assert read(tmp_path, column="body") == {"a.jsonl#0": "one"}
 
 
-def test_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path / "texts" / "a.txt", "one")
     assert read(Path("~/texts")) == {"a.txt#0": "one"}
@@ -143,35 +145,35 @@ def test_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_the_built_in_sentences_are_those_of_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name, sentence in (("train.jsonl", "seen"), ("dev.jsonl", "unseen")):
         write(tmp_path / name, json.dumps({"sentence": sentence, "label": "torch"}) + "\n")
-    asked: list[Any] = []
+    calls: list[Any] = []
 
-    def prepare(cache_dir: Path, *, seed: int) -> Path:
-        asked.append((cache_dir, seed))
+    def prepare_dataset(cache_dir: Path, *, seed: int) -> Path:
+        calls.append((cache_dir, seed))
         return tmp_path
 
-    monkeypatch.setattr(docstrings, "prepare", prepare)
-    built_in = corpus(None, builtin=True)
-    assert whole(built_in.documents()) == {"train.jsonl#0": "seen"}
-    assert built_in.size_bytes() == (tmp_path / "train.jsonl").stat().st_size
+    monkeypatch.setattr(docstrings, "prepare_dataset", prepare_dataset)
+    built_in = open_corpus(LanguageModelTask(name="mlm", mask=Masking(), builtin=True), Path("no-cache"))
+    assert join_documents(built_in.read_documents()) == {"train.jsonl#0": "seen"}
+    assert built_in.count_bytes() == (tmp_path / "train.jsonl").stat().st_size
     assert built_in.describe() == "the built-in sentences"
-    assert asked == [(Path("no-cache"), 0)]
+    assert calls == [(Path("no-cache"), 0)]
 
 
 # Long documents
 
 
 @pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "PART", 8)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "CHUNK_SIZE", 8)
     monkeypatch.setattr(readers, "READ_BYTES", 3)
 
 
 def parts(place: Path, **options: Any) -> list[tuple[str, int, str]]:
-    return [(document.key, document.part, document.text) for document in corpus(place, **options).documents()]
+    return [(document.key, document.chunk, document.text) for document in corpus(place, **options).read_documents()]
 
 
-@pytest.mark.usefixtures("small_parts")
-def test_a_part_ends_with_a_line_or_else_with_a_word(tmp_path: Path):
+@pytest.mark.usefixtures("small_chunks")
+def test_a_chunk_ends_after_a_line_or_else_after_a_word(tmp_path: Path):
     text = "ab\ncd\nefgh\nij klmnopq\nrstuvwxyz123\n"
     expected = ["ab\ncd\n", "efgh\n", "ij ", "klmnopq\n", "rstuvwxy", "z123\n"]
     write(tmp_path / "a.txt", text)
@@ -181,15 +183,15 @@ def test_a_part_ends_with_a_line_or_else_with_a_word(tmp_path: Path):
     assert parts(row)[-1] == ("a.jsonl#1", 0, "next")
 
 
-@pytest.mark.usefixtures("small_parts")
-def test_long_lines_and_paragraphs_come_in_parts_too(tmp_path: Path):
+@pytest.mark.usefixtures("small_chunks")
+def test_long_lines_and_paragraphs_are_read_in_chunks(tmp_path: Path):
     write(tmp_path / "a.txt", "ab cd ef gh\nij\nkl\nmn\n\nop\n")
-    assert parts(tmp_path, documents="line") == [
+    assert parts(tmp_path, split_by="line") == [
         ("a.txt#0", 0, "ab cd "),
         ("a.txt#0", 1, "ef gh"),
         *[(f"a.txt#{number}", 0, text) for number, text in enumerate(["ij", "kl", "mn", "op"], 1)],
     ]
-    assert parts(tmp_path, documents="paragraph") == [
+    assert parts(tmp_path, split_by="paragraph") == [
         ("a.txt#0", 0, "ab cd "),
         ("a.txt#0", 1, "ef gh\n"),
         ("a.txt#0", 2, "ij\nkl\n"),
@@ -198,8 +200,8 @@ def test_long_lines_and_paragraphs_come_in_parts_too(tmp_path: Path):
     ]
 
 
-@pytest.mark.usefixtures("small_parts")
-def test_parts_without_a_word_are_left_out(tmp_path: Path):
+@pytest.mark.usefixtures("small_chunks")
+def test_blank_chunks_are_omitted(tmp_path: Path):
     write(tmp_path / "a.txt", "\n" * 20 + "one" + "\n" * 20 + "two")
     assert [part for _, part, _ in parts(tmp_path)] == [0, 1]
     assert "".join(read(tmp_path).values()).split() == ["one", "two"]
@@ -210,23 +212,27 @@ TEXT = st.text(alphabet="ab \n\r\u00e9\u4f60\U0001f600", max_size=60)
 
 @given(text=TEXT, size=st.integers(1, 20), step=st.integers(1, 9))
 @settings(max_examples=150, deadline=None)
-def test_no_cut_changes_what_is_read(tmp_path_factory: pytest.TempPathFactory, text: str, size: int, step: int):
+def test_chunk_boundaries_do_not_change_the_text(
+    tmp_path_factory: pytest.TempPathFactory, text: str, size: int, step: int
+):
     path = tmp_path_factory.getbasetemp() / "cut.txt"
     path.write_bytes(text.encode())
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "PART", size)
+        patch.setattr(readers, "CHUNK_SIZE", size)
         patch.setattr(readers, "READ_BYTES", step)
-        blocks = list(readers.blocks(path))
+        blocks = list(readers.read_blocks(path))
         assert "".join(blocks) == "\n".join(lines)
         assert max(map(len, blocks)) <= size
-        found = corpus_module._numbered("cut", readers._text_parts(blocks, "line"))
-        read_lines = ["".join(text.split()) for text in whole(found).values()]
+        found = corpus_module._number_documents("cut", readers._split_text(blocks, "line"))
+        read_lines = ["".join(text.split()) for text in join_documents(found).values()]
         assert read_lines == ["".join(line.split()) for line in lines if line.strip()]
-        assert all(len(document.text) <= size for document in corpus_module._numbered("", readers.row_parts([text])))
+        assert all(
+            len(document.text) <= size for document in corpus_module._number_documents("", readers.split_rows([text]))
+        )
 
 
-@pytest.mark.parametrize("kind", corpus_module.KINDS)
+@pytest.mark.parametrize("kind", corpus_module.DOCUMENT_UNITS)
 @pytest.mark.parametrize("name", ["big.txt", "big.txt.gz", "one_line.txt"])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str, kind: str):
     line = b"some twenty characters of text, and then a few more " * 4
@@ -238,8 +244,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str, kind: str
     characters = 0
     tracemalloc.start()
     try:
-        for document in corpus(tmp_path, documents=kind).documents():
-            assert len(document.text) <= readers.PART
+        for document in corpus(tmp_path, split_by=kind).read_documents():
+            assert len(document.text) <= readers.CHUNK_SIZE
             characters += len(document.text)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -256,7 +262,7 @@ def test_memory_does_not_grow_with_a_table(tmp_path: Path):
     pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet", row_group_size=len(text))
     before = pa.total_allocated_bytes()
     peak = 0
-    for document in corpus(tmp_path).documents():
+    for document in corpus(tmp_path).read_documents():
         assert len(document.text) == 4000
         peak = max(peak, pa.total_allocated_bytes() - before)
     assert peak < 16 * 2**20
@@ -265,7 +271,7 @@ def test_memory_does_not_grow_with_a_table(tmp_path: Path):
 # Several processes
 
 
-def some_files(root: Path, count: int) -> Path:
+def write_files(root: Path, count: int) -> Path:
     for number in range(count):
         write(root / f"{number:02}.txt", f"first {number}\n\nsecond {number}\n" if number % 5 else "\n")
     write(root / "rows.jsonl", [f"row {number}" for number in range(7)])
@@ -273,70 +279,72 @@ def some_files(root: Path, count: int) -> Path:
     return root
 
 
-@pytest.mark.parametrize("kind", corpus_module.KINDS)
+@pytest.mark.parametrize("kind", corpus_module.DOCUMENT_UNITS)
 @pytest.mark.parametrize("count", [1, 3, 11])
 def test_each_document_goes_to_one_process(tmp_path: Path, count: int, kind: str):
-    shared = corpus(some_files(tmp_path, count), documents=kind)
-    alone = whole(shared.documents())
+    shared = corpus(write_files(tmp_path, count), split_by=kind)
+    alone = join_documents(shared.read_documents())
     for world in (1, 2, 3, 40):
-        found = [whole(shared.documents(rank=rank, world=world)) for rank in range(world)]
+        found = [join_documents(shared.read_documents(rank=rank, world_size=world)) for rank in range(world)]
         assert sum(map(len, found)) == len(alone)
         assert {key: text for part in found for key, text in part.items()} == alone
 
 
-def test_documents_are_dealt_out_in_turn(tmp_path: Path):
-    shared = corpus(write(tmp_path / "a.txt", "\n".join("abcdefg")), documents="line")
-    found = [[d.text for d in shared.documents(rank=rank, world=3)] for rank in range(3)]
+def test_documents_alternate_between_processes(tmp_path: Path):
+    shared = corpus(write(tmp_path / "a.txt", "\n".join("abcdefg")), split_by="line")
+    found = [[d.text for d in shared.read_documents(rank=rank, world_size=3)] for rank in range(3)]
     assert found == [["a", "d", "g"], ["b", "e"], ["c", "f"]]
 
 
-@pytest.mark.usefixtures("small_parts")
-def test_the_parts_of_a_document_stay_together(tmp_path: Path):
+@pytest.mark.usefixtures("small_chunks")
+def test_the_chunks_of_a_document_belong_to_one_process(tmp_path: Path):
     write(tmp_path / "a.txt", "ab\ncd\nef\ngh\n")
     write(tmp_path / "b.txt", "ij\nkl\nmn\nop\n")
     shared = corpus(tmp_path)
-    found = [[(d.key, d.part) for d in shared.documents(rank=rank, world=2)] for rank in range(2)]
+    found = [[(d.key, d.chunk) for d in shared.read_documents(rank=rank, world_size=2)] for rank in range(2)]
     assert found == [[("a.txt#0", 0), ("a.txt#0", 1)], [("b.txt#0", 0), ("b.txt#0", 1)]]
 
 
-@pytest.mark.parametrize("kind", corpus_module.KINDS)
+@pytest.mark.parametrize("kind", corpus_module.DOCUMENT_UNITS)
 @pytest.mark.parametrize(("count", "world"), [(3, 1), (3, 2), (9, 2)])
-def test_a_reading_goes_on_from_its_place(tmp_path: Path, kind: str, count: int, world: int):
-    shared = corpus(some_files(tmp_path, count), documents=kind)
+def test_reading_resumes_from_a_position(tmp_path: Path, kind: str, count: int, world: int):
+    shared = corpus(write_files(tmp_path, count), split_by=kind)
     for rank in range(world):
-        share = {"rank": rank, "world": world, "wanted": lambda key: not key.endswith("1")}
-        expected = list(shared.documents(**share))
-        place = Place()
-        for number, document in enumerate(shared.documents(**share, place=place), 1):
+        share = {"rank": rank, "world_size": world, "select": lambda key: not key.endswith("1")}
+        expected = list(shared.read_documents(**share))
+        position = Position()
+        for number, document in enumerate(shared.read_documents(**share, position=position), 1):
             assert document == expected[number - 1]
-            assert list(shared.documents(**share, place=replace(place))) == expected[number:]
+            assert list(shared.read_documents(**share, position=replace(position))) == expected[number:]
 
 
-def test_of_many_files_a_process_reads_its_own_alone(tmp_path: Path):
+def test_with_many_files_a_process_opens_only_its_own(tmp_path: Path):
     for number in range(8):
         write(tmp_path / f"{number}.txt", b"\xff" if number % 2 else "one\ntwo")
-    shared = corpus(tmp_path, documents="line")
-    assert list(whole(shared.documents(rank=0, world=2))) == [f"{n}.txt#{d}" for n in (0, 2, 4, 6) for d in (0, 1)]
+    shared = corpus(tmp_path, split_by="line")
+    assert list(join_documents(shared.read_documents(rank=0, world_size=2))) == [
+        f"{n}.txt#{d}" for n in (0, 2, 4, 6) for d in (0, 1)
+    ]
     with pytest.raises(UserError, match=r"1\.txt is not UTF-8"):
-        list(shared.documents(rank=1, world=2))
+        list(shared.read_documents(rank=1, world_size=2))
 
 
-def test_a_process_may_be_left_without_a_document(tmp_path: Path):
+def test_a_process_may_have_no_document(tmp_path: Path):
     for number in range(8):
         write(tmp_path / f"{number}.txt", "one" if number == 3 else "\n")
     shared = corpus(tmp_path)
-    assert list(shared.documents(rank=0, world=2)) == []
-    assert list(whole(shared.documents(rank=1, world=2))) == ["3.txt#0"]
-    assert list(shared.documents(rank=2, world=3)) == []
+    assert list(shared.read_documents(rank=0, world_size=2)) == []
+    assert list(join_documents(shared.read_documents(rank=1, world_size=2))) == ["3.txt#0"]
+    assert list(shared.read_documents(rank=2, world_size=3)) == []
 
 
 @pytest.mark.parametrize(("rank", "world"), [(-1, 2), (2, 2), (0, 0)])
-def test_a_rank_outside_the_world_is_told(tmp_path: Path, rank: int, world: int):
-    with pytest.raises(ValueError, match=rf"rank is {rank}, expected one of 0 to {world - 1}"):
-        next(corpus(tmp_path).documents(rank=rank, world=world))
+def test_a_rank_outside_the_world_raises(tmp_path: Path, rank: int, world: int):
+    with pytest.raises(ValueError, match=rf"rank is {rank}, expected 0 to {world - 1}"):
+        next(corpus(tmp_path).read_documents(rank=rank, world_size=world))
 
 
-# Mistakes
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -349,48 +357,52 @@ def test_a_rank_outside_the_world_is_told(tmp_path: Path, rank: int, world: int)
         ("a.txt.gz", b"caf\xe9", r"a\.txt\.gz is not UTF-8 at byte 3 when unpacked, expected"),
         ("a.jsonl", b'{"text": "one"}\n{"text": "caf\xe9"}', r"a\.jsonl is not UTF-8 at byte 29, expected"),
         ("a.jsonl", b'\xef\xbb\xbf{"text": "caf\xe9"}', r"a\.jsonl is not UTF-8 at byte 16, expected"),
-        ("a.jsonl", '{"text": "one"}\n\n{"text": "two"\n', r"a\.jsonl, line 3 is no JSON: Expecting ',' delimiter"),
-        ("a.jsonl", "[" * 100_000, r"a\.jsonl, line 1 is no JSON: "),
+        (
+            "a.jsonl",
+            '{"text": "one"}\n\n{"text": "two"\n',
+            r"a\.jsonl, line 3 is not valid JSON: Expecting ',' delimiter",
+        ),
+        ("a.jsonl", "[" * 100_000, r"a\.jsonl, line 1 is not valid JSON: "),
         ("a.jsonl", '["one"]\n', r"a\.jsonl, line 1 is \['one'\], expected \{\"text\": \"\.\.\.\"\}"),
         (
             "a.jsonl",
             '{"text": "one"}\n{"body": "two", "id": 3}\n',
-            r"a\.jsonl, line 2 has no column text: it has body, id; name yours with task\.text=NAME",
+            r"a\.jsonl, line 2 has no column text, its columns are: body, id; set task\.text=NAME",
         ),
-        ("a.jsonl", "{}\n", r"a\.jsonl, line 1 has no column text: it has none;"),
+        ("a.jsonl", "{}\n", r"a\.jsonl, line 1 has no column text, its columns are: none;"),
         ("a.jsonl", ["one", 2], r"a\.jsonl, line 2: column text is 2, expected a string"),
         ("a.jsonl", ["one", None], r"a\.jsonl, line 2: column text is None, expected a string"),
-        ("a.jsonl", ["\ud800"], r"a\.jsonl, line 1: column text holds half a character, '\\ud800'"),
+        ("a.jsonl", ["\ud800"], r"a\.jsonl, line 1: column text contains the unpaired surrogate '\\ud800'"),
         ("a.parquet", ["one", "", None], r"a\.parquet, row 3: column text is None, expected a string"),
         ("a.parquet", [1, 2], r"a\.parquet, row 1: column text is 1, expected a string"),
         ("a.parquet", b"PAR1 no parquet PAR1", r"a\.parquet cannot be read: "),
         ("a.parquet", b"", r"a\.parquet cannot be read: "),
-        ("a.txt", " \n", r"task\.data_dir=.* holds no text: there is not one word in it"),
-        ("a.jsonl", ["", " "], r"task\.data_dir=.* holds no text: there is not one word in it"),
+        ("a.txt", " \n", r"task\.data_dir=.* contains no text, expected at least one word"),
+        ("a.jsonl", ["", " "], r"task\.data_dir=.* contains no text, expected at least one word"),
         (
             "a.pdf",
             "one",
-            r"task\.data_dir=.* holds no text, expected \.txt, \.jsonl or \.parquet files \(also \.gz\)",
+            r"task\.data_dir=.* contains no text files, expected files with one of \.txt, \.text, \.md, \.jsonl",
         ),
     ],
 )
-def test_a_mistake_in_the_files_is_told(tmp_path: Path, name: str, content: Any, message: str):
+def test_a_mistake_in_a_file_raises(tmp_path: Path, name: str, content: Any, message: str):
     write(tmp_path / name, content)
     for rank in range(2):
         with pytest.raises(UserError, match=message) as told:
-            list(corpus(tmp_path).documents(rank=rank, world=2))
+            list(corpus(tmp_path).read_documents(rank=rank, world_size=2))
         assert "\n" not in str(told.value)
         assert str(tmp_path) in str(told.value)
 
 
-def test_a_column_that_a_table_lacks_is_told(tmp_path: Path):
+def test_a_missing_parquet_column_raises(tmp_path: Path):
     write(tmp_path / "a.parquet", ["one"])
-    with pytest.raises(UserError, match=r"a\.parquet has no column body: it has id, text, more; name yours with task"):
-        read(tmp_path, text="body")
+    with pytest.raises(UserError, match=r"a\.parquet has no column body, its columns are: id, text, more; set task"):
+        read(tmp_path, column="body")
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
-def test_a_broken_archive_is_told(tmp_path: Path, name: str):
+def test_a_damaged_gzip_file_raises(tmp_path: Path, name: str):
     packed = write(tmp_path / name, [f"row {number}" for number in range(1000)]).read_bytes()
     for broken in (packed[:-20], packed[:200] + b"\xff" * 200 + packed[400:], b"no gzip", packed + b"more"):
         (tmp_path / name).write_bytes(broken)
@@ -399,7 +411,7 @@ def test_a_broken_archive_is_told(tmp_path: Path, name: str):
         assert "\n" not in str(told.value)
 
 
-def test_a_broken_table_is_told(tmp_path: Path):
+def test_a_damaged_parquet_file_raises(tmp_path: Path):
     path = write(tmp_path / "a.parquet", ["a" * 1000, "b" * 1000])
     content = path.read_bytes()
     for broken in (content[: len(content) // 2], content[:4] + b"\xff" * 200 + content[204:]):
@@ -409,32 +421,36 @@ def test_a_broken_table_is_told(tmp_path: Path):
         assert "\n" not in str(told.value)
 
 
-def test_a_place_that_is_not_there_is_told(tmp_path: Path):
-    with pytest.raises(UserError, match=r"task\.data_dir=/nowhere does not exist, expected a folder of text or a file"):
+def test_a_missing_file_raises(tmp_path: Path):
+    with pytest.raises(
+        UserError, match=r"task\.data_dir=/nowhere does not exist, expected a text file or a folder of text files"
+    ):
         read(Path("/nowhere"))
-    with pytest.raises(UserError, match=r"a\.csv is of no known kind, expected one of \.txt, \.text, \.md, \.jsonl"):
+    with pytest.raises(
+        UserError, match=r"a\.csv has an unsupported suffix, expected one of \.txt, \.text, \.md, \.jsonl"
+    ):
         read(write(tmp_path / "a.csv", "one"))
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
-    for ask in (Corpus.fingerprint, Corpus.size_bytes, lambda it: list(it.documents())):
+    for ask in (Corpus.compute_fingerprint, Corpus.count_bytes, lambda it: list(it.read_documents())):
         with pytest.raises(UserError, match=r"gone\.txt cannot be read: No such file"):
             ask(corpus(tmp_path))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path):
+def test_an_unreadable_folder_raises(tmp_path: Path):
     write(tmp_path / "a.txt", "one")
     (tmp_path / "closed").mkdir(mode=0)
     with pytest.raises(UserError, match=r"closed cannot be read: Permission denied"):
         read(tmp_path)
 
 
-def test_an_unknown_kind_of_document_is_told():
-    with pytest.raises(ValueError, match=r"documents is 'page', expected one of file, paragraph, line"):
-        corpus(Path("anywhere"), documents="page")
+def test_an_unknown_document_unit_raises():
+    with pytest.raises(ValueError, match=r"split_by is 'page', expected one of file, paragraph, line"):
+        corpus(Path("anywhere"), split_by="page")
 
 
-def test_a_task_without_text_says_what_to_give():
-    with pytest.raises(UserError, match=r"the task has no text of its own: give task\.data_dir=DIR with \.txt"):
+def test_a_task_without_text_raises():
+    with pytest.raises(UserError, match=r"the task has no built-in text: set task\.data_dir=DIR with \.txt"):
         corpus(None)
 
 
@@ -445,7 +461,7 @@ Loader = Callable[..., Any]
 
 @pytest.fixture
 def online(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loader], list[Any]]:
-    """Puts a function in the place of the Hub's loader; what both are asked is listed."""
+    """Replaces the Hub's loader by a function and records the arguments."""
     import datasets
 
     def install(loader: Loader) -> list[Any]:
@@ -455,7 +471,7 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loader], list[Any]]:
             asked.append((arguments, options))
             return loader()
 
-        monkeypatch.setattr(hub, "ask", lambda *arguments, **options: asked.append((arguments, options)))
+        monkeypatch.setattr(hub, "check_file", lambda *arguments, **options: asked.append((arguments, options)))
         monkeypatch.setattr(datasets, "load_dataset", load)
         return asked
 
@@ -471,23 +487,23 @@ def stream(rows: Callable[[], Iterator[Any]]) -> Loader:
     return lambda: datasets.IterableDataset.from_generator(rows)
 
 
-def key_of(text: str, split: str) -> str:
-    """A key of the Hub, which is the same wherever the row lies."""
+def hub_key(text: str, split: str) -> str:
+    """Returns the key of a Hub row, which does not depend on its index."""
     return f"{split}/{hashlib.sha256(text.encode()).hexdigest()[:20]}#0"
 
 
 def test_a_data_set_of_the_hub_is_streamed(online: Online):
     asked = online(stream(lambda: iter({"body": text, "id": 3} for text in (*TEXTS, "", "last"))))
-    shared = corpus(None, hub_id="owner/books:small", text="body", split="test")
-    expected = {key_of(text, "test"): text for text in (*TEXTS, "last")}
-    assert whole(shared.documents()) == expected
-    dealt = [whole(shared.documents(rank=rank, world=3)) for rank in range(3)]
+    shared = corpus(None, hub_id="owner/books:small", column="body", split="test")
+    expected = {hub_key(text, "test"): text for text in (*TEXTS, "last")}
+    assert join_documents(shared.read_documents()) == expected
+    dealt = [join_documents(shared.read_documents(rank=rank, world_size=3)) for rank in range(3)]
     assert [list(found) for found in dealt] == [list(expected)[rank::3] for rank in range(3)]
     assert asked == [
         (("owner/books", ".gitattributes"), {"kind": "dataset"}),
         (("owner/books", "small"), {"split": "test", "streaming": True}),
     ]
-    assert shared.size_bytes() is None
+    assert shared.count_bytes() is None
     assert shared.describe() == "data set owner/books:small"
 
 
@@ -503,28 +519,28 @@ def test_each_process_reads_its_own_shards_of_the_hub(online: Online):
 
     online(lambda: datasets.IterableDataset.from_generator(rows, gen_kwargs={"part": list(range(8))}))
     shared = corpus(None, hub_id="owner/books")
-    everything = {key_of(f"shard {number}, row {row}", "train") for number in range(8) for row in range(3)}
-    assert set(whole(shared.documents())) == everything
+    everything = {hub_key(f"shard {number}, row {row}", "train") for number in range(8) for row in range(3)}
+    assert set(join_documents(shared.read_documents())) == everything
     found = []
     for rank in range(2):
         asked.clear()
-        found.append(set(whole(shared.documents(rank=rank, world=2))))
+        found.append(set(join_documents(shared.read_documents(rank=rank, world_size=2))))
         assert asked == list(range(rank, 8, 2))
     assert found[0] | found[1] == everything
     assert not found[0] & found[1]
-    place = Place()
-    reading = shared.documents(place=place)
+    position = Position()
+    reading = shared.read_documents(position=position)
     for _ in range(7):  # Two shards, and a row.
         next(reading)
     asked.clear()
-    assert [document.text for document in shared.documents(place=replace(place))][:2] == [
+    assert [document.text for document in shared.read_documents(position=replace(position))][:2] == [
         "shard 2, row 1",
         "shard 2, row 2",
     ]
     assert asked == list(range(2, 8))
 
 
-def test_a_mistake_in_a_shard_is_told(online: Online):
+def test_a_mistake_in_a_shard_raises(online: Online):
     import datasets
 
     def rows(part: list[str]) -> Iterator[dict[str, Any]]:
@@ -535,18 +551,20 @@ def test_a_mistake_in_a_shard_is_told(online: Online):
         read(None, hub_id="owner/books")
 
 
-def test_a_stream_reads_its_one_column(online: Online, tmp_path: Path):
+def test_a_stream_reads_only_its_column(online: Online, tmp_path: Path):
     import datasets
 
     load = datasets.load_dataset
     path = str(write(tmp_path / "a.parquet", list(TEXTS)))
     online(lambda: load("parquet", data_files=path, split="train", streaming=True))
     assert list(read(None, hub_id="owner/books").values()) == list(TEXTS)
-    with pytest.raises(UserError, match=r"data set owner/books has no column body: it has id, text, more; name yours"):
-        read(None, hub_id="owner/books", text="body")
+    with pytest.raises(
+        UserError, match=r"data set owner/books has no column body, its columns are: id, text, more; set task"
+    ):
+        read(None, hub_id="owner/books", column="body")
 
 
-def breaking(error: Exception) -> Iterator[Any]:
+def raise_after_a_row(error: Exception) -> Iterator[Any]:
     yield {"text": "one"}
     raise error
 
@@ -554,22 +572,34 @@ def breaking(error: Exception) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("rows", "kind", "message"),
     [
-        (lambda: iter([{"body": "a"}]), UserError, r"owner/books, row 1 has no column text: it has body; name yours"),
+        (
+            lambda: iter([{"body": "a"}]),
+            UserError,
+            r"owner/books, row 1 has no column text, its columns are: body; set task",
+        ),
         (
             lambda: iter([{"text": "a"}, {"text": None}]),
             UserError,
             r"owner/books, row 2: column text is None, expected a string",
         ),
-        (lambda: iter([{"text": " "}]), UserError, r"data set owner/books holds no text: there is not one word"),
         (
-            lambda: breaking(ConnectionError("cut off")),
-            UnreachableError,
-            r"owner/books broke off after row 1 \(cut off\): start again, or download it and give task\.data_dir=DIR",
+            lambda: iter([{"text": " "}]),
+            UserError,
+            r"data set owner/books contains no text, expected at least one word",
         ),
-        (lambda: breaking(ValueError("odd\nbytes")), UserError, r"owner/books cannot be read after row 1: odd$"),
+        (
+            lambda: raise_after_a_row(ConnectionError("cut off")),
+            UnreachableError,
+            r"owner/books: the download failed after row 1 \(cut off\): run the command again, or .* task\.data_dir",
+        ),
+        (
+            lambda: raise_after_a_row(ValueError("odd\nbytes")),
+            UserError,
+            r"owner/books cannot be read after row 1: odd$",
+        ),
     ],
 )
-def test_a_mistake_in_a_stream_is_told(online: Online, rows: Any, kind: type[Exception], message: str):
+def test_a_mistake_in_a_stream_raises(online: Online, rows: Any, kind: type[Exception], message: str):
     online(stream(rows))
     with pytest.raises(kind, match=message):
         read(None, hub_id="owner/books")
@@ -581,15 +611,13 @@ def test_a_mistake_in_a_stream_is_told(online: Online, rows: Any, kind: type[Exc
         (
             ConnectionError("no"),
             UnreachableError,
-            r"data set owner/books is neither in the cache nor .* task\.data_dir",
+            r"data set owner/books is not in the cache and cannot be downloaded .* task\.data_dir",
         ),
         (ValueError("Bad split: train\nmore"), UserError, r"owner/books, split train, cannot be loaded: Bad split: tr"),
         (RuntimeError("scripts"), UserError, r"owner/books, split train, cannot be loaded: scripts"),
     ],
 )
-def test_a_data_set_that_cannot_be_loaded_is_told(
-    online: Online, error: Exception, kind: type[Exception], message: str
-):
+def test_a_data_set_that_cannot_be_loaded_raises(online: Online, error: Exception, kind: type[Exception], message: str):
     def loader() -> Any:
         raise error
 
@@ -598,73 +626,75 @@ def test_a_data_set_that_cannot_be_loaded_is_told(
         read(None, hub_id="owner/books")
 
 
-def test_a_data_set_of_the_hub_is_found_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_data_set_of_the_hub_is_loaded_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    options = {"hub_id": "owner/films:toy", "text": "sentence"}
-    with pytest.raises(UnreachableError, match=r"data set owner/films:toy is neither in the cache nor .* go online"):
+    options = {"hub_id": "owner/films:toy", "column": "sentence"}
+    with pytest.raises(
+        UnreachableError, match=r"data set owner/films:toy is not in the cache and cannot be downloaded .* go online"
+    ):
         read(None, **options)
     cached(tmp_path / "hub", {"train": [(text, 0) for text in TEXTS], "test": [("a", -1)]})
     assert list(read(None, **options).values()) == list(TEXTS)
-    assert read(None, **options, split="test") == {key_of("a", "test"): "a"}
+    assert read(None, **options, split="test") == {hub_key("a", "test"): "a"}
     with pytest.raises(UserError, match=r"owner/films:toy, split dev, cannot be loaded: Unknown split \"dev\""):
         read(None, **options, split="dev")
     with pytest.raises(UserError, match=r"owner/films:toy, row 1: column label is 0, expected a string"):
-        read(None, **options | {"text": "label"})
+        read(None, **options | {"column": "label"})
 
 
-# What is read is the same each time
+# Fingerprints
 
 
-def test_the_fingerprint_changes_with_the_content_and_not_with_the_place(tmp_path: Path):
-    first = some_files(tmp_path / "first", 2)
+def test_the_fingerprint_depends_on_the_content_and_not_on_the_folder(tmp_path: Path):
+    first = write_files(tmp_path / "first", 2)
     found = [
-        corpus(first).fingerprint(),
-        corpus(first, text="body").fingerprint(),
-        corpus(first, documents="line").fingerprint(),
-        corpus(first / "rows.jsonl").fingerprint(),
+        corpus(first).compute_fingerprint(),
+        corpus(first, column="body").compute_fingerprint(),
+        corpus(first, split_by="line").compute_fingerprint(),
+        corpus(first / "rows.jsonl").compute_fingerprint(),
     ]
     shutil.copytree(first, tmp_path / "second")
-    assert corpus(tmp_path / "second").fingerprint() == found[0]
-    assert corpus(tmp_path / "second" / "rows.jsonl").fingerprint() == found[3]
+    assert corpus(tmp_path / "second").compute_fingerprint() == found[0]
+    assert corpus(tmp_path / "second" / "rows.jsonl").compute_fingerprint() == found[3]
     write(tmp_path / "second" / "notes.pdf", "no text")
-    assert corpus(tmp_path / "second").fingerprint() == found[0]
+    assert corpus(tmp_path / "second").compute_fingerprint() == found[0]
     write(tmp_path / "second" / "01.txt", "FIRST 1\n\nsecond 1\n")
-    found.append(corpus(tmp_path / "second").fingerprint())
+    found.append(corpus(tmp_path / "second").compute_fingerprint())
     (tmp_path / "second" / "01.txt").rename(tmp_path / "second" / "02.txt")
-    found.append(corpus(tmp_path / "second").fingerprint())
+    found.append(corpus(tmp_path / "second").compute_fingerprint())
     assert len(set(found)) == len(found)
     assert all(len(digest) == 64 for digest in found)
 
 
-def test_the_fingerprint_of_a_large_corpus_goes_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_fingerprint_of_a_large_corpus_uses_modification_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = write(tmp_path / "a.txt", "one")
     os.utime(path, ns=(0, 1))
-    by_content = corpus(tmp_path).fingerprint()
-    monkeypatch.setattr(corpus_module, "HASHED_BYTES", 2)
-    by_time = corpus(tmp_path).fingerprint()
+    by_content = corpus(tmp_path).compute_fingerprint()
+    monkeypatch.setattr(corpus_module, "MAX_HASHED_BYTES", 2)
+    by_time = corpus(tmp_path).compute_fingerprint()
     assert by_time != by_content
     write(path, "two")
     os.utime(path, ns=(0, 1))
-    assert corpus(tmp_path).fingerprint() == by_time
+    assert corpus(tmp_path).compute_fingerprint() == by_time
     os.utime(path, ns=(0, 2))
-    assert corpus(tmp_path).fingerprint() != by_time
+    assert corpus(tmp_path).compute_fingerprint() != by_time
 
 
 def test_the_fingerprint_of_a_data_set_needs_no_network():
     names = [("owner/books", "train"), ("owner/books:small", "train"), ("owner/books", "test")]
-    found = {corpus(None, hub_id=name, split=split).fingerprint() for name, split in names}
+    found = {corpus(None, hub_id=name, split=split).compute_fingerprint() for name, split in names}
     assert len(found) == 3
 
 
-def test_the_size_is_that_of_all_files(tmp_path: Path):
+def test_the_size_includes_all_files(tmp_path: Path):
     write(tmp_path / "a.txt", "12345")
     write(tmp_path / "b" / "c.md", "123")
     write(tmp_path / "b" / "d.pdf", "123")
-    assert corpus(tmp_path).size_bytes() == 8
-    assert corpus(tmp_path / "a.txt").size_bytes() == 5
+    assert corpus(tmp_path).count_bytes() == 8
+    assert corpus(tmp_path / "a.txt").count_bytes() == 5
 
 
 # Held out
@@ -682,7 +712,7 @@ def test_the_held_out_share_is_near_the_fraction(fraction: float):
     assert abs(len(both) / len(keys) - fraction**2) < 4 * fraction * len(keys) ** -0.5
 
 
-def test_what_is_held_out_is_the_same_on_every_machine():
+def test_held_out_keys_are_the_same_on_every_machine():
     # Worked out once: with another hash, a run that goes on would train on what it held out before.
     held = choose_held_out([f"a.txt#{number}" for number in range(30)], fraction=0.1, seed=0)
     assert held == {"a.txt#13", "a.txt#15", "a.txt#23"}
@@ -695,28 +725,28 @@ def test_a_larger_fraction_holds_out_the_same_and_more():
 
 @given(keys=st.sets(st.text(), min_size=2, max_size=6), fraction=st.floats(0.001, 0.999), seed=st.integers(0, 9))
 @settings(deadline=None)
-def test_something_is_held_out_and_something_is_left(keys: set[str], fraction: float, seed: int):
+def test_at_least_one_document_is_held_out_and_one_is_not(keys: set[str], fraction: float, seed: int):
     held = choose_held_out(sorted(keys), fraction=fraction, seed=seed)
     assert 0 < len(held) < len(keys)
     drawn = {key for key in keys if is_held_out(key, fraction=fraction, seed=seed)}
     assert held == drawn or len(drawn) in (0, len(keys))
 
 
-def test_the_key_of_a_file_with_an_odd_name_has_a_place(tmp_path: Path):
+def test_a_file_name_that_is_not_utf8_has_a_key(tmp_path: Path):
     write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt")), "one\ntwo")
-    odd = corpus(tmp_path, documents="line")
-    assert len(choose_held_out(list(whole(odd.documents())), fraction=0.1, seed=0)) == 1
-    assert odd.fingerprint() == corpus(tmp_path, documents="line").fingerprint()
+    odd = corpus(tmp_path, split_by="line")
+    assert len(choose_held_out(list(join_documents(odd.read_documents())), fraction=0.1, seed=0)) == 1
+    assert odd.compute_fingerprint() == corpus(tmp_path, split_by="line").compute_fingerprint()
 
 
-def test_a_single_document_cannot_be_shared(tmp_path: Path):
+def test_a_single_document_cannot_be_split(tmp_path: Path):
     message = (
-        r"a\.txt#0 is a single document, and a held-out part is taken by document: set task\.documents=paragraph "
-        r"\(separated by blank lines\) or line"
+        r"the corpus is a single document, a\.txt#0, expected at least two, because whole documents are held out: "
+        r"set task\.documents=paragraph \(separated by blank lines\) or line"
     )
     with pytest.raises(UserError, match=message):
         choose_held_out(["a.txt#0"], fraction=0.1, seed=0)
-    with pytest.raises(ValueError, match=r"there is no key"):
+    with pytest.raises(ValueError, match=r"keys is empty, expected the keys of at least two documents"):
         choose_held_out([], fraction=0.1, seed=0)
 
 
@@ -726,25 +756,25 @@ def test_a_fraction_is_between_0_and_1(fraction: float):
         is_held_out("a", fraction=fraction, seed=0)
 
 
-def test_keys_come_without_reading_on_and_are_those_of_the_documents(tmp_path: Path) -> None:
+def test_keys_are_read_without_the_rest_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("One.\n\nTwo.")
     (tmp_path / "b.txt").write_text(" \n")
     (tmp_path / "c.jsonl").write_text('{"text": "three"}\n{"text": "four"}\n')
-    for kind in corpus_module.KINDS:
-        read = corpus(tmp_path, documents=kind)
-        assert list(read.document_keys()) == [document.key for document in read.documents() if document.part == 0]
-    (tmp_path / "a.txt").write_bytes(b"word\n" * readers.PART + b"\xff")  # Broken far behind its beginning.
-    assert next(iter(corpus(tmp_path).document_keys())) == "a.txt#0"
+    for kind in corpus_module.DOCUMENT_UNITS:
+        read = corpus(tmp_path, split_by=kind)
+        assert list(read.read_keys()) == [document.key for document in read.read_documents() if document.chunk == 0]
+    (tmp_path / "a.txt").write_bytes(b"word\n" * readers.CHUNK_SIZE + b"\xff")  # Broken far behind its beginning.
+    assert next(iter(corpus(tmp_path).read_keys())) == "a.txt#0"
 
 
-def test_only_wanted_documents_are_read(tmp_path: Path) -> None:
+def test_only_selected_documents_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xff")  # Whoever reads it fails.
     (tmp_path / "b.txt").write_text("Two.")
     (tmp_path / "c.jsonl").write_text('{"text": "three"}\n{"text": "four"}\n')
-    found = corpus(tmp_path).documents(wanted=lambda key: key in ("b.txt#0", "c.jsonl#1"))
+    found = corpus(tmp_path).read_documents(select=lambda key: key in ("b.txt#0", "c.jsonl#1"))
     assert [document.text for document in found] == ["Two.", "four"]
 
 
-def test_a_data_set_of_the_hub_comes_before_what_is_built_in(tmp_path: Path) -> None:
-    read = Corpus(data_dir=None, hub_id="owner/name", builtin=True, cache_dir=tmp_path)
+def test_a_data_set_of_the_hub_has_precedence_over_the_built_in_file(tmp_path: Path) -> None:
+    read = Corpus(data_dir=None, hub_id="owner/name", builtin_file=tmp_path / "train.jsonl")
     assert read.describe() == "data set owner/name"

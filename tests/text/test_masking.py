@@ -4,7 +4,7 @@ import subprocess
 import sys
 from decimal import ROUND_HALF_UP, Decimal
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,8 +15,9 @@ from scipy import stats
 from distill import losses
 from distill.errors import UserError
 from distill.text import masking
-from distill.text.masking import UNITS, Masker, Masking, check_span
+from distill.text.masking import Masker, Masking, Unit, check_span
 
+UNITS = get_args(Unit)
 VOCABULARY = 1000
 SPECIAL = (0, 1, 2, 7)  # One of them in the middle of the vocabulary.
 MASK, SEPARATOR = 7, 2
@@ -384,17 +385,17 @@ def test_the_smallest_sequences(unit: str):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"probability": 0}, "got probability 0, expected a share between 0 and 1"),
-        ({"probability": 1.0}, "got probability 1.0, expected a share between 0 and 1"),
-        ({"probability": float("nan")}, "got probability nan, expected a share between 0 and 1"),
-        ({"unit": "words"}, "got unit words, expected one of token, whole_word, span"),
-        ({"replace": (0.8, 0.1)}, r"got replace \[0.8, 0.1\], expected three shares that sum to 1: of \[MASK\], of r"),
-        ({"replace": (0.8, 0.1, 0.2)}, r"got replace \[0.8, 0.1, 0.2\], expected three shares that sum to 1"),
-        ({"replace": (1.1, -0.2, 0.1)}, r"got replace \[1.1, -0.2, 0.1\], expected three shares that sum to 1"),
-        ({"span_p": 0}, "got span_p 0, expected a number above 0 and at most 1"),
-        ({"span_p": 1.5}, "got span_p 1.5, expected a number above 0 and at most 1"),
-        ({"span_longest": 0}, "got span_longest 0, expected a whole number of at least 1"),
-        ({"span_longest": 2.5}, "got span_longest 2.5, expected a whole number of at least 1"),
+        ({"probability": 0}, "got probability=0, expected a number above 0 and below 1"),
+        ({"probability": 1.0}, "got probability=1.0, expected a number above 0 and below 1"),
+        ({"probability": float("nan")}, "got probability=nan, expected a number above 0 and below 1"),
+        ({"unit": "words"}, "got unit=words, expected one of token, whole_word, span"),
+        ({"replace": (0.8, 0.1)}, r"got replace=\[0.8, 0.1\], expected three shares that sum to 1: of \[MASK\], of "),
+        ({"replace": (0.8, 0.1, 0.2)}, r"got replace=\[0.8, 0.1, 0.2\], expected three shares that sum to 1"),
+        ({"replace": (1.1, -0.2, 0.1)}, r"got replace=\[1.1, -0.2, 0.1\], expected three shares that sum to 1"),
+        ({"span_p": 0}, "got span_p=0, expected a number above 0 and at most 1"),
+        ({"span_p": 1.5}, "got span_p=1.5, expected a number above 0 and at most 1"),
+        ({"span_longest": 0}, "got span_longest=0, expected a whole number of at least 1"),
+        ({"span_longest": 2.5}, "got span_longest=2.5, expected a whole number of at least 1"),
     ],
 )
 def test_impossible_options_are_refused(wrong: dict[str, Any], message: str):
@@ -405,10 +406,10 @@ def test_impossible_options_are_refused(wrong: dict[str, Any], message: str):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"mask_id": 50}, r"got mask_id 50, expected one of the special_ids \[0, 1, 2, 7\]"),
-        ({"vocabulary_size": 7}, r"got special_ids \[7\], expected them within a vocabulary of 7"),
-        ({"special_ids": range(9), "vocabulary_size": 9}, "got 9 special_ids, expected some of the vocabulary to be"),
-        ({"seed": -1}, "got seed -1, expected 0 or more"),
+        ({"mask_id": 50}, r"got mask_id=50, expected one of special_ids=\[0, 1, 2, 7\]"),
+        ({"vocabulary_size": 7}, r"got special_ids=\[7\], expected ids below vocabulary_size=7"),
+        ({"special_ids": range(9), "vocabulary_size": 9}, "got 9 special_ids, expected fewer than vocabulary_size=9"),
+        ({"seed": -1}, "got seed=-1, expected a whole number of at least 0"),
     ],
 )
 def test_an_impossible_vocabulary_is_refused(wrong: dict[str, Any], message: str):
@@ -423,12 +424,14 @@ def test_impossible_sequences_are_refused():
         masker()(ids, continues[1:], example=0, visit=0)
     with pytest.raises(ValueError, match=r"^got ids \[1, 5\] and continues \[1, 5\], expected both \[n\]"):
         masker()(ids[None], continues[None], example=0, visit=0)
-    with pytest.raises(ValueError, match="^got token 202, expected a vocabulary of 150"):
+    with pytest.raises(ValueError, match="^got token 202, expected ids below vocabulary_size=150"):
         masker(vocabulary_size=150)(ids, continues, example=0, visit=0)
 
 
 def test_spans_for_which_no_sequence_has_room_are_refused():
-    message = "^task.mask.span_longest=200, but a sequence of task.max_length=128 tokens has at most 126 beside its"
+    message = (
+        "^got task.mask.span_longest=200, expected at most 126, the ordinary tokens of a sequence of task.max_length="
+    )
     with pytest.raises(UserError, match=message):
         check_span(Masking(unit="span", span_longest=200), 128)
     with pytest.raises(UserError, match="span_longest=127"):

@@ -1,6 +1,7 @@
-"""Does every token of a corpus arrive once, in its order, in a sequence of the right length with the right marks?"""
+"""Tests that packing preserves tokens and their order, and adds the right lengths and special tokens."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from distill.errors import UserError
 from distill.text import packing
-from distill.text.corpus import Document
-from distill.text.packing import Frame, Packer, Sequence
+from distill.text.corpus import Document, Position
+from distill.text.packing import Packer, SpecialTokens, TokenSequence, find_continuations
 
 WORDS = ["lovely", "moving", "film", "acting", "joy", "dull", "mess", "warm", "cold", "minute", "hated", "loved"]
 quick = settings(max_examples=40, deadline=None, derandomize=True)
@@ -21,15 +22,15 @@ quick = settings(max_examples=40, deadline=None, derandomize=True)
 corpora = st.lists(st.lists(st.integers(1, 40), max_size=12), min_size=1, max_size=8)
 
 
-def written(corpus: list[list[int]]) -> list[Document]:
-    """Documents of sentences of so many words, the same every time."""
+def write_documents(corpus: list[list[int]]) -> list[Document]:
+    """Returns documents whose sentences have these numbers of words, always the same."""
     random = np.random.default_rng(0)
     texts = [" ".join(f"{' '.join(random.choice(WORDS, size))}. Then" for size in sizes) for sizes in corpus]
     return [Document(f"d#{number}", 0, text.removesuffix(" Then")) for number, text in enumerate(texts)]
 
 
 def byte_level(**options: Any) -> PreTrainedTokenizerBase:
-    """As RoBERTa's, with two separators between the texts of a pair and no token types."""
+    """Returns a tokenizer like RoBERTa's, with two separators in a pair and no token types."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -43,7 +44,7 @@ def byte_level(**options: Any) -> PreTrainedTokenizerBase:
 
 
 def sentence_piece() -> PreTrainedTokenizerBase:
-    """As XLM-R's: the mark of a word is put before the first one too."""
+    """Returns a tokenizer like XLM-R's, which marks the beginning of the first word too."""
     names = [
         "<s>",
         "<pad>",
@@ -73,8 +74,8 @@ def packer(tokenizer: PreTrainedTokenizerBase, how: str, max_length: int = 16, *
 
 def packed(
     tokenizer: PreTrainedTokenizerBase, how: str, documents: Iterable[Document], **options: Any
-) -> list[Sequence]:
-    return list(packer(tokenizer, how, **options).sequences(documents))
+) -> list[TokenSequence]:
+    return list(packer(tokenizer, how, **options).pack_documents(documents))
 
 
 def plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -82,12 +83,12 @@ def plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return ids
 
 
-def bare(tokenizer: PreTrainedTokenizerBase, sequence: Sequence) -> list[int]:
+def bare(tokenizer: PreTrainedTokenizerBase, sequence: TokenSequence) -> list[int]:
     return [token for token in sequence.ids.tolist() if token not in tokenizer.all_special_ids]
 
 
-def segments(tokenizer: PreTrainedTokenizerBase, sequence: Sequence) -> tuple[list[int], list[int]]:
-    """The two texts of a pair with BERT's marks."""
+def segments(tokenizer: PreTrainedTokenizerBase, sequence: TokenSequence) -> tuple[list[int], list[int]]:
+    """Returns the two texts of a pair with BERT's special tokens."""
     ids = sequence.ids.tolist()
     middle = ids.index(tokenizer.sep_token_id)
     assert ids[0] == tokenizer.cls_token_id
@@ -108,34 +109,34 @@ def tokenizers(tokenizer: PreTrainedTokenizerBase) -> dict[str, PreTrainedTokeni
 
 @quick
 @given(corpora, st.integers(8, 40), st.sampled_from(TOKENIZERS), st.sampled_from([1, 100, 2**17]))
-def test_full_sentences_hold_every_token_once_and_are_full(
+def test_full_sentences_contain_every_token_once_and_have_the_maximum_length(
     tokenizers: dict[str, PreTrainedTokenizerBase], corpus: list[list[int]], length: int, name: str, at_once: int
 ):
-    tokenizer, documents = tokenizers[name], written(corpus)
+    tokenizer, documents = tokenizers[name], write_documents(corpus)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "_AT_ONCE", at_once)  # Where a call of the tokenizer ends makes no difference.
+        patch.setattr(packing, "_BATCH_CHARACTERS", at_once)  # Batches of the tokenizer must not change the result.
         made = packer(tokenizer, "full_sentences", length)
-        found = list(made.sequences(documents))
+        found = list(made.pack_documents(documents))
     assert {len(sequence.ids) for sequence in found} <= {length}
-    assert all(sequence.types is None and sequence.pair_label == -100 for sequence in found)
+    assert all(sequence.type_ids is None and sequence.pair_label == -100 for sequence in found)
     stream = [token for sequence in found for token in sequence.ids.tolist()[1:-1]]
     expected: list[int] = []
     texts = [document.text for document in documents if document.text]
     for text in texts:
         expected += [*([tokenizer.sep_token_id] if expected else []), *plain(tokenizer, text)]
     assert stream == expected[: len(stream)]
-    assert len(expected) - len(stream) == made.left_out < length - 2
-    assert made.tokens == len(expected) - max(0, len(texts) - 1)
+    assert len(expected) - len(stream) == made.dropped_token_count < length - 2
+    assert made.token_count == len(expected) - max(0, len(texts) - 1)
 
 
 @quick
 @given(corpora, st.integers(12, 40), st.sampled_from(TOKENIZERS))
-def test_doc_sentences_never_reach_over_the_end_of_a_document(
+def test_doc_sentences_do_not_cross_document_boundaries(
     tokenizers: dict[str, PreTrainedTokenizerBase], corpus: list[list[int]], length: int, name: str
 ):
-    tokenizer, documents = tokenizers[name], written(corpus)
+    tokenizer, documents = tokenizers[name], write_documents(corpus)
     made = packer(tokenizer, "doc_sentences", length)
-    found = [sequence.ids.tolist() for sequence in made.sequences(documents)]
+    found = [sequence.ids.tolist() for sequence in made.pack_documents(documents)]
     expected, left_out = [], 0
     for document in documents:
         ids = plain(tokenizer, document.text)
@@ -145,15 +146,15 @@ def test_doc_sentences_never_reach_over_the_end_of_a_document(
         expected += pieces
     assert [ids[1:-1] for ids in found] == expected
     assert {(ids[0], ids[-1]) for ids in found} <= {(tokenizer.cls_token_id, tokenizer.sep_token_id)}
-    assert made.left_out == left_out
+    assert made.dropped_token_count == left_out
 
 
-def test_a_document_that_is_shorter_than_a_sequence_is_one(tokenizer: PreTrainedTokenizerBase):
+def test_a_short_document_is_one_sequence(tokenizer: PreTrainedTokenizerBase):
     found = packed(tokenizer, "doc_sentences", [Document("a", 0, "dull"), Document("b", 0, "a joy")], max_length=8)
     assert [bare(tokenizer, sequence) for sequence in found] == [plain(tokenizer, "dull"), plain(tokenizer, "a joy")]
 
 
-def test_parts_of_a_document_are_one_and_empty_ones_are_none(tokenizer: PreTrainedTokenizerBase):
+def test_chunks_of_a_document_are_joined_and_empty_ones_are_ignored(tokenizer: PreTrainedTokenizerBase):
     parts = [Document("a", 0, "a lovely film\n"), Document("a", 1, "\u200d"), Document("a", 2, "a joy\n\n\nfunny")]
     whole, other = "a lovely film a joy funny", "a dull mess i hated every minute a bore"
     # The normalizer leaves nothing of a control character, and "b" has no token.
@@ -167,18 +168,19 @@ def test_parts_of_a_document_are_one_and_empty_ones_are_none(tokenizer: PreTrain
 # sentence
 
 
-def test_each_sentence_alone_and_cut(tokenizers: dict[str, PreTrainedTokenizerBase]):
+def test_each_sentence_is_one_truncated_sequence(tokenizers: dict[str, PreTrainedTokenizerBase]):
     for tokenizer in tokenizers.values():
         long = " ".join(["Film"] * 30)
         made = packer(tokenizer, "sentence", 12)
         text = f"A lovely film. A joy!\n\nA dull\nmess. {long}"
         found = [
-            sequence.ids.tolist() for sequence in made.sequences([Document("a", 0, text), Document("b", 0, "Cold.")])
+            sequence.ids.tolist()
+            for sequence in made.pack_documents([Document("a", 0, text), Document("b", 0, "Cold.")])
         ]
-        room = 10
+        capacity = 10
         expected = [plain(tokenizer, part) for part in ("A lovely film.", "A joy!", "A dull mess.", long, "Cold.")]
-        assert [ids[1:-1] for ids in found] == [ids[:room] for ids in expected]
-        assert made.left_out == sum(max(0, len(ids) - room) for ids in expected)
+        assert [ids[1:-1] for ids in found] == [ids[:capacity] for ids in expected]
+        assert made.dropped_token_count == sum(max(0, len(ids) - capacity) for ids in expected)
 
 
 # segment_pair
@@ -186,28 +188,28 @@ def test_each_sentence_alone_and_cut(tokenizers: dict[str, PreTrainedTokenizerBa
 
 @quick
 @given(corpora, st.integers(8, 64), st.sampled_from([None, "sop"]))
-def test_pairs_hold_the_corpus_once_and_in_order(
+def test_pairs_contain_the_corpus_once_and_in_order(
     tokenizer: PreTrainedTokenizerBase, corpus: list[list[int]], length: int, pair: str | None
 ):
-    documents = written(corpus)
+    documents = write_documents(corpus)
     made = packer(tokenizer, "segment_pair", length, pair=pair)
-    found = list(made.sequences(documents))
+    found = list(made.pack_documents(documents))
     stream = []
     for sequence in found:
         first, second = segments(tokenizer, sequence)
         assert first
         assert second
         assert len(sequence.ids) <= length
-        assert sequence.types is not None
-        assert sequence.types.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        assert sequence.type_ids is not None
+        assert sequence.type_ids.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
         assert sequence.pair_label == -100 if pair is None else sequence.pair_label in (0, 1)
         stream += [*second, *first] if sequence.pair_label == 1 else [*first, *second]
     whole = iter([token for document in documents for token in plain(tokenizer, document.text)])
     assert all(token in whole for token in stream)  # In this order, with gaps where a pair was cut.
-    assert made.tokens - made.left_out == len(stream)
+    assert made.token_count - made.dropped_token_count == len(stream)
 
 
-def test_a_pair_is_filled_to_the_last_token(tokenizer: PreTrainedTokenizerBase):
+def test_a_pair_has_the_maximum_length(tokenizer: PreTrainedTokenizerBase):
     documents = [Document("a", 0, " ".join("A lovely film and a joy." for _ in range(400)))]
     found = packed(tokenizer, "segment_pair", documents, max_length=64)
     assert {len(sequence.ids) for sequence in found[:-1]} == {64}
@@ -218,7 +220,7 @@ def test_a_pair_is_filled_to_the_last_token(tokenizer: PreTrainedTokenizerBase):
 
 
 def numbered(documents: int, sentences: int) -> list[Document]:
-    """Sentences whose words say where they are from."""
+    """Returns sentences that contain the numbers of their document and sentence."""
     return [
         Document(f"d#{d}", 0, " ".join(f"Film {d} minute {s} loved." for s in range(sentences)))
         for d in range(documents)
@@ -226,7 +228,7 @@ def numbered(documents: int, sentences: int) -> list[Document]:
 
 
 def places(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[tuple[int, int]]:
-    """Document and number of the whole sentences."""
+    """Returns document and sentence numbers of the complete sentences."""
     words = tokenizer.decode(ids).replace(".", " ").split()
     starts = [place for place, word in enumerate(words) if word == "film" and words[place + 4 : place + 5] == ["loved"]]
     return [(int(words[place + 1]), int(words[place + 3])) for place in starts]
@@ -234,7 +236,7 @@ def places(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[tuple[int
 
 @pytest.fixture(scope="module")
 def digits(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Of words and whole numbers, each one token."""
+    """A tokenizer whose tokens are words and integers."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "film", "minute", "loved", ".", *map(str, range(3000))]
     backend = Tokenizer(models.WordPiece({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
     backend.normalizer, backend.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
@@ -245,9 +247,9 @@ def digits(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 
 @pytest.mark.parametrize(("documents", "sentences"), [(60, 60), (1, 3000)])
-def test_nsp_is_from_elsewhere_in_half_of_the_pairs(digits: PreTrainedTokenizerBase, documents: int, sentences: int):
+def test_half_of_the_nsp_pairs_are_negative(digits: PreTrainedTokenizerBase, documents: int, sentences: int):
     made = packer(digits, "segment_pair", 64, pair="nsp")
-    found = list(made.sequences(numbered(documents, sentences)))
+    found = list(made.pack_documents(numbered(documents, sentences)))
     labels = np.array([sequence.pair_label for sequence in found])
     assert labels.mean() == pytest.approx(0.5, abs=0.06)
     firsts = []
@@ -272,7 +274,7 @@ def test_nsp_is_from_elsewhere_in_half_of_the_pairs(digits: PreTrainedTokenizerB
     assert stops[labels == 1].mean() == pytest.approx(stops[labels == 0].mean(), abs=0.1)
 
 
-def test_nsp_leaves_out_as_little_as_pairs_without_it(digits: PreTrainedTokenizerBase):
+def test_nsp_uses_most_of_the_corpus(digits: PreTrainedTokenizerBase):
     seen: set[tuple[int, int]] = set()
     for sequence in packed(digits, "segment_pair", numbered(20, 50), max_length=64, pair="nsp"):
         one, two = (places(digits, segment) for segment in segments(digits, sequence))
@@ -280,7 +282,7 @@ def test_nsp_leaves_out_as_little_as_pairs_without_it(digits: PreTrainedTokenize
     assert len(seen) > 0.8 * 20 * 50
 
 
-def test_sop_is_swapped_in_half_of_the_pairs(digits: PreTrainedTokenizerBase):
+def test_half_of_the_sop_pairs_are_swapped(digits: PreTrainedTokenizerBase):
     found = packed(digits, "segment_pair", numbered(40, 60), max_length=64, pair="sop")
     labels = np.array([sequence.pair_label for sequence in found])
     assert labels.mean() == pytest.approx(0.5, abs=0.06)
@@ -296,25 +298,27 @@ def test_sop_is_swapped_in_half_of_the_pairs(digits: PreTrainedTokenizerBase):
 @pytest.mark.parametrize("pair", [None, "nsp", "sop"])
 def test_a_document_of_one_sentence_makes_no_pair(tokenizer: PreTrainedTokenizerBase, pair: str | None):
     made = packer(tokenizer, "segment_pair", pair=pair)
-    assert list(made.sequences([Document(f"{n}", 0, "A lovely film.") for n in range(9)])) == []
-    assert made.left_out == made.tokens > 0
+    assert list(made.pack_documents([Document(f"{n}", 0, "A lovely film.") for n in range(9)])) == []
+    assert made.dropped_token_count == made.token_count > 0
 
 
 @pytest.mark.parametrize("pair", [None, "nsp", "sop"])
 @pytest.mark.parametrize("length", [8, 9, 64, 128])
-def test_a_sentence_that_never_ends_makes_pairs_as_well(
-    tokenizer: PreTrainedTokenizerBase, length: int, pair: str | None
-):
+def test_a_very_long_sentence_is_split_into_pairs(tokenizer: PreTrainedTokenizerBase, length: int, pair: str | None):
     text = "A joy. " + " ".join(WORDS[n % 12] for n in range(20_000)) + ". A bore."
     made = packer(tokenizer, "segment_pair", length, pair=pair)
-    found = list(made.sequences([Document("a", 0, text)]))
-    assert made.left_out < 0.1 * made.tokens if length > 9 else made.left_out < 0.5 * made.tokens
-    assert len(found) > 0.5 * made.tokens / length
+    found = list(made.pack_documents([Document("a", 0, text)]))
+    assert (
+        made.dropped_token_count < 0.1 * made.token_count
+        if length > 9
+        else made.dropped_token_count < 0.5 * made.token_count
+    )
+    assert len(found) > 0.5 * made.token_count / length
     assert np.mean([len(sequence.ids) == length for sequence in found]) > 0.9
 
 
 @pytest.mark.parametrize("how", ["full_sentences", "doc_sentences"])
-def test_a_sentence_that_never_ends_is_packed_whole(tokenizer: PreTrainedTokenizerBase, how: str):
+def test_a_very_long_sentence_is_packed_completely(tokenizer: PreTrainedTokenizerBase, how: str):
     text = " ".join(WORDS[n % 12] for n in range(20_000))
     found = packed(tokenizer, how, [Document("a", 0, text)], max_length=12)
     ids = [token for sequence in found for token in bare(tokenizer, sequence)]
@@ -325,32 +329,32 @@ def test_a_sentence_that_never_ends_is_packed_whole(tokenizer: PreTrainedTokeniz
 # Tokenizers
 
 
-def test_a_pair_is_laid_out_as_its_tokenizer_does(tokenizers: dict[str, PreTrainedTokenizerBase]):
+def test_special_tokens_are_those_of_the_tokenizer(tokenizers: dict[str, PreTrainedTokenizerBase]):
     for tokenizer in tokenizers.values():
         one, two = "a lovely film", "i loved every minute"
-        frame, expected = Frame(tokenizer), tokenizer(one, two)
-        ids, types = frame.pair(plain(tokenizer, one), plain(tokenizer, two))
+        special, expected = SpecialTokens(tokenizer), tokenizer(one, two)
+        ids, types = special.wrap_pair(plain(tokenizer, one), plain(tokenizer, two))
         assert ids.tolist() == expected["input_ids"]
         assert (None if types is None else types.tolist()) == expected.get("token_type_ids")
-        assert frame.single(plain(tokenizer, one)).tolist() == tokenizer(one)["input_ids"]
-        assert frame.room(30) == 30 - len(tokenizer("")["input_ids"])
+        assert special.wrap_text(plain(tokenizer, one)).tolist() == tokenizer(one)["input_ids"]
+        assert special.compute_capacity(30) == 30 - len(tokenizer("")["input_ids"])
         texts = len(plain(tokenizer, one)) + len(plain(tokenizer, two))
-        assert frame.room(30, pair=True) == 30 - len(expected["input_ids"]) + texts
+        assert special.compute_capacity(30, pair=True) == 30 - len(expected["input_ids"]) + texts
 
 
-def test_byte_pairs_of_a_pair_fill_it_between_four_marks(tokenizers: dict[str, PreTrainedTokenizerBase]):
+def test_a_byte_level_pair_has_four_special_tokens(tokenizers: dict[str, PreTrainedTokenizerBase]):
     tokenizer = tokenizers["byte_level"]
     documents = [Document("a", 0, "A lovely film. A joy. " * 40)]
     [first, *_] = packed(tokenizer, "segment_pair", documents, max_length=32, pair="sop")
     ids = first.ids.tolist()
     assert len(ids) == 32
-    assert first.types is None
+    assert first.type_ids is None
     middle = ids.index(2)
     assert (ids[0], ids[middle : middle + 2], ids[-1], ids.count(2)) == (0, [2, 2], 2, 3)
 
 
 def test_a_tokenizer_that_pads_on_the_left_packs_the_same(tokenizers: dict[str, PreTrainedTokenizerBase]):
-    documents = written([[5, 9, 3], [8, 2]])
+    documents = write_documents([[5, 9, 3], [8, 2]])
     for how in ("full_sentences", "segment_pair"):
         right, left = (
             packed(each, how, documents) for each in (tokenizers["byte_level"], byte_level(padding_side="left"))
@@ -358,15 +362,15 @@ def test_a_tokenizer_that_pads_on_the_left_packs_the_same(tokenizers: dict[str, 
         assert [sequence.ids.tolist() for sequence in right] == [sequence.ids.tolist() for sequence in left]
 
 
-def test_what_a_call_of_the_tokenizer_left_behind_neither_cuts_nor_pads():
-    tokenizer, documents = byte_level(), written([[30, 20], [25]])
+def test_earlier_truncation_and_padding_settings_are_ignored():
+    tokenizer, documents = byte_level(), write_documents([[30, 20], [25]])
     expected = [sequence.ids.tolist() for sequence in packed(tokenizer, "doc_sentences", documents, max_length=200)]
     made = packer(tokenizer, "doc_sentences", 200)
     tokenizer(["a", "b c"], truncation=True, max_length=4, padding="max_length")
-    assert [sequence.ids.tolist() for sequence in made.sequences(documents)] == expected
+    assert [sequence.ids.tolist() for sequence in made.pack_documents(documents)] == expected
 
 
-def test_a_mark_within_a_text_is_text(tokenizer: PreTrainedTokenizerBase):
+def test_a_special_token_within_a_text_is_text(tokenizer: PreTrainedTokenizerBase):
     text = "a [SEP] film [MASK] [PAD]"
     [found] = packed(tokenizer, "sentence", [Document("a", 0, text)], max_length=64)
     special = np.isin(found.ids, [tokenizer.sep_token_id, tokenizer.mask_token_id, tokenizer.pad_token_id])
@@ -375,7 +379,7 @@ def test_a_mark_within_a_text_is_text(tokenizer: PreTrainedTokenizerBase):
 
 
 @pytest.mark.parametrize("letters", [[], ["a"]])
-def test_a_letter_that_is_no_token_or_several(letters: list[str]):
+def test_special_tokens_are_found_if_a_letter_is_no_token_or_several(letters: list[str]):
     backend = Tokenizer(
         models.WordPiece({w: n for n, w in enumerate(["<unk>", "</s>", "<s>", "film", *letters])}, unk_token="<unk>")
     )
@@ -387,34 +391,47 @@ def test_a_letter_that_is_no_token_or_several(letters: list[str]):
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, cls_token="<s>", sep_token="</s>", unk_token="<unk>", pad_token="</s>"
     )
-    ids, types = Frame(tokenizer).pair([3, 3], [3])
+    ids, types = SpecialTokens(tokenizer).wrap_pair([3, 3], [3])
     assert ids.tolist() == [2, 3, 3, 1, 3, 1]
     assert types is None
 
 
-def test_a_tokenizer_without_marks_is_refused(tokenizers: dict[str, PreTrainedTokenizerBase]):
+def test_a_tokenizer_without_special_tokens_raises(tokenizers: dict[str, PreTrainedTokenizerBase]):
     backend = Tokenizer.from_str(tokenizers["byte_level"].backend_tokenizer.to_str())
     backend.post_processor = processors.ByteLevel()
-    with pytest.raises(UserError, match="marks no beginning or end of a text, which packing needs"):
-        Frame(fast(backend))
+    with pytest.raises(UserError, match="adds no special tokens around a text, which packing needs"):
+        SpecialTokens(fast(backend))
 
 
-def test_which_tokens_go_on_with_a_word(tokenizers: dict[str, PreTrainedTokenizerBase]):
+def test_continuations_agree_with_the_words_of_the_tokenizer(tokenizers: dict[str, PreTrainedTokenizerBase]):
     for name, tokenizer in tokenizers.items():
-        continues = Frame(tokenizer).continues
-        assert continues.shape == (len(tokenizer),)
-        assert not continues[tokenizer.all_special_ids].any()
+        is_continuation = find_continuations(tokenizer)
+        assert is_continuation.shape == (len(tokenizer),)
+        assert not is_continuation[tokenizer.all_special_ids].any()
         ids = plain(tokenizer, "lovely unheard film")
         words = tokenizer("lovely unheard film", add_special_tokens=False).word_ids()
         inside = [number > 0 and words[number] == words[number - 1] for number in range(len(ids))]
         assert sum(inside) > 1
-        assert continues[ids[1:]].tolist() == inside[1:], name
+        assert is_continuation[ids[1:]].tolist() == inside[1:], name
 
 
-def test_a_vocabulary_that_marks_no_words_wants_single_tokens():
+def test_a_vocabulary_without_word_markers_raises():
     backend = Tokenizer(models.BPE({"a</w>": 0, "b</w>": 1, "</s>": 2, "<s>": 3}, [], end_of_word_suffix="</w>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 3))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, cls_token="<s>", sep_token="</s>")
-    with pytest.raises(UserError, match="does not mark where words begin: take task.mask.unit=token"):
-        _ = Frame(tokenizer).continues
+    with pytest.raises(UserError, match="does not mark where words begin: set task.mask.unit=token"):
+        find_continuations(tokenizer)
+
+
+def test_checkpoints_have_the_same_keys_in_every_version(tokenizer: PreTrainedTokenizerBase):
+    made = packer(tokenizer, "segment_pair", pair="nsp")
+    list(made.pack_documents(write_documents([[5, 9, 3], [8, 2]])))
+    state = made.state_dict()
+    counts = {"tokens", "left_out", "_characters"}
+    values = {"_last", "_document", "_held", "_began", "_texts", "_waiting", "_elsewhere", "_random"}
+    assert set(state) == counts | values
+    other = packer(tokenizer, "segment_pair", pair="nsp", seed=1)
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+    assert asdict(Position(1, 2, 3)) == {"file": 1, "parts": 2, "documents": 3}

@@ -274,14 +274,14 @@ def test_the_corpus_is_read_through_once(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What will be the keys of all documents that are read."""
     drawn: list[str] = []
-    original = Corpus.documents
+    original = Corpus.read_documents
 
     def documents(self: Corpus, **options: Any) -> Iterator[Document]:
         for document in original(self, **options):
             drawn.append(document.key)
             yield document
 
-    monkeypatch.setattr(Corpus, "documents", documents)
+    monkeypatch.setattr(Corpus, "read_documents", documents)
     return drawn
 
 
@@ -307,20 +307,20 @@ def test_writing_holds_little(tokenizer: PreTrainedTokenizerBase, tmp_path: Path
     class Long:
         """Some MB of text that nobody holds."""
 
-        def documents(self, **_: Any) -> Iterator[Document]:
+        def read_documents(self, **_: Any) -> Iterator[Document]:
             return (Document(f"a#{number}", 0, paragraph) for number in range(size))
 
-        def document_keys(self) -> Iterator[str]:
+        def read_keys(self) -> Iterator[str]:
             return (f"a#{number}" for number in range(size))
 
-        def fingerprint(self) -> str:
+        def compute_fingerprint(self) -> str:
             return str(size)
 
         def describe(self) -> str:
             return "a corpus"
 
     peaks = []
-    monkeypatch.setattr("distill.text.packing._AT_ONCE", 2**14)
+    monkeypatch.setattr("distill.text.packing._BATCH_CHARACTERS", 2**14)
     for size in (200, 1200):  # noqa: B007 - the corpus reads it
         tracemalloc.start()
         sequences._keep(Long(), task_of("no", max_length=128), tokenizer, tmp_path)  # type: ignore[arg-type]
@@ -371,7 +371,7 @@ def all_same(one: list[list[Batch]], other: list[list[Batch]]) -> bool:
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequences, "BUFFER", 24)
-    monkeypatch.setattr("distill.text.packing._AT_ONCE", 2**9)
+    monkeypatch.setattr("distill.text.packing._BATCH_CHARACTERS", 2**9)
 
 
 def through_a_file(value: Any) -> Any:
@@ -415,8 +415,8 @@ def test_what_is_behind_is_not_read_again(
     whole = stream_of(tmp_path, tokenizer, steps=30, documents="file")
     steps = list(itertools.islice(whole, 20))
     opened = []
-    original = readers.blocks
-    monkeypatch.setattr(readers, "blocks", lambda path: opened.append(path.name) or original(path))
+    original = readers.read_blocks
+    monkeypatch.setattr(readers, "read_blocks", lambda path: opened.append(path.name) or original(path))
     stream = stream_of(tmp_path, tokenizer, steps=30, documents="file")
     stream.skip, stream.place = 20, whole.place
     stream.is_wanted  # noqa: B018 - what is held out is known from the first files, which this reads
@@ -477,7 +477,7 @@ def test_the_first_step_reads_a_little_only(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sequences, "BUFFER", 64)
-    monkeypatch.setattr("distill.text.packing._AT_ONCE", 2**12)
+    monkeypatch.setattr("distill.text.packing._BATCH_CHARACTERS", 2**12)
     (tmp_path / "a.txt").write_text("\n".join(text_of(number, 5) for number in range(5000)))
     drawn = counted(monkeypatch)
     task = task_of(tmp_path / "a.txt", streaming=True, dev_examples=5)
@@ -523,9 +523,9 @@ def test_a_large_corpus_is_streamed(
 @pytest.mark.parametrize(
     ("lines", "options", "message"),
     [
-        ([], {}, "holds no text"),
-        (["", " "], {}, "holds no text"),
-        (["a lovely film"], {}, "is a single document, and a held-out part is taken by document"),
+        ([], {}, "contains no text"),
+        (["", " "], {}, "contains no text"),
+        (["a lovely film"], {}, "the corpus is a single document, a.txt#0, expected at least two"),
         (
             ["a lovely film", "a joy"],
             {"packing": "full_sentences"},

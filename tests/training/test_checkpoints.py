@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import timer
 from transformers import PreTrainedTokenizerBase
 
 from distill.data import tables
@@ -85,18 +86,20 @@ class StepClock:
     def __init__(self, module: DistillationModule) -> None:
         self.module = module
 
-    def perf_counter(self) -> float:
+    def monotonic(self) -> float:
         return float(self.module.global_step)
 
 
 def test_a_resumed_run_counts_the_time_of_both_parts(make: Make, monkeypatch: pytest.MonkeyPatch):
     stopped = make()
     stopped.module.teacher_seconds = 1000.0
-    monkeypatch.setattr(fitting, "time", StepClock(stopped.module))
+    monkeypatch.setattr(timer, "time", StepClock(stopped.module))
     stop_at(stopped, 5, monkeypatch)
     resumed = make(directory=stopped.directory)
-    monkeypatch.setattr(fitting, "time", StepClock(resumed.module))
-    assert resumed.fit(resume=True).examples_per_second == pytest.approx(16)  # a step's batch
+    monkeypatch.setattr(timer, "time", StepClock(resumed.module))
+    fit = resumed.fit(resume=True)
+    assert (fit.steps, fit.seconds) == (8, 8)
+    assert fit.examples_per_second == pytest.approx(16)  # a step's batch
     assert resumed.module.teacher_seconds > 1000
 
 
@@ -252,7 +255,7 @@ def test_a_training_that_is_asked_to_stop_keeps_the_step(
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         stopped.fit()
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
-    assert "Stopping after this step, and keeping it." in capfd.readouterr().err
+    assert "Stopping after this step and saving a checkpoint." in capfd.readouterr().err
     resumed = make(directory=stopped.directory)
     steps = steps_of(resumed)
     resumed.fit(resume=True)
@@ -288,7 +291,9 @@ def test_a_checkpoint_of_another_training_is_refused(
     make: Make, uninterrupted: Toy, options: dict[str, Any], other: str
 ):
     toy = make(directory=uninterrupted.directory, **options)
-    with pytest.raises(UserError, match=rf"last\.ckpt is of another training, with other {other}: start anew"):
+    with pytest.raises(
+        UserError, match=rf"last\.ckpt belongs to another training with different {other}: run the command"
+    ):
         toy.fit(resume=True)
 
 
@@ -302,7 +307,7 @@ def test_a_checkpoint_over_other_data_is_refused(make: Make):
         )  # fmt: skip
 
     fit(identity={"data": "these"})
-    with pytest.raises(UserError, match="with other data: start anew"):
+    with pytest.raises(UserError, match="with different data: run the command without resume"):
         fit(identity={"data": "those"}, resume=True)
 
 
@@ -312,5 +317,5 @@ def test_a_damaged_checkpoint_is_told(make: Make, content: bytes | None):
     toy.fit()
     path = toy.directory / "checkpoints" / "last.ckpt"
     path.write_bytes(path.read_bytes()[:-5000] if content is None else content)
-    with pytest.raises(UserError, match=r"last\.ckpt is damaged: remove it to begin this training anew"):
+    with pytest.raises(UserError, match=r"last\.ckpt is damaged: remove it to restart this training"):
         toy.fit(resume=True)

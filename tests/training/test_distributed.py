@@ -1,4 +1,4 @@
-"""Do several processes train as one would, and end as one?"""
+"""Tests of training in several processes: equal to one process, and ended together."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,24 +26,17 @@ from distill.errors import UserError
 from distill.losses import HardLabels
 from distill.tasks import Classification
 from distill.teaching.output_cache import CachedOutputs
-from distill.training import fitting, processes
-from distill.training.processes import ProcessError
-from distill.training.settings import Settings, check_processes
-from distill.training.travel import packed
+from distill.training import distributed, fitting, launchers, workers
+from distill.training.pickling import dumps
+from distill.training.settings import TrainerSettings, check_processes
+from distill.training.workers import WorkerError
 from tests.conftest import BAD, GOOD, SETTINGS, Make, Toy, equal, last_state, sentences, toy_training, weights
 
 CPU = torch.device("cpu")
 ROOT = Path(fitting.__file__).resolve().parents[1]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_crew() -> Iterator[None]:
-    """The tests of a training share a second process; nothing of it is left at the end."""
-    yield
-    processes.end()
-
-
-# As one
+# Equal to one process
 
 
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
@@ -53,7 +46,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
 
 
 def rows(toy: Toy) -> list[dict[str, float]]:
-    """What the logger has written of the training and of dev."""
+    """Returns the rows of the logger's file."""
     lines = (toy.directory / "metrics.csv").read_text().splitlines()
     names = lines[0].split(",")
     return [
@@ -62,7 +55,7 @@ def rows(toy: Toy) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_train_as_one_with_twice_the_batch(
+def test_two_ranks_equal_one_with_twice_the_batch(
     task: Classification,
     tokenizer: PreTrainedTokenizerBase,
     tmp_path: Path,
@@ -95,19 +88,93 @@ def test_two_processes_train_as_one_with_twice_the_batch(
     assert fits[2].epochs == 2
 
 
+# One call
+
+
+def gather_ranks(kind: str, failing_rank: int) -> list[int]:
+    """Returns all ranks, or fails in one of them between two collectives."""
+    ranks = distributed.all_gather(distributed.rank())
+    if distributed.rank() == failing_rank:
+        if kind == "raise":
+            raise ZeroDivisionError("division by zero\nin a second line")
+        if kind == "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "exit":
+            os._exit(3)
+    return ranks if distributed.all_reduce(torch.ones(1)).item() == distributed.world_size() else []
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        # The other worker reports a lost connection, which is not the cause.
+        ("SIGKILL", "^rank 2 of 3 was killed by SIGKILL$"),
+        ("exit", "^rank 2 of 3 ended with exit code 3$"),
+        ("raise", "^rank 2 of 3: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_call_that_fails_names_the_rank_and_leaves_nothing(kind: str, message: str):
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(WorkerError, match=message):
+        distributed.run(gather_ranks, kind, 2, world_size=3, device=CPU)
+    assert running_workers() == []
+    assert (distributed.rank(), distributed.world_size()) == (0, 1)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_two_calls_in_one_process():
+    for _ in range(2):
+        assert distributed.run(gather_ranks, "", 0, world_size=2, device=CPU) == [0, 1]
+    assert running_workers() == []
+
+
+def run_two_calls() -> None:
+    """The main function of a launched process: a call that fails in rank 1, and one that does not."""
+    store = launchers.connect()
+    assert store is not None
+    if launchers.launched_rank() > 0:
+        workers.serve(store)
+        return
+    for kind in ("raise", ""):
+        try:
+            print(distributed.run(gather_ranks, kind, 1, world_size=2, device=CPU), launchers.local_rank())
+        except WorkerError as error:
+            print(error)
+    launchers.release(store)
+
+
+def test_processes_of_srun_serve_calls_after_one_that_failed():
+    code = "from tests.training.test_distributed import run_two_calls; run_two_calls()"
+    variables = {
+        "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "7",
+        "MASTER_PORT": str(free_port()),
+    }  # fmt: skip
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+            env={**ENVIRONMENT, **variables, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert outputs == ["rank 1 of 2: ZeroDivisionError: division by zero\n[0, 1] 0\n", ""]
+    assert [process.returncode for process in processes] == [0, 0]
+
+
 # Stopped, killed, failed
 
 
 class Trouble(HardLabels):
-    """What goes wrong in one of the processes, when it begins the step of this number."""
+    """A loss that fails in one rank at the beginning of this step."""
 
     rank, step, kind = 0, 0, ""
 
     def forward(self, student: Any, teacher: Any, batch: Any) -> tuple[Tensor, Tensor]:
         self.step -= 1
-        if self.step == -1 and processes.rank() == self.rank:
+        if self.step == -1 and distributed.rank() == self.rank:
             if self.kind == "user":
-                raise UserError("something of the user's")
+                raise UserError("an option is wrong")
             if self.kind == "bug":
                 raise ZeroDivisionError("division by zero\nin a second line")
             os.kill(os.getpid(), signal.Signals[self.kind])
@@ -126,32 +193,32 @@ TWO: dict[str, Any] = {"devices": 2, "batch_size": 8, "checkpoint_steps": 3}
 
 @pytest.fixture(scope="module")
 def pair(make: Make) -> Toy:
-    """A training of two processes that nothing happens to: eight steps, with dropout."""
+    """An uninterrupted training of two ranks: eight steps, with dropout."""
     toy = make(**TWO)
     toy.fit()
     return toy
 
 
-def others() -> list[int]:
-    """Processes that this one has started and that have not ended."""
+def running_workers() -> list[int]:
+    """Returns the workers that this process started and that have not ended."""
     children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    # Other tests leave the helper of their own processes behind.
-    return [child.pid for child in children if "distill.training.processes" in " ".join(child.cmdline())]
+    # Not the resource tracker of multiprocessing, which lives as long as this process.
+    return [child.pid for child in children if "spawn_main" in " ".join(child.cmdline())]
 
 
 @pytest.mark.parametrize(
     ("rank", "kind", "error", "left"),
     [
         (0, "SIGTERM", (KeyboardInterrupt, SystemExit), 2),
-        (1, "SIGTERM", (KeyboardInterrupt, SystemExit), 2),  # As torchrun and SLURM tell them.
-        (1, "SIGKILL", ProcessError, 4),
+        (1, "SIGTERM", (KeyboardInterrupt, SystemExit), 2),  # As torchrun and SLURM do.
+        (1, "SIGKILL", WorkerError, 4),
     ],
 )
-def test_two_processes_that_were_stopped_or_killed_end_as_if_nothing_had_been(
+def test_a_training_that_was_stopped_or_killed_resumes_to_equal_weights(
     make: Make, pair: Toy, rank: int, kind: str, error: Any, left: int
 ):
     stopped = trouble(make(**TWO), rank=rank, step=5, kind=kind)
-    with pytest.raises(error, match="process 2 of 2 was killed by signal 9" if kind == "SIGKILL" else None):
+    with pytest.raises(error, match="^rank 1 of 2 was killed by SIGKILL$" if kind == "SIGKILL" else None):
         stopped.fit()
     state = torch.load(stopped.directory / "checkpoints" / "last.ckpt", weights_only=True)
     assert state["global_step"] == 8 - left
@@ -162,7 +229,7 @@ def test_two_processes_that_were_stopped_or_killed_end_as_if_nothing_had_been(
     assert resumed.module.tokens_seen == pair.module.tokens_seen
 
 
-def test_a_sharded_training_is_resumed_too(make: Make):
+def test_a_sharded_training_resumes_to_equal_weights(make: Make):
     options = {**TWO, "strategy": "fsdp"}
     whole, stopped = make(**options), trouble(make(**options), rank=1, step=5, kind="SIGTERM")
     whole.fit()
@@ -177,42 +244,44 @@ def test_a_sharded_training_is_resumed_too(make: Make):
 @pytest.mark.parametrize(
     ("rank", "kind", "error", "message"),
     [
-        (1, "user", UserError, "^something of the user's"),
-        (1, "bug", ProcessError, "^process 2 of 2: ZeroDivisionError: division by zero"),
+        (1, "user", UserError, "^an option is wrong$"),
+        (1, "bug", WorkerError, "^rank 1 of 2: ZeroDivisionError: division by zero"),
         (0, "bug", ZeroDivisionError, "division by zero"),
     ],
 )
-def test_when_one_process_fails_all_end(make: Make, rank: int, kind: str, error: type[Exception], message: str):
+def test_when_one_rank_fails_all_end(make: Make, rank: int, kind: str, error: type[Exception], message: str):
     toy = trouble(make(**TWO), rank=rank, step=2, kind=kind)
     began = time.monotonic()
     with pytest.raises(error, match=message):
         toy.fit()
     assert time.monotonic() - began < 60
-    assert others() == []
+    assert running_workers() == []
 
 
-def test_a_checkpoint_of_two_processes_is_not_resumed_by_one(make: Make, pair: Toy):
+def test_a_checkpoint_of_two_ranks_is_not_resumed_by_one(make: Make, pair: Toy):
     toy = make(directory=pair.directory, **{**TWO, "devices": 1, "batch_size": 16})
-    with pytest.raises(UserError, match=r"last\.ckpt is of another training, with other processes: start anew"):
+    with pytest.raises(UserError, match=r"last\.ckpt belongs to another training with different processes: run the"):
         toy.fit(resume=True)
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
     settings = replace(SETTINGS, devices=4)
     check_processes(settings, "trainer")  # A processor serves any number.
-    monkeypatch.setattr(Settings, "device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(TrainerSettings, "device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UserError, match=r"trainer\.devices=4, but torch sees 2 GPU\(s\): take as many, or set"):
+    with pytest.raises(
+        UserError, match=r"got trainer\.devices=4, expected at most 2, the GPUs that torch finds: lower it or set"
+    ):
         check_processes(settings, "trainer")
-    monkeypatch.setattr(Settings, "device", lambda _: torch.device("mps"))
-    with pytest.raises(UserError, match="an Apple GPU serves one process: set it to 1"):
+    monkeypatch.setattr(TrainerSettings, "device", lambda _: torch.device("mps"))
+    with pytest.raises(UserError, match="expected 1 because an Apple GPU serves one process"):
         check_processes(settings, "trainer")
 
 
-# What travels
+# Pickling
 
 
-def test_what_lies_in_files_travels_as_their_path(
+def test_memory_mapped_files_are_pickled_as_their_path(
     task: Classification, splits: tables.LabelledData, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ):
     examples = task.encode(splits, tokenizer, tmp_path)["train"]
@@ -228,10 +297,10 @@ def test_what_lies_in_files_travels_as_their_path(
     assert again.hidden_states[0].equal(kept.outputs(examples[[3, 60]]).hidden_states[0])
 
 
-def test_models_travel_with_their_use_behind_them(make: Make):
+def test_a_model_that_was_run_can_be_pickled(make: Make):
     toy = make()
     fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
-    module = pickle.loads(packed(toy.module))
+    module = pickle.loads(dumps(toy.module))
     batch = next(iter(toy.loaders["train"]))[0]
     with torch.no_grad():
         for mode in (toy.module, module):
@@ -240,7 +309,7 @@ def test_models_travel_with_their_use_behind_them(make: Make):
     assert not module.teacher.train().training
 
 
-def test_what_cannot_travel_is_told(make: Make):
+def test_a_module_that_cannot_be_pickled_is_refused(make: Make):
     toy = make(**TWO)
     toy.module.objective.terms["hard"].strange = lambda: None
     with pytest.raises(UserError, match=r"cannot be sent to other processes \(.*lambda.*\): set trainer\.devices=1"):
@@ -276,7 +345,7 @@ def command(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.Compl
 
 
 def killed(*arguments: str, output: Path, step: int = 1) -> tuple[dict[str, Any], list[psutil.Process]]:
-    """The last checkpoint of a run that was killed behind this step, and the processes that it had started."""
+    """Returns the last checkpoint of a run that was killed after this step, and the workers that it had started."""
 
     def reached() -> int:
         return max((int(state["global_step"]) for state in checkpoints(output)), default=0)
@@ -285,7 +354,7 @@ def killed(*arguments: str, output: Path, step: int = 1) -> tuple[dict[str, Any]
     process = psutil.Popen(call, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: reached() >= step)
-        started = process.children()
+        started = [child for child in process.children() if "spawn_main" in " ".join(child.cmdline())]
     finally:
         process.kill()
         process.wait()

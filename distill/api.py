@@ -1,0 +1,241 @@
+"""The Python door: teachers, students and `distill()` as plain objects, without Hydra.
+
+    import distill as d
+
+    task = d.tasks.Classification(text="sentence", label="label", data="data/sst2")
+    teacher = d.Teacher.from_pretrained("google-bert/bert-base-uncased").fit(task, max_epochs=3)
+    result = d.distill(teacher, d.students.distilbert(layers="alternate"), task, directory="runs/first")
+    result.bundle.predict(["a lovely film"])
+
+The command line builds the same objects from a configuration and calls the same chain. This is the only module
+besides the configuration that joins `students/` and `teachers/` with the rest.
+"""
+
+import copy
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import students as _students  # Registers the architectures that transformers does not know.
+from distill import chain
+from distill.benchmark.settings import BenchmarkSettings
+from distill.chain import Plan, Result, Student
+from distill.console import silence_libraries
+from distill.contracts import Task
+from distill.errors import UserError
+from distill.export.settings import ExportSettings
+from distill.files import make_directory
+from distill.losses import Objective
+from distill.records.record import Run, create_run, create_run_in
+from distill.records.tracking import open_run, tracked
+from distill.teaching import teacher as teaching
+from distill.teaching.output_cache import OutputCache
+from distill.teaching.teacher import TeacherSource, Weights
+from distill.training.settings import TrainerSettings
+from students import bilstm as _bilstm
+from students import distilbert as _distilbert
+from students import pretrained as _pretrained
+from teachers.loaded import Loaded
+from teachers.pretrained import Pretrained
+
+__all__ = ["Result", "Student", "Teacher", "distill", "students"]
+
+assert _students
+
+# The defaults of conf/trainer/finetune.yaml and conf/trainer/default.yaml.
+FINETUNE = TrainerSettings(learning_rate=5e-5, batch_size=32, max_epochs=3)
+TRAINER = TrainerSettings(learning_rate=1e-4, batch_size=32, max_epochs=2)
+BENCHMARK = BenchmarkSettings(batches=[1, 8], lengths=[32, 128])
+
+
+def default_cache_dir() -> Path:
+    """The directory of everything that runs share: `DISTILL_CACHE`, or `~/.cache/distill`."""
+    return Path(os.environ.get("DISTILL_CACHE", "~/.cache/distill")).expanduser()
+
+
+class Teacher:
+    """A teacher: a loaded model of transformers with its tokenizer, or one by name or path (`from_pretrained`).
+
+    A teacher whose head does not fit a task must be fine-tuned first (`fit`).
+
+    Args:
+        model: a model with or without a head for the task; it is not changed.
+        name: names the teacher in records and directories.
+        precision: of its forward passes, `float32` or `bfloat16`.
+        cache: the rules for caching its outputs.
+        cache_dir: holds fine-tuned teachers and outputs; None takes `DISTILL_CACHE` or `~/.cache/distill`.
+
+    Raises:
+        UserError: for an unknown precision.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str = "loaded",
+        precision: str = "float32",
+        cache: OutputCache | None = None,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        weights = Loaded(model, tokenizer, name=name, precision=precision)
+        self._set(weights, cache=cache, cache_dir=cache_dir)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path,
+        *,
+        name: str | None = None,
+        revision: str | None = None,
+        precision: str = "float32",
+        trust_remote_code: bool = False,
+        cache: OutputCache | None = None,
+        cache_dir: str | Path | None = None,
+    ) -> "Teacher":
+        """A teacher from a directory, the Hugging Face cache or the Hub; only safetensors are read.
+
+        Args:
+            name_or_path: a directory, or the name of a model on the Hub.
+            name: names the teacher in records; by default the last part of `name_or_path`.
+            revision: of the model on the Hub.
+            trust_remote_code: runs Python code that comes with the weights.
+        """
+        is_path = Path(name_or_path).expanduser().is_dir()
+        where: dict[str, Any] = {"path": str(name_or_path)} if is_path else {"id": str(name_or_path)}
+        weights = Pretrained(
+            name=name or Path(name_or_path).name, revision=revision, precision=precision,
+            trust_remote_code=trust_remote_code, **where,
+        )  # fmt: skip
+        teacher = cls.__new__(cls)
+        teacher._set(weights, cache=cache, cache_dir=cache_dir)
+        return teacher
+
+    def _set(self, weights: Weights, *, cache: OutputCache | None, cache_dir: str | Path | None) -> None:
+        self.source = TeacherSource(weights=weights, finetune=None, cache=cache or OutputCache())
+        self.cache_dir = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
+
+    def fit(self, task: Task, **settings: Any) -> "Teacher":
+        """Fine-tunes the teacher where its head does not fit the task, once: the result is cached.
+
+        Args:
+            settings: fields of `TrainerSettings`, for example `max_epochs=3`.
+
+        Raises:
+            UserError: for data or a model that do not fit the task.
+            ValueError: for a setting that is out of range.
+        """
+        if not task.fine_tunes_teacher:
+            raise UserError(
+                f"task {task.name} does not fine-tune a teacher: give one that has its head (job=finetune makes one)"
+            )
+        self.source = replace(self.source, finetune=replace(FINETUNE, **settings))
+        silence_libraries()
+        make_directory(self.cache_dir)
+        splits = task.read(self.cache_dir)
+        with tempfile.TemporaryDirectory() as directory:
+            preparation = teaching.Preparation(
+                task=task, splits=splits, cache_dir=self.cache_dir, run_directory=Path(directory),
+                device=replace(FINETUNE, **settings).device(),
+            )  # fmt: skip
+            name = self.source.weights.name
+            teaching.prepare(self.source, preparation, requested=name, substituted=False)
+        return self
+
+
+def _distilbert_student(
+    *,
+    layers: str | Sequence[int] = "alternate",
+    depth: int | None = None,
+    init: Literal["teacher", "random"] = "teacher",
+) -> Student:
+    """A student with some of the teacher's layers, as `students.distilbert.from_teacher`."""
+    return Student("distilbert", partial(_distilbert.from_teacher, layers=layers, depth=depth, init=init))
+
+
+def _bilstm_student(**options: Any) -> Student:
+    """A BiLSTM student; `options` are those of `students.bilstm.from_teacher`."""
+    return Student("bilstm", partial(_bilstm.from_teacher, **options))
+
+
+def _pretrained_student(path: str | Path, *, trust_remote_code: bool = False) -> Student:
+    """A student that is loaded from a directory, as `students.pretrained.from_teacher`."""
+    build = partial(_pretrained.from_teacher, path=str(path), trust_remote_code=trust_remote_code)
+    return Student("pretrained", build)
+
+
+students = SimpleNamespace(distilbert=_distilbert_student, bilstm=_bilstm_student, pretrained=_pretrained_student)
+
+
+def distill(
+    teacher: Teacher,
+    student: Student | PreTrainedModel | Callable[..., PreTrainedModel],
+    task: Task,
+    *,
+    objective: Objective | None = None,
+    trainer: TrainerSettings | None = None,
+    export: ExportSettings | None = None,
+    benchmark: BenchmarkSettings | None = None,
+    seed: int = 0,
+    baseline: bool = False,
+    directory: str | Path | None = None,
+    resume: bool = False,
+) -> Result:
+    """Distils a student, exports it, checks it, times it, and writes everything down.
+
+    Args:
+        teacher: has the task's head, or was fitted to the task.
+        student: one of `students`, a loaded model (a copy of it is trained), or a function `(teacher_model)` or
+            `(teacher_model, task=...)` that builds one; it is called after seeding.
+        objective: the loss terms; DistilBERT's triple loss by default.
+        trainer: how to train; 2 epochs at a learning rate of 1e-4 by default. Its seed is `seed` by default.
+        export: how to export and when a file passes its gate.
+        benchmark: what to time.
+        seed: of the student's fresh weights, the order of the examples, and dropout.
+        baseline: trains the same student from the same start without the teacher too.
+        directory: of the run; a new one under `runs/` by default.
+        resume: goes on with the run in `directory`.
+
+    Raises:
+        UserError: for options, data or models that do not fit, before anything is trained.
+        Interrupted: for Ctrl-C.
+    """
+    student = student if isinstance(student, Student) else Student(getattr(student, "__name__", "student"), student)
+    plan = Plan(
+        task=task,
+        objective=chain.default_objective(task) if objective is None else copy.deepcopy(objective),
+        trainer=replace(TRAINER, seed=seed) if trainer is None else trainer,
+        export=export or ExportSettings(),
+        benchmark=benchmark or BENCHMARK,
+        cache_dir=teacher.cache_dir,
+        seed=seed,
+        baseline=baseline,
+        resume=resume,
+    )
+    run = _open_run(directory, teacher, student, task, seed=seed, resume=resume)
+    if run.record["status"] != "finished":
+        with tracked(run, resume_with="distill(..., resume=True)"):
+            chain.distill(teacher.source, student, plan, run)
+    return Result(run.directory, run.record)
+
+
+def _open_run(
+    directory: str | Path | None, teacher: Teacher, student: Student, task: Task, *, seed: int, resume: bool
+) -> Run:
+    """A new run, or the one to go on with."""
+    fields = {"job": "distill", "command": sys.argv, "config_sha256": None, "seed": seed}
+    if directory is None:
+        if resume:
+            raise UserError("got resume=True without a directory, expected the directory of the run to go on with")
+        return create_run(Path("runs") / task.name / f"{teacher.source.weights.name}-{student.name}", **fields)
+    path = Path(directory).expanduser()
+    return open_run(path) if resume else create_run_in(path, **fields)

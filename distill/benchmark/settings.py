@@ -1,0 +1,32 @@
+"""Settings of a benchmark."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from distill.options import STRICT, raise_option_errors
+
+Sizes = Annotated[
+    Sequence[PositiveInt], Field(min_length=1, description="whole numbers of at least 1 in a list like [1,8]")
+]
+
+
+@raise_option_errors
+@dataclass(frozen=True, config=STRICT)
+class BenchmarkSettings:
+    """Settings of a benchmark, the keys of `conf/benchmark`.
+
+    Args:
+        batches: batch sizes B of the inputs `[B, L]`.
+        lengths: lengths L of the inputs `[B, L]`, in tokens.
+        threads: number of threads of each runtime; None uses all cores.
+        seconds: time for each model, format, batch size and length, in s.
+    """
+
+    batches: Sizes
+    lengths: Sizes
+    enabled: bool = True
+    threads: PositiveInt | None = None
+    seconds: PositiveFloat = 1.0

@@ -1,0 +1,65 @@
+"""The status of a run in run.json, whatever ends it, and runs that are opened again."""
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from distill.errors import Interrupted, UserError
+from distill.records.record import Run
+from distill.training.checkpoints import handle_signals
+
+
+@contextmanager
+def tracked(run: Run, *, resume_with: str) -> Iterator[None]:
+    """Writes the run's status: running meanwhile, then finished, or failed with the error.
+
+    Args:
+        resume_with: what to type to go on with an interrupted run.
+
+    Raises:
+        Interrupted: for Ctrl-C and SIGTERM.
+    """
+    try:
+        run.update(status="running", error=None)
+        with handle_signals(signal.default_int_handler, signal.SIGTERM):  # Clusters send it in place of Ctrl-C.
+            yield
+    except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second.
+        run.update(status="failed", error="interrupted")
+        raise Interrupted(_describe_progress(run, resume_with)) from error
+    except BaseException as error:  # The record has every error; the error itself goes on.
+        with contextlib.suppress(OSError):  # A full disk has no room for the record.
+            run.update(status="failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
+        raise
+    finally:
+        if "wandb" in sys.modules:
+            # An open logger would also receive the next run of a sweep.
+            sys.modules["wandb"].finish()
+    run.update(status="finished")
+
+
+def open_run(directory: Path, *, needs: tuple[str, ...] = ("run.json",)) -> Run:
+    """The run that an earlier process left in a directory.
+
+    Raises:
+        UserError: for a directory without these files, or with a damaged run.json.
+    """
+    for name in needs:
+        if not (directory / name).is_file():
+            raise UserError(f"{directory} is no run: it has no {name}")
+    try:
+        return Run(directory, json.loads((directory / "run.json").read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise UserError(f"{directory / 'run.json'} is damaged: {error}") from error
+
+
+def _describe_progress(run: Run, resume_with: str) -> str:
+    """The checkpoint of an interrupted run, and how to go on with it."""
+    for part in ("baseline", "", "teacher"):  # The latest first.
+        last = run.directory / part / "checkpoints" / "last.ckpt"
+        if last.is_file():
+            return f"interrupted: {last} holds the training so far; {resume_with} goes on from there"
+    return f"interrupted before the first checkpoint; {resume_with} begins again, with the teacher if it was ready"

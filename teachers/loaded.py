@@ -1,0 +1,59 @@
+"""A teacher that is in memory already: a model of transformers with its tokenizer."""
+
+import hashlib
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.models.loading import Start, load_directory
+from teachers.pretrained import check_precision
+
+
+class Loaded:
+    """Weights of a loaded model, which stays as it is.
+
+    Args:
+        name: names the teacher in records and directories.
+        precision: of its forward passes, `float32` or `bfloat16`.
+    """
+
+    is_new = False
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str = "loaded",
+        precision: str = "float32",
+    ) -> None:
+        check_precision(precision)
+        self.model, self.tokenizer, self.name, self.precision = model, tokenizer, name, precision
+        self._fingerprint: str | None = None
+
+    def locate(self) -> None:
+        """Nothing has to be found."""
+
+    def resolved(self) -> str:
+        """The teacher as records name it."""
+        return f"{self.name} ({type(self.model).__name__})"
+
+    def fingerprint(self) -> str:
+        """A digest of configuration, tokenizer and weights; computed once."""
+        if self._fingerprint is None:
+            digest = hashlib.sha256(self.model.config.to_json_string().encode())
+            digest.update(self.tokenizer.backend_tokenizer.to_str().encode())
+            for name, tensor in sorted(self.model.state_dict().items()):
+                digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+                digest.update(tensor.detach().cpu().float().contiguous().numpy().data)
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def load(self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str]) -> Start:
+        """A float32 copy of the model with a head for `labels`, or over the vocabulary, and its tokenizer."""
+        with tempfile.TemporaryDirectory() as directory:
+            self.model.save_pretrained(directory)
+            self.tokenizer.save_pretrained(directory)
+            return load_directory(Path(directory), auto_class, labels, trust_remote_code=False)
