@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.contracts import Items, Outputs, Scores
 from distill.data import batching, tables
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.tasks import Classification
@@ -58,6 +58,16 @@ def at_once(work: Callable[..., None], directory: Path) -> list[Any]:
     for process in processes:
         process.join()
     return found
+
+
+def outputs_of(output: Any, items: Items) -> Outputs:
+    """A whole model's output over tokens as the terms read it: with the logits `[n, V]` at the items."""
+    logits = output.get("prediction_logits", output.get("logits"))
+    return Outputs(
+        logits=logits.flatten(0, 1)[items.index],
+        hidden_states=output.get("hidden_states"),
+        segment_logits=output.get("seq_relationship_logits"),
+    )
 
 
 def toy_bert(
@@ -216,8 +226,8 @@ def scores(toy: Toy, values: list[float], monkeypatch: pytest.MonkeyPatch) -> li
     """Dev's score becomes these values in turn; returns what will be the step and the weights of each evaluation."""
     seen: list[tuple[int, dict[str, Tensor]]] = []
 
-    def metrics(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        assert (len(logits), len(labels)) == (24, 24)
+    def metrics(of_dev: Scores) -> dict[str, float]:
+        assert (len(of_dev.columns["logits"]), len(of_dev.labels)) == (24, 24)
         seen.append((toy.module.global_step, weights(toy.module)))
         return {"accuracy": values[len(seen) - 1]}
 

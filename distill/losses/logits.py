@@ -42,8 +42,9 @@ class SoftTargets(Term):
         if not self.reads_every_token:
             student_logits, teacher_logits = at_chosen(student_logits, items), at_chosen(teacher_logits, items)
             valid = None if valid is None else at_chosen(valid, items)
-        student_log_probs = F.log_softmax(masked(student_logits.float(), valid) / self.temperature, dim=-1)
-        teacher_probs = F.softmax(masked(teacher_logits.float(), valid) / self.temperature, dim=-1)
+        # Masked last, because the smallest number is infinite below temperature 1.
+        student_log_probs = F.log_softmax(masked(student_logits.float() / self.temperature, valid), dim=-1)
+        teacher_probs = F.softmax(masked(teacher_logits.float() / self.temperature, valid), dim=-1)
         total = -(self.temperature**2) * (teacher_probs * student_log_probs).sum()
         return total, self.count(items)
 

@@ -29,9 +29,9 @@ class FullPass:
         return Outputs(hidden_states=self.output.get("hidden_states"), attentions=self.output.get("attentions"))
 
     def at(self, items: Items) -> Outputs:
-        """Everything with the logits `[n, C]` of all items."""
+        """Everything with the logits `[n, C]` of these items."""
         return Outputs(
-            logits=self.logits,
+            logits=self.logits[items.first : items.first + len(items)],
             hidden_states=self.output.get("hidden_states"),
             attentions=self.output.get("attentions"),
         )

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import distill
+from distill import __version__
 from distill.errors import UserError
 from distill.files import make_directory, write_json
 
@@ -67,7 +67,7 @@ def create_run_in(directory: Path, **fields: Any) -> Run:
 
 def _new_record(**fields: Any) -> dict[str, Any]:
     return dict(
-        schema=SCHEMA, status="running", error=None, version=distill.__version__, **fields, task=None,
+        schema=SCHEMA, status="running", error=None, version=__version__, **fields, task=None,
         objective=None, teacher=None, student=None, baseline=None, retention=None, training=None, export={},
         benchmark=[], environment=environment(),
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Are the losses right: values by hand, gradients by formula, padding left out, batches where nothing counts?"""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from distill.contracts import IGNORED
+from distill.contracts import IGNORED, Items, Outputs
 from distill.losses import (
     Cosine,
     HardLabels,
@@ -38,7 +39,7 @@ quick = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 def outputs(logits: object, states: object = None) -> SimpleNamespace:
-    """A model's output; only the last of the hidden states matters."""
+    """A model's output `logits [..., C]`; only the last of the hidden states matters."""
     last = None if states is None else torch.as_tensor(states, dtype=torch.float32)
     return SimpleNamespace(
         logits=torch.as_tensor(logits, dtype=torch.float32),
@@ -56,8 +57,52 @@ def numbers(*values: float) -> dict[str, Tensor]:
     return {"items": torch.ones(len(values), dtype=torch.bool), "labels": torch.tensor(values)}
 
 
+def mask_of(batch: dict[str, Tensor]) -> Tensor:
+    """The items as a mask in front of the classes; without `items` everything is one."""
+    return batch["items"] if "items" in batch else torch.ones_like(next(iter(batch.values())), dtype=torch.bool)
+
+
+def select(batch: dict[str, Tensor]) -> Items:
+    """The items of a batch, as a task would select them; two axes are tokens of a vocabulary."""
+    mask = mask_of(batch)
+    labels = batch.get("labels", torch.zeros_like(mask, dtype=torch.long))[mask]
+    is_number = labels.is_floating_point()
+    return Items(
+        batch=batch,
+        row=mask.nonzero()[:, 0],
+        labels=labels,
+        labelled=torch.ones_like(labels, dtype=torch.bool) if is_number else labels != IGNORED,
+        likelihood="gaussian" if is_number else "softmax",
+        index=mask.flatten().nonzero().squeeze(-1) if mask.dim() > 1 else None,
+        over_vocabulary=mask.dim() > 1,
+    )
+
+
+def read(output: SimpleNamespace | None, batch: dict[str, Tensor]) -> Outputs:
+    """A model's output with its logits `[n, C]` at the items; empty for a model that is not there."""
+    if output is None:
+        return Outputs()
+    if "labels" not in batch:  # For the terms that read no logits.
+        return Outputs(hidden_states=output.hidden_states)
+    return Outputs(logits=output.logits[mask_of(batch)], hidden_states=output.hidden_states)
+
+
+def call(
+    loss: Term | Objective,
+    student: SimpleNamespace,
+    teacher: SimpleNamespace | None,
+    batch: dict[str, Tensor],
+    counts: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The term's sum and count, or the objective's loss and sums."""
+    found: tuple[Tensor, Tensor] = loss(
+        read(student, batch), read(teacher, batch), select(batch), *([] if counts is None else [counts])
+    )
+    return found
+
+
 def mean(term: Term, student: SimpleNamespace, teacher: SimpleNamespace | None, batch: dict[str, Tensor]) -> Tensor:
-    total, count = term(student, teacher, batch)
+    total, count = call(term, student, teacher, batch)
     return total / count
 
 
@@ -80,7 +125,7 @@ def student_gradients(
 ) -> tuple[Tensor, list[Tensor]]:
     """Mean loss, and its gradients for the student's logits and last hidden states, zero where it has none."""
     leaves = [student.logits.clone().requires_grad_(), student.hidden_states[-1].clone().requires_grad_()]
-    loss, _ = Objective(name="one", terms={"term": term})(outputs(*leaves), teacher, batch)
+    loss, _ = call(Objective(name="one", terms={"term": term}), outputs(*leaves), teacher, batch)
     found = torch.autograd.grad(loss, leaves, allow_unused=True)
     return loss, [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
 
@@ -120,8 +165,8 @@ def test_masked_language_modelling_by_hand():
 
 
 def test_masked_language_modelling_wants_a_vocabulary():
-    with pytest.raises(ValueError, match=r"mlm got logits of shape \[2, 3\], expected \[B, L, V\]: use it with a task"):
-        MaskedLanguageModelling()(outputs(torch.zeros(2, 3)), None, items(2))
+    with pytest.raises(ValueError, match=r"mlm got logits of shape \[2, 3\], expected those of a vocabulary: use it"):
+        call(MaskedLanguageModelling(), outputs(torch.zeros(2, 3)), None, items(2))
 
 
 def test_pseudo_labels_by_hand():
@@ -213,7 +258,7 @@ def test_bfloat16_outputs_are_summed_in_float32(term: Term):
         for o in (student, teacher)
     ]
     whole = [SimpleNamespace(logits=o.logits.float(), hidden_states=(o.hidden_states[-1].float(),)) for o in half]
-    torch.testing.assert_close(term(*half, batch)[0], term(*whole, batch)[0])
+    torch.testing.assert_close(call(term, *half, batch)[0], call(term, *whole, batch)[0])
 
 
 # Soft targets
@@ -267,7 +312,7 @@ temperatures = st.floats(0.5, 20)
 
 def soft(temperature: float, z: Tensor, v: Tensor) -> Tensor:
     """Sum over the items, `[]`."""
-    return SoftTargets(temperature=temperature)(outputs(z), outputs(v), items(*z.shape[:-1]))[0]
+    return call(SoftTargets(temperature=temperature), outputs(z), outputs(v), items(*z.shape[:-1]))[0]
 
 
 @quick
@@ -339,29 +384,29 @@ def distilbert_terms(**weights: float) -> dict[str, Term]:
 def test_the_objective_is_the_weighted_sum_of_the_terms_means():
     case = token_case()
     terms = distilbert_terms()
-    loss, sums = Objective(name="distilbert", terms=terms)(*case)
+    loss, sums = call(Objective(name="distilbert", terms=terms), *case)
     expected = sum(term.weight * mean(term, *case) for term in terms.values())
     torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(sums, torch.stack([term(*case)[0] for term in terms.values()]))
+    torch.testing.assert_close(sums, torch.stack([call(term, *case)[0] for term in terms.values()]))
 
 
 def test_unequal_micro_batches_add_up_to_the_large_batch():
     student, teacher, batch = token_case(length=6)
     batch["labels"][1] = IGNORED  # The second row has no label at all, and fewer tokens.
     objective = Objective(name="distilbert", terms=distilbert_terms())
-    large, large_sums = objective(student, teacher, batch)
+    large, large_sums = call(objective, student, teacher, batch)
 
     def row(index: int) -> tuple[SimpleNamespace, SimpleNamespace, dict[str, Tensor]]:
         one = slice(index, index + 1)
         models = [outputs(o.logits[one], o.hidden_states[-1][one]) for o in (student, teacher)]
         return models[0], models[1], {name: tensor[one] for name, tensor in batch.items()}
 
-    counts = objective.counts(row(0)[2]) + objective.counts(row(1)[2])
-    torch.testing.assert_close(counts, objective.counts(batch))
-    losses, sums = zip(*(objective(*row(index), counts) for index in (0, 1)), strict=True)
+    counts = objective.counts(select(row(0)[2])) + objective.counts(select(row(1)[2]))
+    torch.testing.assert_close(counts, objective.counts(select(batch)))
+    losses, sums = zip(*(call(objective, *row(index), counts) for index in (0, 1)), strict=True)
     torch.testing.assert_close(sum(losses), large)
     torch.testing.assert_close(sum(sums), large_sums)
-    naive = sum(objective(*row(index))[0] for index in (0, 1)) / 2
+    naive = sum(call(objective, *row(index))[0] for index in (0, 1)) / 2
     assert abs(naive - large) > 0.01
 
 
@@ -373,7 +418,7 @@ def test_a_term_of_weight_zero_is_left_out_with_what_it_needs():
     supervised = Objective(name="supervised", terms=distilbert_terms(soft=0, cosine=0))
     assert (supervised.names, supervised.needs_teacher) == (("hard",), False)
     student, _, batch = token_case()
-    supervised(outputs(student.logits), None, batch)
+    call(supervised, outputs(student.logits), None, batch)
 
 
 @pytest.mark.parametrize(
@@ -391,7 +436,7 @@ def test_connect_makes_a_projection_where_the_widths_differ():
     assert list(objective.state_dict()) == ["terms.cosine.projection.weight"]
     student, teacher, batch = token_case()
     teacher.hidden_states = (torch.randn(2, 4, 9),)
-    objective(student, teacher, batch)[0].backward()
+    call(objective, student, teacher, batch)[0].backward()
     gradient = objective.terms["cosine"].projection.weight.grad
     assert gradient is not None
     assert gradient.any()
@@ -411,14 +456,50 @@ def test_the_projection_carries_student_to_teacher():
     with torch.no_grad():
         cosine.projection.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
     student, teacher = outputs([[0.0]], [[[1.0, 2.0]]]), outputs([[0.0]], [[[2.0, 4.0, 6.0]]])
-    loss, _ = cosine(student, teacher, {"attention_mask": torch.ones(1, 1)})
+    loss, _ = call(cosine, student, teacher, {"attention_mask": torch.ones(1, 1)})
     assert loss.item() == pytest.approx(0, abs=1e-6)
 
 
 def test_widths_that_differ_without_connect_are_told():
     student, teacher = outputs([[0.0]], torch.ones(1, 1, 2)), outputs([[0.0]], torch.ones(1, 1, 3))
     with pytest.raises(ValueError, match=r"2 wide from the student and 3 from the teacher: call connect\(\)"):
-        Cosine()(student, teacher, {"attention_mask": torch.ones(1, 1)})
+        call(Cosine(), student, teacher, {"attention_mask": torch.ones(1, 1)})
+
+
+# Items that only some terms read, and classes that an item cannot have
+
+
+@pytest.mark.parametrize("name", ["soft", "hard", "mlm", "pseudo", "mse"])
+def test_tokens_that_the_task_does_not_score_count_for_all_positions_alone(name: str) -> None:
+    student, teacher, batch = token_case()
+    whole = select(batch)
+    chosen = whole.labelled
+    every = [read(output, batch) for output in (student, teacher)]
+    scored = [replace(output, logits=output.logits[chosen]) for output in every]  # type: ignore[index]
+    alone = replace(whole, row=whole.row[chosen], labels=whole.labels[chosen], labelled=whole.labelled[chosen])
+    assert 0 < len(alone) < len(whole)
+    torch.testing.assert_close(TERMS[name](*every, replace(whole, chosen=chosen)), TERMS[name](*scored, alone))
+    all_positions = SoftTargets(temperature=3, positions="all")
+    torch.testing.assert_close(all_positions(*every, replace(whole, chosen=chosen)), TERMS["soft"](*every, whole))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("name", ["soft", "hard", "pseudo", "mse"])
+def test_a_class_that_an_item_cannot_have_has_no_part(name: str, temperature: float) -> None:
+    """The item with three classes of four has the loss and the gradient of the three alone."""
+    term = SoftTargets(temperature=temperature) if name == "soft" else TERMS[name]
+    torch.manual_seed(0)
+    student, teacher = torch.randn(2, 1, 4)
+    teacher[0, 2] = 9.0  # The largest, and not valid.
+    valid = torch.tensor([[True, True, False, True]])
+    some, narrow = student.clone().requires_grad_(), student[valid][None].requires_grad_()
+    one = Items(batch={}, row=torch.tensor([0]), labels=torch.tensor([1]), labelled=torch.tensor([True]))
+    loss, _ = term(Outputs(logits=some), Outputs(logits=teacher), replace(one, valid=valid))
+    expected, _ = term(Outputs(logits=narrow), Outputs(logits=teacher[valid][None]), one)
+    torch.testing.assert_close(loss, expected)
+    gradient, of_narrow = torch.autograd.grad(loss, some)[0], torch.autograd.grad(expected, narrow)[0]
+    torch.testing.assert_close(gradient[valid][None], of_narrow)
+    assert gradient[0, 2] == 0
 
 
 # Regression: the labels are numbers, and cross-entropies become squared errors.
@@ -440,14 +521,14 @@ def test_hard_labels_of_a_number_are_the_squared_error_to_it() -> None:
 def test_items_that_do_not_count_are_left_out_of_a_regression() -> None:
     batch = numbers(0.0, 5.0) | {"items": torch.tensor([True, False])}
     for term in (SoftTargets(), HardLabels()):
-        total, count = term(outputs([[1.0], [9.0]]), outputs([[0.0], [0.0]]), batch)
+        total, count = call(term, outputs([[1.0], [9.0]]), outputs([[0.0], [0.0]]), batch)
         assert (total.item(), count.item()) == (1.0, 1)
 
 
-def test_an_objective_names_the_terms_that_a_task_has_no_answer_for() -> None:
+def test_an_objective_names_the_terms_that_cannot_learn_a_task() -> None:
     terms = {"soft": SoftTargets(), "pseudo": PseudoLabels(), "mlm": MaskedLanguageModelling()}
     objective = Objective(name="all", terms=terms)
-    assert objective.unsuited("number") == ["pseudo", "mlm"]
-    assert objective.unsuited("classes") == ["mlm"]
-    assert objective.unsuited("vocabulary") == []
+    assert objective.unsuited(likelihood="gaussian", over_vocabulary=False) == ["pseudo", "mlm"]
+    assert objective.unsuited(likelihood="softmax", over_vocabulary=False) == ["mlm"]
+    assert objective.unsuited(likelihood="softmax", over_vocabulary=True) == []
     assert Objective(name="x", terms={"a": HardLabels(), "b": Cosine()}).needing("hidden_states") == ["b"]

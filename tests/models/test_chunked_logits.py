@@ -1,7 +1,6 @@
 """Are logits that are computed in parts, at the tokens that are read, those of the whole model?"""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -9,14 +8,17 @@ import transformers
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, PreTrainedModel
 
+from distill.contracts import IGNORED, Outputs
 from distill.losses import Cosine, MaskedLanguageModelling, Objective, SegmentOrder, SoftTargets
 from distill.models import chunked_logits
 from distill.models.forward import run_encoder, run_head, run_model
+from distill.tasks import Classification, MaskedLM
 from distill.training.module import DistillationModule
 from students.distilbert import from_teacher
-from tests.conftest import toy_bert
+from tests.conftest import outputs_of, toy_bert
 
 VOCABULARY = 60
+TASK = MaskedLM()
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
          "intermediate_size": 64, "max_position_embeddings": 80, "initializer_range": 0.3}  # fmt: skip
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
@@ -39,9 +41,9 @@ def batch_of(*, chosen: float = 0.4) -> dict[str, Tensor]:
     ids = torch.randint(5, VOCABULARY, (3, 7))
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
-    items = (torch.rand(ids.shape) < chosen) & mask.bool()
+    predicted = (torch.rand(ids.shape) < chosen) & mask.bool()
     return {
-        "input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~items, -100), "items": items,
+        "input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~predicted, -100),
         "example_id": torch.arange(3),
     }  # fmt: skip
 
@@ -61,10 +63,11 @@ def test_a_head_over_some_tokens_says_what_the_whole_model_says(family: str) -> 
     model, batch = FAMILIES[family]().eval(), batch_of()
     encoder = model.base_model
     with torch.no_grad():
-        whole = run_model(model, batch).logits[batch["items"]]
-        said = run_encoder(model, batch)
-        torch.testing.assert_close(run_head(model, said, said.last_hidden_state[batch["items"]]).logits[0], whole)
-        torch.testing.assert_close(chunked_logits.logits_at_items(model, batch), whole)
+        items, predicted = TASK.select(batch), batch["labels"] != IGNORED
+        whole = run_model(model, batch).logits[predicted]
+        encoded = run_encoder(model, batch)
+        torch.testing.assert_close(run_head(model, encoded, encoded.last_hidden_state[predicted]).logits[0], whole)
+        torch.testing.assert_close(chunked_logits.run_encoder_pass(model, batch, items).at(items).logits, whole)
     assert model.base_model is encoder
 
 
@@ -73,24 +76,25 @@ def test_a_head_over_some_tokens_says_what_the_whole_model_says(family: str) -> 
 def test_parts_have_the_loss_and_the_gradient_of_the_whole(
     positions: str, tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunked_logits, "LOGITS_AT_ONCE", tokens_at_once * VOCABULARY)
+    monkeypatch.setattr(chunked_logits, "CHUNK_LOGITS", tokens_at_once * VOCABULARY)
     teacher = BertForMaskedLM(BertConfig(**SMALL)).eval()
     student, batch, objective = from_teacher(teacher).eval(), batch_of(), language_model(positions)
     needs = frozenset({"hidden_states"})
+    items = TASK.select(batch, every_token=positions == "all")
     with torch.no_grad():
-        told = run_model(teacher, batch, needs)
-    expected, expected_sums = objective(run_model(student, batch, needs), told, batch)
+        teacher_outputs = outputs_of(run_model(teacher, batch, needs), items)
+    expected, expected_sums = objective(outputs_of(run_model(student, batch, needs), items), teacher_outputs, items)
     gradients = torch.autograd.grad(expected, list(student.parameters()))
     seen: list[int] = []
     student.vocab_projector.register_forward_hook(lambda layer, inputs, output: seen.append(output.shape[1]))
-    module = DistillationModule(student=student, objective=objective, task=None, teacher=teacher)  # type: ignore[arg-type]
+    module = DistillationModule(student=student, objective=objective, task=TASK, teacher=teacher)
     student.eval()
     loss, sums = module.losses(batch)
     torch.testing.assert_close((loss, sums), (expected, expected_sums))
     loss.backward()
     for parameter, gradient in zip(student.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-5, rtol=1e-4)
-    read = int((batch["items"] if positions == "masked" else batch["attention_mask"]).sum())
+    read = int((batch["labels"] != IGNORED if positions == "masked" else batch["attention_mask"]).sum())
     assert max(seen) <= tokens_at_once
     assert sum(seen) == (read if read <= tokens_at_once else 2 * read)  # Once more for the gradient.
 
@@ -100,24 +104,21 @@ def test_soft_targets_of_all_tokens_average_over_those_that_are_no_padding() -> 
     torch.manual_seed(1)
     student, teacher = torch.randn(2, 3, 7, VOCABULARY)
     term = SoftTargets(temperature=2, positions="all")
-    total, count = term(Output(student), Output(teacher), batch)
+    items = TASK.select(batch, every_token=True)
+    student_outputs, teacher_outputs = (Outputs(logits=v.flatten(0, 1)[items.index]) for v in (student, teacher))
+    total, count = term(student_outputs, teacher_outputs, items)
     rows = batch["attention_mask"].bool()
     by_hand = -4 * ((teacher[rows] / 2).softmax(-1) * (student[rows] / 2).log_softmax(-1)).sum()
     torch.testing.assert_close(total, by_hand)
     assert count == batch["attention_mask"].sum() == 18
-    classes = {"items": torch.ones(3, dtype=torch.bool), "attention_mask": batch["attention_mask"],
-               "labels": torch.zeros(3, dtype=torch.long)}  # fmt: skip
-    assert term.count(classes) == 3  # Of a classification nothing else counts than before.
+    classes = {"attention_mask": batch["attention_mask"], "labels": torch.zeros(3, dtype=torch.long)}
+    of_classes = Classification(text="text").select(classes, every_token=True)
+    assert term.count(of_classes) == 3  # A classification has no other items.
 
 
 def test_positions_are_masked_or_all() -> None:
     with pytest.raises(ValueError, match="got positions=some, expected masked or all"):
         SoftTargets(positions="some")
-
-
-class Output:
-    def __init__(self, logits: Tensor) -> None:
-        self.logits = logits
 
 
 # Pairs
@@ -129,12 +130,12 @@ def test_the_order_of_segments_is_learned_beside_the_tokens() -> None:
     model, batch = BertForPreTraining(config).eval(), batch_of()
     batch["pair_labels"] = torch.tensor([0, 1, -100])
     objective = Objective(name="pairs", terms={"mlm": MaskedLanguageModelling(), "nsp": SegmentOrder()})
-    whole = run_model(model, batch)
+    whole, predicted = run_model(model, batch), batch["labels"] != IGNORED
     expected = torch.stack([
-        torch.nn.functional.cross_entropy(whole.prediction_logits[batch["items"]], batch["labels"][batch["items"]]),
+        torch.nn.functional.cross_entropy(whole.prediction_logits[predicted], batch["labels"][predicted]),
         torch.nn.functional.cross_entropy(whole.seq_relationship_logits[:2], batch["pair_labels"][:2]),
     ]).sum()  # fmt: skip
-    module = DistillationModule(student=model, objective=objective, task=None)  # type: ignore[arg-type]
+    module = DistillationModule(student=model, objective=objective, task=TASK)
     model.eval()
     loss, _ = module.losses(batch)
     torch.testing.assert_close(loss, expected)
@@ -143,8 +144,9 @@ def test_the_order_of_segments_is_learned_beside_the_tokens() -> None:
 
 
 def test_segment_order_is_a_cross_entropy_over_pairs() -> None:
-    output: Any = type("Output", (), {"seq_relationship_logits": torch.tensor([[0.0, 0.0], [1.0, 3.0], [9.0, 9.0]])})
-    total, count = SegmentOrder()(output, None, {"pair_labels": torch.tensor([0, 1, -100])})
+    output = Outputs(segment_logits=torch.tensor([[0.0, 0.0], [1.0, 3.0], [9.0, 9.0]]))
+    items = TASK.select(batch_of() | {"pair_labels": torch.tensor([0, 1, -100])})
+    total, count = SegmentOrder()(output, Outputs(), items)
     assert float(total) == pytest.approx(0.693147 + 0.126928, abs=1e-5)
     assert count == 2
 
@@ -154,7 +156,11 @@ def test_segment_order_is_a_cross_entropy_over_pairs() -> None:
 
 def test_scores_are_cross_entropy_and_whether_the_first_choice_is_right() -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0], [0.0, 5.0, 0.0]])
-    scores = chunked_logits.token_scores(logits, torch.tensor([2, 1]))
+    labels = torch.tensor([[2, 1, IGNORED]])
+    items = TASK.select({"labels": labels, "attention_mask": torch.ones_like(labels)})
+    columns = TASK.score(Outputs(logits=logits), items)
+    assert list(columns) == ["loss", "correct"]
+    scores = torch.stack(list(columns.values()), dim=1)
     torch.testing.assert_close(scores, torch.tensor([[1.098612, 0.0], [0.013386, 1.0]]), atol=1e-5, rtol=0)
 
 
@@ -162,7 +168,7 @@ def test_a_bert_without_tokens_to_predict_has_a_loss_of_zero_and_gradients() -> 
     teacher = BertForMaskedLM(toy_bert(VOCABULARY).config).eval()
     student = from_teacher(teacher)
     objective = Objective(name="tokens", terms={"soft": SoftTargets(), "mlm": MaskedLanguageModelling()})
-    module = DistillationModule(student=student, objective=objective, task=None, teacher=teacher)  # type: ignore[arg-type]
+    module = DistillationModule(student=student, objective=objective, task=TASK, teacher=teacher)
     loss, _ = module.losses(batch_of(chosen=0.0))
     loss.backward()
     assert float(loss.detach()) == 0

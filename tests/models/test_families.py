@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from distill.__main__ import config_directory
-from distill.data import batching, tables
+from distill.data import tables
 from distill.edge.bundle import session
 from distill.errors import UserError
 from distill.export.onnx import export_onnx
@@ -113,7 +113,7 @@ def test_the_family_teaches_and_gives_its_layers(family: Any, tmp_path: Path) ->
     if name == "albert_base":
         with pytest.raises(UserError, match="it can teach a student of another architecture, not give its layers"):
             distilbert.from_teacher(teacher)
-        student: PreTrainedModel = bilstm.from_teacher(teacher, text=["sentence"])
+        student: PreTrainedModel = bilstm.from_teacher(teacher, task=Classification(text="sentence"))
     else:
         student = distilbert.from_teacher(teacher)
         assert student.config.num_hidden_layers == 2
@@ -146,7 +146,7 @@ def test_the_teachers_exported_file_equals_torch(family: Any, tmp_path: Path) ->
 
 def test_pairs_reach_the_bilstm_of_every_family(family: Any) -> None:
     _, teacher, tokenizer = family
-    student = bilstm.from_teacher(teacher, text=["one", "two"], hidden_dim=8, classifier_dim=8)
+    student = bilstm.from_teacher(teacher, task=Classification(text=["one", "two"]), hidden_dim=8, classifier_dim=8)
     first, second = "a lovely film", "dull and stale"
     batch = tokenizer([first], [second], return_tensors="pt")
     starts, lengths = student._locate_texts(batch["input_ids"], batch["attention_mask"])
@@ -161,7 +161,9 @@ def test_no_more_tokens_than_the_tokenizer_allows(family: Any) -> None:
     with pytest.raises(UserError, match="task.max_length=81, but the teacher reads 80 tokens at most"):
         checks.check_length(teacher, tokenizer, task.max_length, who="teacher")
     task = Classification(name="toy", text=["sentence"], max_length=80)
-    batch = batching.Examples(tables.Split(["film " * 200], None, np.zeros(1, int)), task, tokenizer)[[0]]
+    split = tables.Split(["film " * 200], None, np.zeros(1, int))
+    data = tables.LabelledData(LABELS, {"train": split, "dev": split}, sha256="")
+    batch = task.encode(data, tokenizer, None)["train"][[0]]
     assert batch["input_ids"].shape == (1, 80)
     assert answers(teacher, batch).shape == (1, 2)
 

@@ -3,16 +3,23 @@
 import numpy as np
 import pytest
 
+from distill.contracts import Scores
 from distill.tasks import Classification, Regression
+from distill.training.evaluate import split_metrics
 
 CLASSES = Classification(name="toy", text=["text"], metrics=["accuracy", "f1", "matthews"])
 NUMBER = Regression(name="toy", text=["text"], metrics=["pearson", "spearman", "mae"])
 
 
+def scores_of(logits: np.ndarray, labels: np.ndarray | None = None) -> Scores:
+    """The scores of examples in their order."""
+    return Scores({"logits": logits}, np.zeros(len(logits), int) if labels is None else labels, np.arange(len(logits)))
+
+
 def test_metrics_of_classes() -> None:
     # Predicted 1, 1, 1, 0 against 1, 1, 0, 0: two of three are right among the positive, none is missed.
     logits = np.array([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [1.0, 0.0]])
-    found = CLASSES.metrics(logits, np.array([1, 1, 0, 0]))
+    found = CLASSES.metrics(scores_of(logits, np.array([1, 1, 0, 0])))
     assert list(found) == ["accuracy", "f1", "matthews"]
     assert found["accuracy"] == 0.75
     assert found["f1"] == pytest.approx(0.8)
@@ -21,47 +28,64 @@ def test_metrics_of_classes() -> None:
 
 def test_metrics_of_numbers() -> None:
     logits, labels = np.array([[1.0], [2.0], [4.0]]), np.array([10.0, 20.0, 30.0])
-    found = NUMBER.metrics(logits, labels)
+    found = NUMBER.metrics(scores_of(logits, labels))
     assert found["spearman"] == pytest.approx(1.0)
     assert found["pearson"] == pytest.approx(np.corrcoef([1, 2, 4], [10, 20, 30])[0, 1])
     assert found["mae"] == pytest.approx((9 + 18 + 26) / 3)
 
 
 def test_a_correlation_with_a_constant_is_nothing() -> None:
-    found = NUMBER.metrics(np.full((3, 1), 2.5), np.array([1.0, 2.0, 3.0]))
+    found = NUMBER.metrics(scores_of(np.full((3, 1), 2.5), np.array([1.0, 2.0, 3.0])))
     assert (found["pearson"], found["spearman"], found["mae"]) == (0.0, 0.0, pytest.approx(2.5 / 3))
 
 
 def test_dev_has_the_plain_names_and_every_other_split_its_own() -> None:
     task = Classification(name="toy", text=["text"])
-    right, wrong = np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]])
-    labels = {"dev": np.array([1]), "test": np.array([1])}
-    assert task.split_metrics({"dev": right, "test": wrong}, labels) == {"accuracy": 1.0, "test/accuracy": 0.0}
+    right, wrong = (scores_of(np.array([row]), np.array([1])) for row in ([0.0, 1.0], [1.0, 0.0]))
+    assert split_metrics(task, {"dev": right, "test": wrong}) == {"accuracy": 1.0, "test/accuracy": 0.0}
 
 
 def test_agreement() -> None:
     reference = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-    assert CLASSES.agreement(np.flip(reference, 0), reference) == 0.5
+    assert CLASSES.agreement(scores_of(np.flip(reference, 0)), scores_of(reference)) == 0.5
     numbers = np.array([[0.0], [5.0], [10.0], [3.0]])
     # 1% of the range is 0.1.
-    assert NUMBER.agreement(numbers + np.array([[0.05], [-0.05], [0.2], [0.0]]), numbers) == 0.75
-    assert NUMBER.agreement(np.zeros((2, 1)), np.zeros((2, 1))) == 1.0
+    near = numbers + np.array([[0.05], [-0.05], [0.2], [0.0]])
+    assert NUMBER.agreement(scores_of(near), scores_of(numbers)) == 0.75
+    assert NUMBER.agreement(scores_of(np.zeros((2, 1))), scores_of(np.zeros((2, 1)))) == 1.0
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("kind", "options", "expected"),
     [
-        ({"text": ["a", "b", "c"]}, "expected one column or the two of a pair"),
-        ({"metrics": ["pearson"]}, "got task.metrics=.'pearson'., expected some of accuracy, f1, matthews"),
-        ({"metrics": []}, "expected some of accuracy"),
-        ({"regression": True}, "got task.metrics=.'accuracy'., expected some of pearson, spearman, mae"),
-        ({"regression": True, "metrics": ["mae"]}, "got mae as the first of task.metrics"),
-        ({"regression": True, "metrics": ["pearson"], "labels": ["a", "b"]}, "a number has no classes"),
-        ({"dev_fraction": 1.0}, "got task.dev_fraction=1.0, expected a share between 0 and 1"),
-        ({"max_length": 2}, "expected at least 3 tokens"),
-        ({"train_examples": 0}, "got task.train_examples=0, expected at least 1"),
+        (Classification, {"text": ["a", "b", "c"]}, "expected one column or the two of a pair"),
+        (
+            Classification,
+            {"metrics": ["pearson"]},
+            "got task.metrics=.'pearson'., expected some of accuracy, f1, matthews",
+        ),
+        (Classification, {"metrics": []}, "expected some of accuracy"),
+        (Classification, {"labels": ["a"]}, "got task.labels=.'a'., expected at least two names, each once"),
+        (Classification, {"labels": ["a", "a"]}, "expected at least two names, each once"),
+        (Classification, {"labels": [True, False]}, "expected names: put quotes around them"),
+        (
+            Regression,
+            {"metrics": ["accuracy"]},
+            "got task.metrics=.'accuracy'., expected some of pearson, spearman, mae",
+        ),
+        (Regression, {"metrics": ["mae"]}, "got mae as the first of task.metrics"),
+        (Classification, {"dev_fraction": 1.0}, "got task.dev_fraction=1.0, expected a share between 0 and 1"),
+        (Classification, {"max_length": 2}, "expected at least 3 tokens"),
+        (Classification, {"train_examples": 0}, "got task.train_examples=0, expected at least 1"),
     ],
 )
-def test_what_cannot_be_is_said(options: dict[str, object], expected: str) -> None:
+def test_what_cannot_be_is_said(
+    kind: type[Classification] | type[Regression], options: dict[str, object], expected: str
+) -> None:
     with pytest.raises(ValueError, match=expected):
-        Classification(**({"name": "toy", "text": ["text"]} | options))
+        kind(**({"name": "toy", "text": ["text"]} | options))
+
+
+def test_a_number_has_no_classes() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'labels'"):
+        Regression(text="text", labels=["a", "b"])

@@ -18,10 +18,12 @@ from distill.data import batching, tables
 from distill.errors import NumericalError, UserError
 from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
 from distill.models.forward import run_model
+from distill.tasks import MaskedLM
 from distill.training import fitting, settings
+from distill.training.evaluate import evaluate
 from distill.training.module import DistillationModule, freeze, parameter_groups
 from students.distilbert import from_teacher
-from tests.conftest import SETTINGS, Make, Toy, equal, last_state, scores, steps_of, toy_bert, weights
+from tests.conftest import SETTINGS, Make, Toy, equal, last_state, outputs_of, scores, steps_of, toy_bert, weights
 
 
 def use_plain_sgd(module: DistillationModule, monkeypatch: pytest.MonkeyPatch, learning_rate: float) -> None:
@@ -311,7 +313,7 @@ def test_logits_come_in_the_order_of_the_split(make: Make, splits: tables.Labell
     student = toy.module.student.train(training)
     order = [[[5, 0]], [[23, 2, 7], [1]], [[i] for i in range(24) if i not in (0, 1, 2, 5, 7, 23)]]
     dev = toy.loaders["dev"].dataset
-    logits = evaluate_logits(student, batching.loader(dev, order))
+    logits = evaluate(student, toy.module.task, batching.loader(dev, order)).by_example().columns["logits"]
     assert student.training is training
     assert logits.dtype == np.float32
     student.eval()
@@ -413,24 +415,27 @@ def test_a_vocabulary_is_computed_at_the_items_alone(tokenizer: PreTrainedTokeni
     student = from_teacher(teacher).eval()
     terms = {"soft": SoftTargets(weight=5), "mlm": MaskedLanguageModelling(weight=2), "cosine": Cosine()}
     objective = Objective(name="language_model", terms=terms)
-    module = DistillationModule(student=student, objective=objective, task=None, teacher=teacher)  # type: ignore[arg-type]
+    module = DistillationModule(student=student, objective=objective, task=MaskedLM(), teacher=teacher)
     student.eval()
     torch.manual_seed(0)
     ids = torch.randint(5, len(tokenizer), (3, 7))
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
-    items = (torch.rand(ids.shape) < 0.4) & mask.bool() & torch.tensor(chosen == "some")
+    predicted = (torch.rand(ids.shape) < 0.4) & mask.bool() & torch.tensor(chosen == "some")
     batch = {
-        "input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~items, -100), "items": items,
+        "input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~predicted, -100),
         "example_id": torch.arange(3),
     }  # fmt: skip
-    needs = frozenset({"hidden_states"})
+    items, needs = MaskedLM().select(batch), frozenset({"hidden_states"})
     with torch.no_grad():
-        whole = objective(run_model(student, batch, needs), run_model(teacher, batch, needs), batch)
+        student_outputs, teacher_outputs = (
+            outputs_of(run_model(model, batch, needs), items) for model in (student, teacher)
+        )
+        whole = objective(student_outputs, teacher_outputs, items)
     seen: list[torch.Size] = []
     student.vocab_projector.register_forward_hook(lambda layer, inputs, output: seen.append(output.shape))
     loss, sums = module.losses(batch)
-    assert seen == [(1, int(items.sum()), len(tokenizer))]
+    assert seen == [(1, int(predicted.sum()), len(tokenizer))]
     torch.testing.assert_close((loss, sums), whole)
     loss.backward()
     assert student.distilbert.embeddings.word_embeddings.weight.grad.isfinite().all()

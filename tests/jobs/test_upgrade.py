@@ -1,0 +1,106 @@
+"""Kept configurations of earlier versions compose, and mean the same."""
+
+from typing import Any
+
+import pytest
+from hydra.utils import get_object, instantiate
+from omegaconf import OmegaConf
+
+from distill.jobs.upgrade import upgrade
+from distill.tasks import Classification, MaskedLM, Regression
+from distill.text.masking import Masking
+
+CLASSES = {
+    "_target_": "distill.tasks.SequenceTask", "name": "toy", "text": ["one", "two"], "regression": False,
+    "labels": ["no", "yes"], "metrics": ["f1"], "max_length": 32,
+}  # fmt: skip
+NUMBER = {
+    "_target_": "distill.tasks.SequenceTask", "name": "toy", "text": "sentence", "regression": True, "labels": None,
+    "metrics": ["spearman"],
+}  # fmt: skip
+VOCABULARY = {
+    "_target_": "distill.tasks.LanguageModelTask", "name": "text", "masking": "static", "masks": 3,
+    "mask": {"_target_": "distill.masking.Masking", "probability": 0.2, "unit": "whole_word"},
+}  # fmt: skip
+OLD: dict[str, Any] = {
+    "job": "distill",
+    "seed": 0,
+    "task": CLASSES,
+    "teacher": {
+        "finetune": {"_target_": "distill.fitting.Settings", "learning_rate": 1e-5, "max_epochs": 1, "batch_size": 8},
+        "cache": {"_target_": "teachers.cache.OutputCache", "enabled": "auto", "top_k": 8},
+    },
+    "student": {
+        "name": "bilstm",
+        "model": {"_target_": "students.bilstm.from_teacher", "_partial_": True, "text": "${task.text}", "layers": 2},
+    },
+    "trainer": {"_target_": "distill.settings.Settings", "learning_rate": 1e-4, "max_epochs": 2, "batch_size": 4},
+    "export": {"_target_": "distill.export.Settings", "max_drop": 0.02},
+    "benchmark": {"_target_": "distill.benchmark.Settings", "batches": [1], "lengths": [16]},
+}
+
+
+def upgraded(**changes: Any) -> Any:
+    return upgrade(OmegaConf.create(OLD | changes))
+
+
+def targets(node: Any) -> list[str]:
+    """Every `_target_` of a configuration."""
+    if isinstance(node, dict):
+        own = [node["_target_"]] if "_target_" in node else []
+        return own + [target for value in node.values() for target in targets(value)]
+    return [target for value in node for target in targets(value)] if isinstance(node, list) else []
+
+
+@pytest.mark.parametrize("task", [CLASSES, NUMBER, VOCABULARY], ids=["classes", "number", "vocabulary"])
+def test_every_target_of_a_kept_configuration_can_be_imported(task: dict[str, Any]) -> None:
+    found = targets(OmegaConf.to_container(upgraded(task=task)))
+    assert len(found) == len(targets(OLD | {"task": task}))
+    for target in found:
+        assert callable(get_object(target)), target
+
+
+def test_a_task_on_rows_becomes_the_class_of_its_labels() -> None:
+    classes, number = (instantiate(upgraded(task=task).task) for task in (CLASSES, NUMBER))
+    assert isinstance(classes, Classification)
+    assert (classes.name, classes.pair, classes.metric, classes.max_length) == ("toy", True, "f1", 32)
+    assert classes.rows.label_names == ("no", "yes")
+    assert isinstance(number, Regression)
+    assert (number.name, number.pair, number.metric) == ("toy", False, "spearman")
+
+
+def test_a_task_without_the_switch_is_one_of_classes() -> None:
+    task = {key: value for key, value in CLASSES.items() if key != "regression"}
+    assert isinstance(instantiate(upgraded(task=task).task), Classification)
+
+
+def test_a_task_on_text_keeps_its_options() -> None:
+    task = instantiate(upgraded(task=VOCABULARY).task)
+    assert isinstance(task, MaskedLM)
+    assert (task.name, task.settings.masking, task.settings.masks, task.fixed_inputs) == ("text", "static", 3, True)
+    assert task.settings.mask == Masking(probability=0.2, unit="whole_word")
+
+
+def test_settings_and_the_cache_keep_their_values() -> None:
+    config = upgraded()
+    trainer, export, benchmark, finetune, cache = (
+        instantiate(node, _convert_="all")
+        for node in (config.trainer, config.export, config.benchmark, config.teacher.finetune, config.teacher.cache)
+    )
+    assert (trainer.max_epochs, trainer.batch_size, finetune.max_epochs) == (2, 4, 1)
+    assert (cache.enabled, cache.top_k) == ("auto", 8)
+    assert export.max_drop == 0.02
+    assert (list(benchmark.batches), list(benchmark.lengths)) == ([1], [16])
+
+
+def test_a_bilstm_is_given_the_task_in_place_of_its_text() -> None:
+    model = upgraded().student.model
+    assert "text" not in model
+    assert (model._target_, model.layers) == ("students.bilstm.from_teacher", 2)
+
+
+def test_a_configuration_of_this_version_stays_as_it_is() -> None:
+    now = upgraded()
+    assert now.dry_run is False
+    assert upgrade(now) == now
+    assert upgraded(dry_run=True).dry_run is True

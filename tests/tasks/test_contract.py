@@ -1,0 +1,225 @@
+"""Every kind of task over a toy model: items follow from the batch, outputs have a row for each, in parts and whole."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertForSequenceClassification,
+    PreTrainedModel,
+)
+
+from distill.contracts import IGNORED, Items, Scores, Task
+from distill.tasks import Classification, MaskedLM, Regression
+from distill.training.evaluate import evaluate
+
+VOCABULARY = 60
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "intermediate_size": 64, "max_position_embeddings": 80, "initializer_range": 0.3}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task, a model with its head, and the width of the logits."""
+
+    task: Task
+    build: Callable[[], PreTrainedModel]
+    classes: int
+
+    def model(self) -> PreTrainedModel:
+        torch.manual_seed(0)
+        return self.build().eval()
+
+
+def classifier(labels: int) -> Callable[[], PreTrainedModel]:
+    return lambda: BertForSequenceClassification(BertConfig(**SMALL, num_labels=labels))
+
+
+CASES = {
+    "classification": Case(Classification(text="text"), classifier(3), 3),
+    "pair": Case(Classification(text=["one", "two"]), classifier(2), 2),
+    "regression": Case(Regression(text="text"), classifier(1), 1),
+    "masked_lm": Case(MaskedLM(), lambda: BertForMaskedLM(BertConfig(**SMALL)), VOCABULARY),
+    "segments": Case(
+        MaskedLM(packing="segment_pair", pair="nsp"), lambda: BertForPreTraining(BertConfig(**SMALL)), VOCABULARY
+    ),
+}
+every_task = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+def batch_of(case: Case, *, first: int = 0, padding: int = 0) -> dict[str, Tensor]:
+    """Three examples of at most seven tokens, of which the second is shorter, with more padding if wanted."""
+    random = torch.Generator().manual_seed(first)
+    ids = torch.randint(5, VOCABULARY, (3, 7), generator=random)
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = 0
+    if case.task.over_vocabulary:
+        predicted = (torch.rand(ids.shape, generator=random) < 0.4) & mask.bool()
+        labels = F.pad(ids.masked_fill(~predicted, IGNORED), (0, padding), value=IGNORED)
+    elif case.task.likelihood == "gaussian":
+        labels = torch.tensor([0.5, -100.0, 2.0])  # A number may be any.
+    else:
+        labels = torch.tensor([0, 1, case.classes - 1])
+    batch = {
+        "input_ids": F.pad(ids, (0, padding)), "attention_mask": F.pad(mask, (0, padding)), "labels": labels,
+        "example_id": torch.tensor([first + 2, first, first + 1]),
+    }  # fmt: skip
+    if case.task.pair:
+        batch["token_type_ids"] = (batch["attention_mask"].cumsum(dim=-1) > 3).long() * batch["attention_mask"]
+    if case.task.pair and case.task.over_vocabulary:
+        batch["pair_labels"] = torch.tensor([0, 1, 1])
+    return batch
+
+
+def columns_of(items: Items) -> dict[str, Any]:
+    names = ("row", "labels", "labelled", "index", "chosen", "valid")
+    return {name: getattr(items, name) for name in names if getattr(items, name) is not None}
+
+
+@every_task
+def test_items_follow_from_the_batch_alone(case: Case) -> None:
+    batch = batch_of(case)
+    first, again = case.task.select(batch), case.task.select({name: tensor.clone() for name, tensor in batch.items()})
+    for name, column in columns_of(first).items():
+        assert len(column) == len(first), name
+        assert torch.equal(column, columns_of(again)[name]), name
+    assert first.labelled.all()
+    assert first.likelihood == case.task.likelihood
+    assert first.over_vocabulary == case.task.over_vocabulary
+    assert torch.equal(first.example_id(), batch["example_id"][first.row])
+    assert torch.equal(first["attention_mask"], batch["attention_mask"])
+    if case.task.over_vocabulary:
+        assert len(first) == int((batch["labels"] != IGNORED).sum()) > 3
+        assert torch.equal(first.labels, batch["input_ids"].flatten()[first.index])
+    else:
+        assert first.row.tolist() == [0, 1, 2]
+        assert torch.equal(first.labels, batch["labels"])
+
+
+def test_an_example_without_a_class_is_an_item_without_a_label() -> None:
+    case = CASES["classification"]
+    items = case.task.select(batch_of(case) | {"labels": torch.tensor([0, IGNORED, 2])})
+    assert items.labelled.tolist() == [True, False, True]
+
+
+@every_task
+def test_every_token_is_an_item_over_a_vocabulary_alone(case: Case) -> None:
+    batch = batch_of(case)
+    few, every = case.task.select(batch), case.task.select(batch, every_token=True)
+    if not case.task.over_vocabulary:
+        assert (len(every), every.chosen) == (3, None)
+        return
+    assert len(every) == int(batch["attention_mask"].sum())
+    assert every.chosen is not None
+    assert torch.equal(every.chosen, every.labels != IGNORED)
+    for name, column in columns_of(few).items():
+        assert torch.equal(columns_of(every)[name][every.chosen], column), name
+
+
+@every_task
+@pytest.mark.parametrize("every_token", [False, True])
+def test_outputs_have_a_row_for_each_item(case: Case, every_token: bool) -> None:
+    batch = batch_of(case)
+    items = case.task.select(batch, every_token=every_token)
+    outputs = case.task.run(case.model(), batch, items, frozenset({"hidden_states"}))
+    assert outputs.at(items).logits.shape == (len(items), case.classes)
+    whole = outputs.whole()
+    assert whole.logits is None
+    assert whole.hidden_states is not None
+    assert [states.shape for states in whole.hidden_states] == [(3, 7, 32)] * 3
+    assert (whole.segment_logits is not None) == ("pair_labels" in batch)
+
+
+@every_task
+def test_parts_of_the_items_have_the_logits_of_the_whole(case: Case) -> None:
+    batch = batch_of(case)
+    items = case.task.select(batch)
+    with torch.no_grad():
+        outputs = case.task.run(case.model(), batch, items, frozenset())
+        whole = outputs.at(items).logits
+        for cut in range(len(items) + 1):
+            parts = [items.part(0, cut), items.part(cut, len(items))]
+            torch.testing.assert_close(torch.cat([outputs.at(part).logits for part in parts]), whole)
+            for name, column in columns_of(items).items():
+                assert torch.equal(torch.cat([columns_of(part)[name] for part in parts]), column), name
+        inner = items.part(1, len(items)).part(1, 2)  # A part of a part.
+        assert inner.first == 2
+        torch.testing.assert_close(outputs.at(inner).logits, whole[2:3])
+
+
+@every_task
+def test_more_padding_changes_no_item_and_no_logit(case: Case) -> None:
+    model, found = case.model(), []
+    for padding in (0, 3):
+        batch = batch_of(case, padding=padding)
+        items = case.task.select(batch)
+        with torch.no_grad():
+            found.append((items, case.task.run(model, batch, items, frozenset()).at(items).logits))
+    (short, logits), (long, padded) = found
+    for name in ("row", "labels", "labelled"):
+        assert torch.equal(getattr(short, name), getattr(long, name)), name
+    torch.testing.assert_close(padded, logits, atol=1e-5, rtol=1e-4)
+
+
+@every_task
+def test_a_score_has_a_row_for_each_item(case: Case) -> None:
+    batch = batch_of(case)
+    items = case.task.select(batch)
+    with torch.no_grad():
+        outputs = case.task.run(case.model(), batch, items, frozenset()).at(items)
+    columns = case.task.score(outputs, items)
+    assert columns
+    assert all(len(column) == len(items) for column in columns.values())
+    if not case.task.compares_with_teacher:
+        assert columns["logits"].dtype == torch.float32
+        return
+    compared = case.task.score(outputs, items, outputs)
+    assert all(len(column) == len(items) for column in compared.values())
+    assert compared["agreement_top1"].all()
+    assert compared["agreement_top5"].all()
+
+
+@every_task
+def test_an_evaluation_joins_the_items_of_all_batches(case: Case) -> None:
+    batches = [batch_of(case, first=first) for first in (3, 0)]
+    model = case.model().train()
+    scores = evaluate(model, case.task, [[batches[0]], [batches[1]]])
+    assert model.training
+    items = [case.task.select(batch) for batch in batches]
+    assert np.array_equal(scores.labels, torch.cat([of_batch.labels for of_batch in items]))
+    assert np.array_equal(scores.example_id, torch.cat([of_batch.example_id() for of_batch in items]))
+    assert all(len(column) == len(scores.labels) for column in scores.columns.values())
+    ordered = scores.by_example()
+    assert sorted(set(ordered.example_id)) == list(range(6))
+    assert (np.diff(ordered.example_id) >= 0).all()
+    metrics, of_ordered = case.task.metrics(scores), case.task.metrics(ordered)
+    assert metrics == pytest.approx(of_ordered, rel=1e-5)
+    assert case.task.metric in metrics
+    assert case.task.agreement(ordered, ordered) == 1.0
+
+
+def test_the_order_of_segments_is_scored_once_a_pair() -> None:
+    """Two of three pairs are right, whatever the number of the tokens that are predicted in each."""
+    columns = {
+        "loss": np.zeros(6), "correct": np.ones(6),
+        "pair_correct": np.array([True, True, True, True, False, True]),
+    }  # fmt: skip
+    scores = Scores(columns, np.zeros(6, int), np.array([7, 7, 7, 7, 2, 5]))
+    assert CASES["segments"].task.metrics(scores)["nsp_accuracy"] == pytest.approx(2 / 3)
+
+
+def test_scores_by_example_keep_the_items_of_an_example_in_order() -> None:
+    columns = {"logits": np.arange(10).reshape(5, 2), "loss": np.arange(5)}
+    found = Scores(columns, np.array([10, 11, 12, 13, 14]), np.array([2, 0, 2, 1, 0])).by_example()
+    assert found.example_id.tolist() == [0, 0, 1, 2, 2]
+    assert found.labels.tolist() == [11, 14, 13, 10, 12]
+    assert found.columns["loss"].tolist() == [1, 4, 3, 0, 2]
+    assert found.columns["logits"].tolist() == [[2, 3], [8, 9], [6, 7], [0, 1], [4, 5]]
