@@ -21,6 +21,7 @@ from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
 from distill.export.settings import ExportSettings
 from distill.models.forward import input_names
+from distill.tasks import Classification
 from students import bilstm
 
 LARGE = {
@@ -39,7 +40,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     teacher = BertForSequenceClassification(BertConfig(**LARGE)).eval()
-    student = bilstm.from_teacher(teacher, text=["sentence"], hidden_dim=150).eval()
+    student = bilstm.from_teacher(teacher, task=Classification(text="sentence"), hidden_dim=150).eval()
 
     def answer(feed: latency.Inputs) -> object:
         with torch.inference_mode():

@@ -25,12 +25,14 @@ from transformers import (
 )
 
 from distill.console import silence_libraries
+from distill.contracts import Scores
 from distill.data import batching, tables
 from distill.losses import HardLabels, Objective, SoftTargets
 from distill.tasks import Classification
 from distill.teaching import outputs
 from distill.teaching.output_cache import OutputCache
 from distill.training import fitting
+from distill.training.evaluate import evaluate
 from distill.training.module import DistillationModule, freeze
 from distill.training.settings import TrainerSettings
 from students.distilbert import from_teacher
@@ -59,10 +61,9 @@ class Race:
 
 def distill(race: Race) -> tuple[np.ndarray, int, float]:
     examples = race.task.encode(race.splits, race.tokenizer, race.directory)
-    asked = outputs.cache_outputs(
-        lambda: race.teacher, examples["train"], cache=OutputCache(), directory=race.directory / "outputs",
-        fingerprint=race.precision,
-    )  # fmt: skip
+    directory = race.directory / "outputs"
+    computation = outputs.Computation(lambda: race.teacher, race.precision, race.task, OutputCache(), directory)
+    computed = outputs.cache_outputs(computation, examples["train"])
     race.teacher = None
     settings = TrainerSettings(
         learning_rate=LEARNING_RATE, batch_size=BATCH, max_epochs=race.epochs, warmup=WARMUP,
@@ -71,8 +72,8 @@ def distill(race: Race) -> tuple[np.ndarray, int, float]:
     loaders = batching.all_loaders(examples, **settings.batches())
     terms = {"soft": SoftTargets(temperature=TEMPERATURE, weight=0.5), "hard": HardLabels(weight=0.5)}
     module = DistillationModule(
-        student=race.student, objective=Objective(name="hinton", terms=terms), task=race.task, kept=asked.kept,
-        **settings.optimization(len(loaders["train"])),
+        student=race.student, objective=Objective(name="hinton", terms=terms), task=race.task,
+        cached_outputs=computed.outputs, **settings.optimization(len(loaders["train"])),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as checkpoints:
         fitting.fit(
@@ -82,7 +83,8 @@ def distill(race: Race) -> tuple[np.ndarray, int, float]:
         # `fit` leaves the best of the epochs; the others have nothing but the last.
         last = torch.load(Path(checkpoints) / "c" / "last.ckpt", weights_only=True)["state_dict"]
         module.load_state_dict(last)
-    return evaluate_logits(module.student, loaders["dev"]), module.tokens_computed, asked.seconds
+    scores = evaluate(module.student, race.task, loaders["dev"]).by_example()
+    return scores.columns["logits"], module.tokens_computed, computed.seconds
 
 
 def loader(race: Race, computed: list[int]) -> Any:
@@ -115,6 +117,10 @@ def dev_logits(race: Race) -> np.ndarray:
         with torch.no_grad():
             found.append(race.student(**batch).logits)
     return torch.cat(found).numpy()
+
+
+def scores_of(logits: np.ndarray, labels: np.ndarray) -> Scores:
+    return Scores({"logits": logits}, labels, np.arange(len(labels)))
 
 
 def optimizer_and_schedule(race: Race, steps: int) -> tuple[Any, Any]:
@@ -245,7 +251,7 @@ def main() -> None:
     load = transformers.AutoModelForSequenceClassification.from_pretrained
     ours = options.contestant == "distill"
     student = from_teacher(load(options.teacher, dtype=torch.float32))
-    # What distill has kept need not be asked, or loaded, again.
+    # The teacher of cached outputs is not loaded again.
     known = ours and (options.cache / "outputs").is_dir()
     dtype = getattr(torch, options.teacher_precision) if ours else torch.float32
     teacher = None if known else freeze(load(options.teacher, dtype=dtype))
@@ -270,7 +276,7 @@ def main() -> None:
         "tokens_per_second": tokens / seconds,
         "padding": 1 - tokens / computed,
         "peak_rss_mb": peak,
-        "accuracy": task.metrics(logits, splits.splits["dev"].labels)["accuracy"],
+        "accuracy": task.metrics(scores_of(logits, splits.splits["dev"].labels))["accuracy"],
         "useful_flops": 3 * options.epochs * forward_flops(student, lengths),
     }
     print(json.dumps(found))

@@ -29,9 +29,10 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel
 
+from distill.contracts import IGNORED
 from distill.losses import Cosine, MaskedLanguageModelling, Objective, SoftTargets
 from distill.models import cpu_kernels
-from distill.tasks import Classification
+from distill.tasks import MaskedLM
 from distill.training import fitting
 from distill.training.module import DistillationModule, freeze
 from students.distilbert import from_teacher
@@ -48,8 +49,7 @@ def batch_of(options: argparse.Namespace, device: str) -> dict[str, Tensor]:
     batch = {
         "input_ids": ids.masked_fill(chosen, 103),
         "attention_mask": torch.ones(size, dtype=torch.long),
-        "labels": ids.masked_fill(~chosen, -100),
-        "items": chosen,
+        "labels": ids.masked_fill(~chosen, IGNORED),
         "example_id": torch.arange(size[0]),
     }
     return {name: tensor.to(device) for name, tensor in batch.items()}
@@ -61,7 +61,7 @@ def plain_loss(student: Any, teacher: Any, batch: dict[str, Tensor], positions: 
     with torch.no_grad():
         told = teacher(**inputs, output_hidden_states=True)
     said = student(**inputs, output_hidden_states=True)
-    chosen = batch["items"] if positions == "masked" else batch["attention_mask"].bool()
+    chosen = batch["labels"] != IGNORED if positions == "masked" else batch["attention_mask"].bool()
     student_logits, teacher_logits = said.logits[chosen].float(), told.logits[chosen].float()
     soft = (teacher_logits / TEMPERATURE).softmax(-1) * (student_logits / TEMPERATURE).log_softmax(-1)
     mlm = nn.functional.cross_entropy(said.logits.flatten(0, 1).float(), batch["labels"].flatten())
@@ -94,7 +94,7 @@ def module_of(student: PreTrainedModel, answering: BertForMaskedLM, positions: s
     }
     return DistillationModule(
         student=student, objective=Objective(name="language_model", terms=terms),
-        task=Classification(name="step", text=["text"]), teacher=answering, learning_rate=1e-5,
+        task=MaskedLM(), teacher=answering, learning_rate=1e-5,
     )  # fmt: skip
 
 
@@ -202,7 +202,8 @@ def main() -> None:
         peaks.append(peak_flops(torch.bfloat16 if has_bf16() else torch.float32, device))
         for way in ways:
             took[way].append(elsewhere(way))
-    peak, work = statistics.median(peaks), needed_flops(teacher, student, options, int(batch["items"].sum()))
+    masked = int((batch["labels"] != IGNORED).sum())
+    peak, work = statistics.median(peaks), needed_flops(teacher, student, options, masked)
     medians = {
         way: {name: statistics.median(one[name] for one in found) for name in ("seconds", "bytes")}
         for way, found in took.items()

@@ -1,4 +1,4 @@
-"""What does it cost a student that its teacher's answers over a vocabulary are kept as their largest logits?
+"""The loss for a student when its teacher's outputs over a vocabulary are cached as their largest logits.
 
     python benchmarks/top_k.py --teacher DIR --data DIR
 
@@ -11,7 +11,6 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,39 +20,43 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoTokenizer, BertForMaskedLM, PreTrainedModel
 
+from distill.contracts import Items, Outputs
 from distill.losses import SoftTargets
-from distill.models.chunked_logits import logits_at_items
 from distill.tasks import MaskedLM
-from distill.teaching.output_cache import OutputCache, TopKOutputs
-from distill.text import sequences
-from distill.text.masking import Masking
+from distill.teaching.top_k import TopKOutputs, bytes_per_item, take_top_k
 from distill.training.module import freeze
 from students.distilbert import from_teacher
 
 
-def loss_and_gradient(student_logits: Tensor, told: Any, temperature: float) -> tuple[float, Tensor]:
+def loss_and_gradient(student_logits: Tensor, teacher_output: Any, temperature: float) -> tuple[float, Tensor]:
     """The soft loss of an item, and its gradient with respect to the student's logits."""
     logits = student_logits.detach().requires_grad_()
-    items = torch.ones(1, len(logits), dtype=torch.bool)
-    batch = {"items": items, "labels": torch.zeros(1, len(logits), dtype=torch.long)}
-    said = SimpleNamespace(logits=logits.unsqueeze(0))
-    total, count = SoftTargets(temperature=temperature)(said, told, batch)
+    labels = torch.zeros(len(logits), dtype=torch.long)
+    items = Items(batch={}, row=labels, labels=labels, labelled=labels == 0, over_vocabulary=True)
+    total, count = SoftTargets(temperature=temperature)(Outputs(logits=logits), teacher_output, items)
     (total / count).backward()
     assert logits.grad is not None
     return float((total / count).detach()), logits.grad
 
 
-def answers(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
+def masked_logits(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
     """Logits `[n, V]` of teacher and student at the masked tokens of some held-out sequences."""
     tokenizer = AutoTokenizer.from_pretrained(options.teacher)
-    task = MaskedLM(name="top_k", mask=Masking(), data_dir=options.data, dev_examples=options.sequences)
+    task = MaskedLM(name="top_k", data_dir=options.data, dev_examples=options.sequences)
     with tempfile.TemporaryDirectory() as directory:
-        dev = sequences.read(task, tokenizer, cache_dir=Path(directory))[0]["dev"]
+        cache_dir = Path(directory)
+        dev = task.encode(task.read(cache_dir), tokenizer, cache_dir)["dev"]
         batch = dev[list(range(len(dev)))]
     teacher: PreTrainedModel = freeze(BertForMaskedLM.from_pretrained(options.teacher, dtype=torch.float32))
     student = from_teacher(teacher).eval()
+    items = task.select(batch)
     with torch.no_grad():
-        return logits_at_items(teacher, batch), logits_at_items(student, batch)
+        teacher_logits, student_logits = (
+            task.run(model, batch, items, frozenset()).at(items).logits for model in (teacher, student)
+        )
+    assert teacher_logits is not None
+    assert student_logits is not None
+    return teacher_logits, student_logits
 
 
 def main() -> None:
@@ -65,24 +68,22 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 2.0, 4.0])
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args()
-    teacher_logits, student_logits = answers(options)
+    teacher_logits, student_logits = masked_logits(options)
     half = len(teacher_logits) // 2  # The profile is of other tokens than those that it is tried on.
     profile = teacher_logits[half:].log_softmax(dim=-1).mean(dim=0)
     teacher_logits, student_logits = teacher_logits[:half], student_logits[:half]
     rows = []
     for top_k in options.top_k:
-        said = OutputCache(top_k=top_k).shortened(teacher_logits.log_softmax(dim=-1))
-        kept = TopKOutputs(**said, profile=profile)
+        largest = TopKOutputs(take_top_k(teacher_logits.log_softmax(dim=-1), top_k), profile)
         mass = float(teacher_logits.softmax(dim=-1).topk(top_k, dim=-1).values.sum(dim=-1).mean())
         for temperature in options.temperatures:
-            whole = SimpleNamespace(logits=teacher_logits.unsqueeze(0))
-            exact, gradient = loss_and_gradient(student_logits, whole, temperature)
-            found, other = loss_and_gradient(student_logits, kept, temperature)
+            exact, gradient = loss_and_gradient(student_logits, Outputs(logits=teacher_logits), temperature)
+            found, other = loss_and_gradient(student_logits, largest, temperature)
             rows.append(
                 {
                     "top_k": top_k, "temperature": temperature, "mass": mass, "loss": abs(found - exact) / exact,
                     "gradient": float((other - gradient).norm() / gradient.norm()),
-                    "bytes": OutputCache(top_k=top_k).item_bytes(),
+                    "bytes": bytes_per_item(top_k),
                 }
             )  # fmt: skip
     table = Table(title=f"{len(teacher_logits):,} masked tokens; {describe()}")

@@ -12,7 +12,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
+from dataclasses import dataclass
 from unittest import mock
 
 import numpy as np
@@ -23,6 +23,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedModel
 
+from distill.contracts import Items, Outputs
 from distill.losses import HardLabels, Objective, SoftTargets
 from distill.models import cpu_kernels
 from distill.tasks import Classification
@@ -67,15 +68,24 @@ def step_of(student: PreTrainedModel, batch: dict[str, Tensor], teacher: Tensor,
     terms = {"soft": SoftTargets(temperature=2.0, weight=0.5), "hard": HardLabels(weight=0.5)}
     module = DistillationModule(
         student=student, objective=Objective(name="hinton", terms=terms), learning_rate=1e-5,
-        task=Classification(name="step", text=["text"]), kept=SimpleNamespace(outputs=lambda batch: _Output(teacher)),
+        task=Classification(name="step", text=["text"]), cached_outputs=lambda batch, items: _FixedPass(teacher),
     )  # fmt: skip
     optimizer = module.configure_optimizers()[0][0]
     return training_step(lambda: module.losses(batch)[0], student.parameters(), optimizer, "cpu")
 
 
-class _Output:
-    def __init__(self, logits: Tensor) -> None:
-        self.logits = logits
+@dataclass(frozen=True)
+class _FixedPass:
+    """A teacher's outputs that cost nothing: always the same logits."""
+
+    logits: Tensor
+    chunk_size: int | None = None
+
+    def whole(self) -> Outputs:
+        return Outputs()
+
+    def at(self, items: Items) -> Outputs:
+        return Outputs(logits=self.logits)
 
 
 def main() -> None:
@@ -92,7 +102,6 @@ def main() -> None:
         "input_ids": torch.randint(1000, 30000, size, generator=random),
         "attention_mask": torch.ones(size, dtype=torch.long),
         "labels": torch.randint(0, 2, size[:1], generator=random),
-        "items": torch.ones(size[0], dtype=torch.bool),
         "example_id": torch.arange(size[0]),
     }
     teacher = torch.randn(size[0], 2, generator=random)

@@ -1,6 +1,6 @@
 """Tables of data that is in memory: lists, pandas frames, and data sets of the `datasets` library."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 from distill.errors import UserError
@@ -43,26 +43,45 @@ def tables(
 def _table(value: Any, *, text: Sequence[str], label: str) -> "datasets.Dataset":
     import datasets
     import pandas
+    import pyarrow
 
     if isinstance(value, datasets.Dataset):
         return value
-    if isinstance(value, pandas.DataFrame):
-        return datasets.Dataset.from_pandas(value, preserve_index=False)
-    if isinstance(value, Mapping):
-        return datasets.Dataset.from_dict({str(name): list(column) for name, column in value.items()})
-    if isinstance(value, tuple) and len(value) == 2:
-        texts, labels = value
-        if len(texts) != len(labels):
-            raise UserError(f"got {len(texts)} texts and {len(labels)} labels, expected as many of both")
-        return datasets.Dataset.from_dict({**_text_columns(list(texts), text), label: list(labels)})
+    try:
+        if isinstance(value, pandas.DataFrame):
+            return datasets.Dataset.from_pandas(value, preserve_index=False)
+        if isinstance(value, Mapping):
+            return datasets.Dataset.from_dict(_columns(value))
+        if isinstance(value, tuple) and len(value) == 2:
+            texts, labels = (_rows(name, column) for name, column in zip(("texts", "labels"), value, strict=True))
+            if len(texts) != len(labels):
+                raise UserError(f"got {len(texts)} texts and {len(labels)} labels, expected as many of both")
+            return datasets.Dataset.from_dict({**_text_columns(texts, text), label: labels})
+    except pyarrow.ArrowException as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the data cannot be made a table ({reason}): every column needs values of one type") from error
     raise UserError(f"got data of type {type(value).__name__}, {EXPECTED}")
+
+
+def _columns(table: Mapping[Any, Any]) -> dict[str, list[Any]]:
+    columns = {str(name): _rows(str(name), column) for name, column in table.items()}
+    if len({len(column) for column in columns.values()}) > 1:
+        lengths = ", ".join(f"{name} {len(column)}" for name, column in columns.items())
+        raise UserError(f"got columns of unequal lengths ({lengths}), expected as many rows in each")
+    return columns
+
+
+def _rows(name: str, column: Any) -> list[Any]:
+    if isinstance(column, str) or not isinstance(column, Iterable):
+        raise UserError(f"got {name} of type {type(column).__name__}, expected a list or an array")
+    return list(column)
 
 
 def _text_columns(texts: list[Any], names: Sequence[str]) -> dict[str, list[Any]]:
     """The columns of texts, or of pairs of texts."""
     if len(names) == 1:
         return {names[0]: texts}
-    wrong = next((row for row in texts if isinstance(row, str) or len(row) != len(names)), None)
-    if wrong is not None:
-        raise UserError(f"got the text {wrong!r}, expected {len(names)} texts for {', '.join(names)}")
+    for row in texts:
+        if isinstance(row, str) or not isinstance(row, Sized) or len(row) != len(names):
+            raise UserError(f"got the text {row!r}, expected {len(names)} texts for {', '.join(names)}")
     return {name: [row[index] for row in texts] for index, name in enumerate(names)}

@@ -267,7 +267,7 @@ def _check_columns(rows: LabelledText, table: "datasets.Dataset", source: str) -
     if missing:
         raise UserError(
             f"{source} has no column {', '.join(missing)}: it has {', '.join(table.column_names)}; "
-            "name yours with rows.text=[...] and rows.label=..."
+            "name yours with task.text=[...] and task.label=..."
         )
     if len(table) == 0:
         raise UserError(f"{source} has a header and no examples")

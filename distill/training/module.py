@@ -143,7 +143,8 @@ class DistillationModule(L.LightningModule):
     def _teacher_outputs(self, batch: Batch, items: Items) -> ItemOutputs:
         """The teacher's outputs for this batch, computed or cached; empty ones if no term needs them."""
         if self.cached_outputs is not None:
-            return self.cached_outputs(batch, items)
+            with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # Which refuses to join float16.
+                return self.cached_outputs(batch, items)
         if self.teacher is None:
             return _NoOutputs()
         with self._teacher_computes():

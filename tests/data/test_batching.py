@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from distill.data import batching, token_cache
-from distill.data.batching import Examples, LengthBuckets, padded_length
-from distill.data.tables import Split, TaskData
+from distill.data.batching import LengthBuckets, TokenizedExamples, padded_length
+from distill.data.tables import LabelledData, Split
 from distill.errors import UserError
 from distill.tasks import Classification
 from teachers.embedded import train_tokenizer
@@ -119,7 +119,7 @@ def test_a_batch_is_padded_to_one_of_few_lengths():
 def test_no_batch_is_longer_than_the_longest_example(tokenizer: PreTrainedTokenizerBase):
     assert padded_length(509, 510) == 510  # A model may have no more positions.
     texts = [" ".join(["film"] * count) for count in (39, 35, 10)]
-    examples = Examples(split_of(*texts), TASK, tokenizer)
+    examples = examples_of(split_of(*texts), tokenizer)
     longest, second, _ = examples.lengths.tolist()
     assert (longest, second) == (41, 37)
     widths = [examples[index]["input_ids"].shape[1] for index in ([0, 2], [1, 2], [2])]
@@ -194,28 +194,35 @@ def split_of(*texts: str, pairs: list[str] | None = None) -> Split:
     return Split(texts=list(texts), pairs=pairs, labels=np.arange(len(texts)) % 2)
 
 
+def examples_of(
+    split: Split, tokenizer: PreTrainedTokenizerBase, *, max_length: int = 128, cache_dir: Path | None = None
+) -> TokenizedExamples:
+    """One split, tokenized as a task's training split."""
+    task = Classification(name="toy", text=["sentence"], max_length=max_length)
+    data = LabelledData(labels=("bad", "good"), splits={"train": split, "dev": split}, sha256="")
+    return task.encode(data, tokenizer, cache_dir)["train"]
+
+
 def test_a_batch_is_padded_to_its_own_longest_example(tokenizer: PreTrainedTokenizerBase):
-    examples = Examples(split_of("a film", "a lovely and moving film", "dull"), TASK, tokenizer)
+    examples = examples_of(split_of("a film", "a lovely and moving film", "dull"), tokenizer)
     steps = list(batching.loader(examples, [[[1, 0], [2]]]))
     (batch, single) = steps[0]
     lengths = examples.lengths.tolist()
-    assert batch.keys() == {"input_ids", "attention_mask", "token_type_ids", "labels", "items", "example_id"}
+    assert batch.keys() == {"input_ids", "attention_mask", "token_type_ids", "labels", "example_id"}
     assert [batch[name].shape for name in ("input_ids", "attention_mask", "token_type_ids")] == [(2, lengths[1])] * 3
     assert single["input_ids"].shape == (1, lengths[2])
     assert batch["attention_mask"].sum(dim=1).tolist() == [lengths[1], lengths[0]]
     assert (batch["input_ids"][1, lengths[0] :] == tokenizer.pad_token_id).all()
     assert (batch["labels"].tolist(), batch["example_id"].tolist()) == ([1, 0], [1, 0])
-    assert batch["items"].tolist() == [True, True]
-    assert {name: batch[name].dtype for name in ("input_ids", "labels", "items")} == {
-        "input_ids": torch.int64,
-        "labels": torch.int64,
-        "items": torch.bool,
-    }
+    assert {batch[name].dtype for name in ("input_ids", "labels")} == {torch.int64}
+    items = TASK.select(batch)
+    assert (items.labelled.tolist(), items.labelled.dtype) == ([True, True], torch.bool)
+    assert items.row.tolist() == [0, 1]
     assert tokenizer.decode(batch["input_ids"][0], skip_special_tokens=True) == "a lovely and moving film"
 
 
 def test_the_second_text_of_a_pair_has_token_type_one(tokenizer: PreTrainedTokenizerBase):
-    examples = Examples(split_of("a film", "dull", pairs=["i loved every minute", "a bore"]), TASK, tokenizer)
+    examples = examples_of(split_of("a film", "dull", pairs=["i loved every minute", "a bore"]), tokenizer)
     (batch,) = next(iter(batching.loader(examples, [[[0, 1]]])))
     first = len(tokenizer("a film")["input_ids"])
     total = int(examples.lengths[0])
@@ -227,9 +234,8 @@ def test_the_second_text_of_a_pair_has_token_type_one(tokenizer: PreTrainedToken
 def test_what_was_cut_is_counted(tokenizer: PreTrainedTokenizerBase):
     texts = ("a film", "a lovely and moving film", "a dull and lifeless mess")
 
-    def examples(length: int, split: Split | None = None) -> Examples:
-        task = Classification(name="toy", text=["sentence"], max_length=length)
-        return Examples(split or split_of(*texts), task, tokenizer)
+    def examples(length: int, split: Split | None = None) -> TokenizedExamples:
+        return examples_of(split or split_of(*texts), tokenizer, max_length=length)
 
     whole = examples(128)
     assert whole.truncated == 0
@@ -244,7 +250,7 @@ def test_what_was_cut_is_counted(tokenizer: PreTrainedTokenizerBase):
 def test_dev_comes_longest_first_and_whole(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(batching.scoring_steps, "__defaults__", (64,))
     texts = [text for text, _ in sentences(24)]
-    examples = Examples(split_of(*texts), TASK, tokenizer)
+    examples = examples_of(split_of(*texts), tokenizer)
     found = [batch for step in batching.evaluation_loader(examples) for batch in step]
     assert len(found) > 3
     assert all(batch["input_ids"].numel() <= 64 for batch in found)
@@ -257,7 +263,7 @@ def test_dev_comes_longest_first_and_whole(tokenizer: PreTrainedTokenizerBase, m
 def test_the_loaders_of_a_training(tokenizer: PreTrainedTokenizerBase):
     texts, labels = zip(*sentences(22), strict=True)
     train, dev = (Split(list(texts[:size]), None, np.array(labels[:size])) for size in (22, 6))
-    splits = TaskData(labels=("bad", "good"), splits={"train": train, "dev": dev}, sha256="")
+    splits = LabelledData(labels=("bad", "good"), splits={"train": train, "dev": dev}, sha256="")
     loaders = batching.all_loaders(TASK.encode(splits, tokenizer, None), batch_size=4, accumulate=2, seed=0)
     steps = list(loaders["train"])
     assert len(steps) == len(loaders["train"]) == 3  # six micro-batches, two a step
@@ -274,7 +280,7 @@ def test_the_loaders_of_a_training(tokenizer: PreTrainedTokenizerBase):
 def test_a_tokenizer_that_pads_on_the_left_is_followed(tokenizer: PreTrainedTokenizerBase):
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.padding_side = "left"
-    examples = Examples(split_of("a film", "a lovely and moving film"), TASK, tokenizer)
+    examples = examples_of(split_of("a film", "a lovely and moving film"), tokenizer)
     batch = examples[[0, 1]]
     expected = tokenizer(["a film", "a lovely and moving film"], padding=True, return_tensors="pt")
     for name in ("input_ids", "attention_mask", "token_type_ids"):
@@ -286,9 +292,9 @@ def test_a_tokenizer_that_pads_on_the_left_is_followed(tokenizer: PreTrainedToke
 
 def test_tokens_are_made_once(tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     split = split_of("a film", "a lovely and moving film", "dull")
-    first = Examples(split, TASK, tokenizer, tmp_path)
+    first = examples_of(split, tokenizer, cache_dir=tmp_path)
     monkeypatch.setattr(token_cache, "_tokenize", None)  # Nobody may tokenize again.
-    again = Examples(replace(split, labels=np.array([1, 1, 0])), TASK, tokenizer, tmp_path)
+    again = examples_of(replace(split, labels=np.array([1, 1, 0])), tokenizer, cache_dir=tmp_path)
     assert again.truncated == first.truncated
     for name in ("input_ids", "attention_mask", "token_type_ids"):
         assert torch.equal(again[[2, 0]][name], first[[2, 0]][name])
@@ -299,7 +305,7 @@ def _tokenized(directory: Path, barrier: Any, results: Any) -> None:
     tokenizer = train_tokenizer([text for text, _ in sentences(64)], 300)
     split = split_of(*(text for text, _ in sentences(64)))
     barrier.wait()
-    results.put(Examples(split, TASK, tokenizer, directory)[[3, 60]]["input_ids"].tolist())
+    results.put(examples_of(split, tokenizer, cache_dir=directory)[[3, 60]]["input_ids"].tolist())
 
 
 def test_processes_that_tokenize_at_once_do_not_disturb_each_other(tmp_path: Path):
@@ -312,21 +318,21 @@ def test_other_texts_lengths_and_vocabularies_are_other_tokens(tokenizer: PreTra
     split = split_of("a film", "dull")
     other = train_tokenizer(["quite another text"], 300)
     digests = {
-        token_cache.compute_digest(split, tokenizer, 128),
-        token_cache.compute_digest(split, tokenizer, 64),
-        token_cache.compute_digest(split, other, 128),
-        token_cache.compute_digest(split_of("a film", "dul"), tokenizer, 128),
-        token_cache.compute_digest(split_of("a film", "dull", pairs=["a", "b"]), tokenizer, 128),
+        token_cache.digest(split, tokenizer, 128),
+        token_cache.digest(split, tokenizer, 64),
+        token_cache.digest(split, other, 128),
+        token_cache.digest(split_of("a film", "dul"), tokenizer, 128),
+        token_cache.digest(split_of("a film", "dull", pairs=["a", "b"]), tokenizer, 128),
     }
     assert len(digests) == 5
     tokenizer(["a"], truncation=True, max_length=7, padding=True)  # Leaves its settings behind.
-    assert token_cache.compute_digest(split, tokenizer, 128) in digests
+    assert token_cache.digest(split, tokenizer, 128) in digests
 
 
 def test_damaged_tokens_are_made_again(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
     split = split_of("a film", "a lovely and moving film")
-    first = Examples(split, TASK, tokenizer, tmp_path)[[0, 1]]["input_ids"]
+    first = examples_of(split, tokenizer, cache_dir=tmp_path)[[0, 1]]["input_ids"]
     [path] = tmp_path.rglob("tokens.arrow")
     for content in (path.read_bytes()[:-100], b""):
         path.write_bytes(content)
-        assert torch.equal(Examples(split, TASK, tokenizer, tmp_path)[[0, 1]]["input_ids"], first)
+        assert torch.equal(examples_of(split, tokenizer, cache_dir=tmp_path)[[0, 1]]["input_ids"], first)

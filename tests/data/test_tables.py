@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from distill.data import tables
-from distill.data.tables import TaskData
+from distill.data.tables import LabelledData
 from distill.errors import UnreachableError, UserError
-from distill.tasks import Classification
+from distill.tasks import Classification, Regression
 
 Row = tuple[Any, ...]
 # Each of them has been lost, split or turned into nothing by a reader's guess.
@@ -20,7 +20,7 @@ AWKWARD = ('he said "no', '""', "NA", "null", "nan", "007", "a, b", "  spaced  "
 TEXTS = (*AWKWARD, "caf\u00e9 \u2014 \u4f60\u597d")
 ROWS: list[Row] = [(text, index % 2) for index, text in enumerate(TEXTS)]
 DEV: list[Row] = [("good", 1), ("bad", 0)]
-NUMBER = {"regression": True, "metrics": ["pearson"]}
+NUMBER = {"kind": Regression, "metrics": ["pearson"]}
 
 
 def tsv(rows: list[Row], header: str = "sentence\tlabel") -> str:
@@ -52,10 +52,10 @@ def write(path: Path, rows: list[Row]) -> None:
 
 
 @pytest.fixture
-def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskData]:
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LabelledData]:
     """Writes files into a directory and reads it: contents by name, and options of the task."""
 
-    def reading(files: dict[str, str | list[Row]], **options: Any) -> TaskData:
+    def reading(files: dict[str, str | list[Row]], *, kind: Any = Classification, **options: Any) -> LabelledData:
         directory = tmp_path / "data"
         directory.mkdir(exist_ok=True)
         for name, content in files.items():
@@ -64,12 +64,13 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskD
             else:
                 write(directory / name, content)
         options = {"name": "toy", "text": ["sentence"], "data_dir": str(directory)} | options
-        return Classification(**options).read(tmp_path / "cache")
+        data: LabelledData = kind(**options).read(tmp_path / "cache")
+        return data
 
     return reading
 
 
-Read = Callable[..., TaskData]
+Read = Callable[..., LabelledData]
 
 # Files
 
@@ -258,7 +259,7 @@ def test_a_split_has_the_names_that_the_task_gives_it(read: Read):
     files = {"train.tsv": ROWS, "dev_matched.tsv": DEV, "dev_mismatched.tsv": DEV[::-1], "test.tsv": DEV}
     found = read(files, splits={"dev": ["matched", "dev_matched"], "mismatched": ["dev_mismatched"]})
     assert list(found.scored()) == ["dev", "test", "mismatched"]
-    assert found.scored_labels()["mismatched"].tolist() == [0, 1]
+    assert found.scored()["mismatched"].labels.tolist() == [0, 1]
 
 
 def test_a_test_split_without_a_label_column_counts_as_absent(read: Read):

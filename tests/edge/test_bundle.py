@@ -16,10 +16,17 @@ from distill.edge.bundle import FORMAT, Bundle
 from distill.errors import UserError
 from distill.files import hash_file, write_json
 
+# Format 1 named the answer, and no decoder; bundles of it are still read.
+FORMATS: dict[int, dict[str, str]] = {
+    1: {"kind": "sequence", "answer": "classes"},
+    2: {"kind": "classification", "answer": "classes", "decoder": "classes"},
+}
 
-@pytest.fixture
-def bundle(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+
+@pytest.fixture(params=FORMATS, ids=lambda number: f"format {number}")
+def bundle(request: pytest.FixtureRequest, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
     """A bundle whose model can be worked out by hand: logits [tokens that count, 4]."""
+    assert max(FORMATS) == FORMAT
     graph = helper.make_graph(
         [
             helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
@@ -47,7 +54,7 @@ def bundle(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
     write_json(
         tmp_path / "bundle.json",
         {
-            "format": FORMAT, "kind": "sequence", "answer": "classes", "labels": ["long", "short"], "pair": False,
+            "format": request.param, **FORMATS[request.param], "labels": ["long", "short"], "pair": False,
             "max_length": 8,
             "inputs": ["input_ids", "attention_mask"], "padding": {"input_ids": 0, "attention_mask": 0},
             "padding_side": "right", "models": {"fp32": "model.onnx"}, "recommended": "fp32",
@@ -97,7 +104,7 @@ def test_the_command_line_prints_a_line_for_a_text(
     ("damage", "expected"),
     [
         ("no bundle.json", "is no bundle: it has no bundle.json"),
-        ("other format", "is of format 99, this version of distill reads 1"),
+        ("other format", "is of format 99, this version of distill reads 2"),
         ("broken json", "is damaged"),
         ("other model", "model.onnx is damaged: its SHA-256 is not the one in bundle.json"),
     ],
@@ -127,11 +134,35 @@ def test_a_model_that_is_not_there_and_pairs_that_are_not_read(
     assert "has no model int8, expected one of fp32" in capsys.readouterr().err
     with pytest.raises(UserError, match="got pairs, the bundle reads single texts"):
         Bundle(bundle).logits(["a"], ["b"])
+    with pytest.raises(UserError, match=r"got \['a', 'b'\], expected a text"):
+        Bundle(bundle).predict([["a", "b"]])
+
+
+def test_a_pair_is_a_record_of_two_texts_or_comes_in_two_lists(bundle: Path) -> None:
+    about = json.loads((bundle / "bundle.json").read_text())
+    write_json(bundle / "bundle.json", about | {"pair": True})
+    pairs = Bundle(bundle)
+    texts, others = ["a film", "film"], ["a dull film", "film"]
+    tokens = [
+        min(8, len(encoding.ids)) for encoding in pairs.tokenizer.encode_batch([*zip(texts, others, strict=True)])
+    ]
+    records = [list(record) for record in zip(texts, others, strict=True)]
+    assert [logits.tolist() for logits in pairs.item_logits(records)] == [[[float(count), 4.0]] for count in tokens]
+    assert pairs.predict(records) == pairs.predict(texts, others)
+    with pytest.raises(UserError, match="got 'a film', expected two texts"):
+        pairs.predict(["a film"])
+
+
+def test_an_unknown_decoder_is_refused(bundle: Path) -> None:
+    about = json.loads((bundle / "bundle.json").read_text())
+    write_json(bundle / "bundle.json", about | dict.fromkeys(about.keys() & {"answer", "decoder"}, "tags of 2031"))
+    with pytest.raises(UserError, match="needs the decoder tags of 2031, this version of distill has classes, number"):
+        Bundle(bundle)
 
 
 def test_a_regression_answers_with_a_number(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     about = json.loads((bundle / "bundle.json").read_text())
-    write_json(bundle / "bundle.json", about | {"answer": "number"})
+    write_json(bundle / "bundle.json", about | dict.fromkeys(about.keys() & {"answer", "decoder"}, "number"))
     number = Bundle(bundle).logits(["a lovely film"])[0, 0]
     assert Bundle(bundle).predict(["a lovely film"]) == [{"value": number}]
     assert main([str(bundle), "a lovely film"]) == 0

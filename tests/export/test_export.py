@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.data.tables import Split
+from distill.contracts import Scores
+from distill.data.tables import LabelledData, Split
 from distill.edge.bundle import Bundle, session
 from distill.export.bundle import write_bundle
 from distill.export.gate import passes, recommended
@@ -105,6 +106,14 @@ def split() -> Split:
     return Split(texts=list(texts), pairs=None, labels=np.array(labels))
 
 
+def data_of(dev: Split) -> LabelledData:
+    return LabelledData(labels=LABELS, splits={"train": dev, "dev": dev}, sha256="")
+
+
+def scores_of(logits: np.ndarray, dev: Split) -> Scores:
+    return Scores({"logits": logits}, dev.labels, np.arange(len(dev)))
+
+
 def write(
     directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **settings: Any
 ) -> dict[str, dict[str, Any]]:
@@ -114,8 +123,8 @@ def write(
     with torch.no_grad():
         logits = model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).logits.numpy()
     return write_bundle(
-        directory, model=model, tokenizer=tokenizer, task=task, labels=LABELS,
-        splits={"dev": dev}, logits={"dev": logits}, settings=ExportSettings(**settings),
+        directory, model=model, tokenizer=tokenizer, task=task, splits=data_of(dev),
+        scores={"dev": scores_of(logits, dev)}, settings=ExportSettings(**settings),
     )  # fmt: skip
 
 
@@ -129,6 +138,8 @@ def test_a_bundle_says_from_the_text_on_what_torch_says(
     assert formats["int8"]["bytes"] < formats["fp32"]["bytes"]
     about = json.loads((tmp_path / "bundle.json").read_text())
     assert about["recommended"] == "int8"
+    assert (about["format"], about["kind"], about["decoder"]) == (2, "classification", "classes")
+    assert about["metrics"] == {name: row["metrics"] for name, row in formats.items()}
     assert set(about["files"]) == {"model.onnx", "model.int8.onnx", "tokenizer.json"}
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "bundle.json", "model.int8.onnx", "model.onnx", "tokenizer.json",
@@ -138,13 +149,13 @@ def test_a_bundle_says_from_the_text_on_what_torch_says(
 def test_a_collapsed_int8_fails_its_gate_and_is_not_recommended(
     exported: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Bundle.logits
+    real = Bundle.item_logits
 
-    def collapsed(self: Bundle, *args: Any, **kwargs: Any) -> np.ndarray:
+    def collapsed(self: Bundle, *args: Any, **kwargs: Any) -> list[Any]:
         logits = real(self, *args, **kwargs)
-        return -logits if self.model == "int8" else logits
+        return [-of_record for of_record in logits] if self.model == "int8" else logits
 
-    monkeypatch.setattr(Bundle, "logits", collapsed)
+    monkeypatch.setattr(Bundle, "item_logits", collapsed)
     model = exported["models"]["student"]
     dev = split()
     # Labels that the model gets right, so that the negated logits are all wrong.
@@ -194,9 +205,23 @@ def test_a_tokenizer_of_pairs_and_truncation_is_shipped_as_it_was(tmp_path: Path
     encoded = tokenizer(texts, pairs, padding=True, truncation=True, max_length=9, return_tensors="pt")
     with torch.no_grad():
         logits = model(**encoded).logits.numpy()
+    dev = Split(texts, pairs, np.array([0, 1]))
     formats = write_bundle(
-        tmp_path, model=model, tokenizer=tokenizer, task=task, labels=LABELS,
-        splits={"dev": Split(texts, pairs, np.array([0, 1]))}, logits={"dev": logits},
-        settings=ExportSettings(max_drop=1.0),
+        tmp_path, model=model, tokenizer=tokenizer, task=task, splits=data_of(dev),
+        scores={"dev": scores_of(logits, dev)}, settings=ExportSettings(max_drop=1.0),
     )  # fmt: skip
     assert formats["fp32"]["max_abs_diff"] < 2e-5
+
+
+def test_a_bundle_that_finds_other_items_than_torch_is_refused(
+    exported: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Bundle.item_logits
+
+    def one_more(self: Bundle, *args: Any, **kwargs: Any) -> list[Any]:
+        first, second, *others = real(self, *args, **kwargs)
+        return [first, np.concatenate([second, second]), *others]
+
+    monkeypatch.setattr(Bundle, "item_logits", one_more)
+    with pytest.raises(ValueError, match="the bundle has 2 items in example 2, expected 1 as in torch"):
+        write(tmp_path, exported["models"]["student"], tokenizer)

@@ -26,11 +26,11 @@ from tests.conftest import sentences, toy_bert
 
 
 class AttentionTerm(Term):
-    """Asks for what a model with fused attention does not give."""
+    """Reads an output that a model with fused attention does not have."""
 
     needs = frozenset({"attentions"})
 
-    def forward(self, student: Any, teacher: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    def forward(self, student: Any, teacher: Any, items: Any) -> tuple[Tensor, Tensor]:
         raise AssertionError("it must be noticed before")
 
 
@@ -196,11 +196,11 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
     "an output that is not given": (_options(ATTENTION), "the term attention needs attentions, which the teacher"),
     "a term for other tasks": (
         _options("objective=language_model"),
-        "objective language_model has the term mlm, which cannot learn from the classes of task classification",
+        "objective language_model has the term mlm, which cannot learn task classification (classification)",
     ),
     "classes asked of a number": (
         lambda p: [*REGRESSION, "objective=pseudo_label"],
-        "has the term pseudo_label, which cannot learn from the number of task regression",
+        "has the term pseudo_label, which cannot learn task regression (regression)",
     ),
     "an output directory in a file": (lambda p: [f"output_dir={_in_the_way(p)}/runs"], "cannot be created"),
     "a cache directory in a file": (lambda p: [f"cache_dir={_in_the_way(p)}/cache"], "cannot be created"),
@@ -226,13 +226,14 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
         _options("teacher.finetune.batch_tokens=30"),
         "got teacher.finetune.batch_tokens=30, expected at least task.max_length=32, the longest example",
     ),
-    "outputs that are perhaps kept": (
+    "outputs that are perhaps cached": (
         _options("teacher.cache.enabled=perhaps"),
         "got teacher.cache.enabled=perhaps, expected auto, true or false",
     ),
-    "outputs that cannot be kept": (
+    "outputs that cannot be cached": (
         _options("teacher.cache.enabled=true"),
-        "teacher.cache.enabled=true cannot be: cosine reads hidden states: teacher.cache.hidden=true keeps those too",
+        "cannot cache teacher outputs (teacher.cache.enabled=true): cosine reads hidden states: "
+        "teacher.cache.hidden=true caches those too",
     ),
     "outputs without room": (
         _options("teacher.cache.max_gb=1e-9", "objective=hinton"),

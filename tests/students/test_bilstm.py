@@ -22,9 +22,11 @@ from distill.errors import UserError
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
 from distill.export.settings import ExportSettings
+from distill.tasks import Classification, MaskedLM
 from students import bilstm
 from students.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification, BilstmLayer
 
+SINGLE, PAIR = Classification(text="sentence"), Classification(text=["a", "b"])
 SEPARATOR = 3
 VOCABULARY = 100
 
@@ -106,20 +108,20 @@ def test_a_missing_second_text_is_nothing_and_no_nan() -> None:
 
 def test_the_embeddings_start_from_the_teachers(teacher: PreTrainedModel) -> None:
     width = teacher.config.hidden_size
-    whole = bilstm.from_teacher(teacher, text=["sentence"], embedding_dim=None)
+    whole = bilstm.from_teacher(teacher, task=SINGLE, embedding_dim=None)
     source = teacher.get_input_embeddings().weight
     scale = bilstm.EMBEDDING_RMS / source.square().mean().sqrt()
     torch.testing.assert_close(whole.embeddings.weight, source * scale)
     assert whole.inherited == {"embeddings.weight": "bert.embeddings.word_embeddings.weight"}
     assert whole.training
     assert whole.config.id2label == teacher.config.id2label
-    half = bilstm.from_teacher(teacher, text=["sentence"], embedding_dim=width // 2)
+    half = bilstm.from_teacher(teacher, task=SINGLE, embedding_dim=width // 2)
     assert half.embeddings.weight.shape == (teacher.config.vocab_size, width // 2)
     # The largest singular values of the teacher's, up to their scale.
     expected = torch.linalg.svdvals(source)[: width // 2]
     found = torch.linalg.svdvals(half.embeddings.weight.detach())
     torch.testing.assert_close(found / found[0], expected / expected[0], rtol=1e-3, atol=1e-3)
-    random = bilstm.from_teacher(teacher, text=["sentence"], init="random")
+    random = bilstm.from_teacher(teacher, task=SINGLE, init="random")
     assert random.inherited == {}
 
 
@@ -131,22 +133,27 @@ def test_the_embeddings_start_from_the_teachers(teacher: PreTrainedModel) -> Non
         ({"dropout": 1}, "got student.dropout=1, expected a share"),
         ({"pooling": "sum"}, "student.pooling=sum is unknown, expected one of last, max, mean"),
         ({"init": "zero"}, "student.init=zero is unknown, expected one of teacher, random"),
-        ({"text": ["a", "b"]}, "has no separator between two texts"),
+        ({"task": PAIR}, "has no separator between two texts"),
     ],
 )
 def test_what_cannot_be_built_is_said(teacher: PreTrainedModel, options: dict[str, object], expected: str) -> None:
     with pytest.raises(UserError, match=expected):
-        bilstm.from_teacher(teacher, **({"text": ["sentence"]} | options))
+        bilstm.from_teacher(teacher, **({"task": SINGLE} | options))
+
+
+def test_a_task_without_classes_of_whole_texts_is_refused(teacher: PreTrainedModel) -> None:
+    with pytest.raises(UserError, match=r"whole texts, and task mlm is masked_lm: take \+student=distilbert"):
+        bilstm.from_teacher(teacher, task=MaskedLM())
 
 
 def test_it_learns_from_other_families() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     albert = AlbertForSequenceClassification(AlbertConfig(vocab_size=VOCABULARY, embedding_size=16, **sizes))
-    student = bilstm.from_teacher(albert, text=["sentence"])
+    student = bilstm.from_teacher(albert, task=SINGLE)
     assert student.embeddings.weight.shape == (VOCABULARY, 16)
     roberta = RobertaForSequenceClassification(RobertaConfig(vocab_size=VOCABULARY, **sizes))
     roberta.config.sep_token_id = 2
-    pairs = bilstm.from_teacher(roberta, text=["a", "b"], hidden_dim=8, classifier_dim=8).eval()
+    pairs = bilstm.from_teacher(roberta, task=PAIR, hidden_dim=8, classifier_dim=8).eval()
     # <s> a </s></s> b </s>: the second text begins after the first separator.
     starts, lengths = pairs._locate_texts(
         torch.tensor([[0, 9, 8, 2, 2, 7, 2, 1]]), torch.tensor([[1, 1, 1, 1, 1, 1, 1, 0]])

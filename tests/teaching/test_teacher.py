@@ -4,11 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub import constants
 from transformers import PreTrainedTokenizerBase
 
+from distill.contracts import Scores
 from distill.errors import UnreachableError, UserError
 from distill.models.loading import match_labels, reorder_head
 from distill.tasks import Classification
@@ -191,22 +193,25 @@ class _Unreachable:
 
 
 def test_only_the_built_in_task_accepts_a_substitute(capsys: pytest.CaptureFixture[str]) -> None:
-    asked, stand_in = teaching.TeacherSource(_Unreachable(), None), teaching.TeacherSource(Embedded(), None)
+    stand_in = teaching.TeacherSource(Embedded(), None)
+    requested = teaching.TeacherSource(_Unreachable(), None, substitute=lambda: stand_in)
     own = Classification(name="own", text=["text"], data_dir="somewhere")
     with pytest.raises(UnreachableError, match="far away"):
-        teaching.locate(asked, lambda: stand_in, own)
+        teaching.locate(requested, own)
     builtin = Classification(name="docstrings", text=["sentence"], builtin=True)
-    assert teaching.locate(asked, lambda: stand_in, builtin) == (stand_in, True)
+    assert teaching.locate(requested, builtin) == (stand_in, True)
     shown = capsys.readouterr().out
     assert "ANOTHER TEACHER TEACHES" in shown
-    assert "Asked for  big" in shown
-    assert teaching.locate(stand_in, lambda: asked, own) == (stand_in, False)
+    assert "Requested    big" in shown
+    assert teaching.locate(stand_in, own) == (stand_in, False)
 
 
 def test_a_teacher_worse_than_the_majority_stops_the_run() -> None:
-    import numpy as np
+    task = Classification(name="toy", text="sentence")
 
-    labels = np.array([0, 0, 0, 1])
-    finetune._check_majority(np.zeros(4, int), labels, "toy")
+    def scores(*classes: int) -> Scores:
+        return Scores({"logits": np.eye(2)[list(classes)]}, np.array([0, 0, 0, 1]), np.arange(4))
+
+    task.check_teacher(scores(0, 0, 0, 0), "toy")
     with pytest.raises(UserError, match=r"accuracy of 0.500 on dev, always answering the majority class has 0.750"):
-        finetune._check_majority(np.array([1, 0, 0, 0]), labels, "toy")
+        task.check_teacher(scores(1, 0, 0, 0), "toy")
