@@ -1,6 +1,8 @@
 """The Python door: the blocks of the documents run, and both doors give the same numbers."""
 
 import ast
+import doctest
+import importlib
 import json
 import shutil
 import subprocess
@@ -200,3 +202,16 @@ def test_a_notebook_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     with console.ProgressMeter("student", 3):
         pass
     assert shown == ["bar"]
+
+
+EXAMPLES = [
+    path for path in sorted(Path(d.__file__).parent.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_of_a_docstring_runs(path: Path) -> None:
+    name = ".".join(path.relative_to(Path(d.__file__).parents[1]).with_suffix("").parts)
+    results = doctest.testmod(importlib.import_module(name))
+    assert results.attempted > 0
+    assert results.failed == 0
