@@ -32,7 +32,9 @@ def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
 
 def describe_task(task: Task, record: Mapping[str, Any], splits: Splits) -> str:
     """The name of the task, the size of each split, and the predictions that there are."""
-    sizes = ", ".join(f"{number:,} {name}" for name, number in record["examples"].items() if number)
+    # A stream has no examples that could be counted.
+    counts = {name: f"{number:,} {name}" for name, number in record["examples"].items() if number}
+    sizes = ", ".join({"train": "streamed", **counts}.values())
     return f"{task.name}: {sizes}; {task.summary(splits)}"
 
 

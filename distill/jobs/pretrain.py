@@ -51,7 +51,8 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     module = DistillationModule(
         student=start.model, objective=objective, task=task, **settings.optimization(len(loaders["train"]))
     )
-    _show(module, examples, loaders, settings, start, source.weights.resolved(), before)
+    about = preflight.describe_task(task, run.record["task"], splits)
+    _show(module, about, examples, loaders, settings, start, source.weights.resolved(), before)
     if config.dry_run:
         return
     logger: Logger = build.logger(config, run.directory)
@@ -116,6 +117,7 @@ def _load(source: TeacherSource, task: MaskedLM, splits: Any, *, seed: int) -> S
 
 def _show(
     module: DistillationModule,
+    about: str,
     examples: Any,
     loaders: Any,
     settings: TrainerSettings,
@@ -131,6 +133,7 @@ def _show(
             ("model", f"{name}, {checks.count_parameters(start.model) / 1e6:.1f} M parameters"),
             ("vocabulary", f"{len(start.tokenizer):,} tokens"),
             *([("before", f"{metric} {before[metric]:.2f} on dev")] if before else []),
+            ("task", about),
             ("tokens", preflight.describe_lengths(examples, module.task.max_length)),
             ("batches", preflight.describe_batches(loaders["train"], settings)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),

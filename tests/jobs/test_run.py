@@ -148,7 +148,7 @@ def test_the_second_run_reuses_the_teacher_and_gives_the_same_numbers(chain: dic
     second = chain["second"]
     assert second.returncode == 0, second.stderr
     assert "fine-tuned before, reused" in second.stdout
-    assert "Teacher: answers" not in second.stdout  # What it said on dev, just trained, is found again.
+    assert "Teacher: computes" not in second.stdout  # Its outputs for dev, just computed, are in the cache.
     (_, before), (_, after) = chain["runs"]
     assert after["teacher"]["origin"] == "kept"
     assert after["teacher"]["metrics"] == before["teacher"]["metrics"]
@@ -222,8 +222,8 @@ def test_a_teacher_whose_fine_tuning_was_terminated_is_resumed_to_the_bit(
     assert after["student"]["metrics"] == chain["runs"][0][1]["student"]["metrics"]
 
 
-def test_a_sweep_asks_the_teacher_once(chain: dict[str, Any]) -> None:
-    output = chain["root"] / "asked"
+def test_a_sweep_runs_the_teacher_once(chain: dict[str, Any]) -> None:
+    output = chain["root"] / "cached"
     done = command(
         "-m", *chain["arguments"], f"output_dir={output}", "trainer.max_steps=1", "benchmark.enabled=false",
         "objective=hinton", "objective.terms.soft.temperature=1,4", "seed=0,1", cwd=chain["root"],
@@ -233,12 +233,12 @@ def test_a_sweep_asks_the_teacher_once(chain: dict[str, Any]) -> None:
     assert [training["teacher_cache"]["hit"] for training in trainings] == [False, True, True, True]
     assert trainings[0]["teacher_seconds"] > 0
     assert [training["teacher_seconds"] for training in trainings[1:]] == [0, 0, 0]
-    assert done.stdout.count("Teacher: answers 64 examples once") == 1
+    assert done.stdout.count("Teacher: computes the outputs for 64 examples once") == 1
     assert done.stdout.count("computed once, cached in") == 4
     assert "computed in every step: cosine reads hidden states" in chain["first"].stdout
 
 
-def test_with_kept_outputs_the_teacher_is_not_in_memory(
+def test_with_cached_outputs_the_teacher_is_not_in_memory(
     chain: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded: list[Any] = []
@@ -298,6 +298,55 @@ def test_what_cannot_be_is_said_before_a_teacher_is_trained(
     assert expected in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert "is fine-tuned" not in done.stdout
+
+
+NOT_FINE_TUNED = "(not fine-tuned in a dry run)"
+
+
+@pytest.mark.parametrize("job", ["distill", "finetune", "pretrain"])
+def test_a_dry_run_trains_nothing_and_leaves_no_run(
+    job: str, data_dir: Path, encoder_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def no_training(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("something is trained")
+
+    arguments = [f"job={job}", "dry_run=true", f"cache_dir={tmp_path / 'cache'}", f"output_dir={tmp_path / 'runs'}"]
+    if job == "pretrain":
+        for number in range(8):
+            lines = [f"{text.capitalize()} {number}." for text, _ in sentences(12)]
+            (tmp_path / f"{number}.txt").write_text("\n".join(lines))
+        arguments += ["+teacher=bert_tiny", "teacher.vocabulary=300", "teacher.hidden_size=32", "task=mlm",
+                      f"task.data_dir={tmp_path}", "task.max_length=32", "trainer.batch_size=8"]  # fmt: skip
+    else:
+        arguments += ["+teacher=pretrained", f"teacher.path={encoder_dir}", "task=sst2", f"task.data_dir={data_dir}"]
+        arguments += [*SMALL, *TEACHER, *(["+student=distilbert", "baseline=true"] if job == "distill" else [])]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fitting, "fit", no_training)
+    monkeypatch.setattr(sys, "argv", ["distill", *arguments])
+    assert command_line.main() == 0
+    shown = capsys.readouterr().out
+    assert shown.rstrip().endswith("Nothing was trained (dry_run=true)")
+    expected = {
+        "distill": ("Before training", NOT_FINE_TUNED, "layers 4 -> 2 (0, 3)", "computed in every step"),
+        "finetune": (NOT_FINE_TUNED, "60 steps of"),
+        "pretrain": ("Before training", "masked_language_modelling: mlm"),
+    }[job]
+    assert [text for text in expected if text not in shown] == []
+    assert not (tmp_path / "runs").exists()
+    assert not list(tmp_path.rglob("*.ckpt"))
+    assert not list(tmp_path.rglob("*.safetensors"))  # Neither a teacher nor outputs.
+
+
+def test_a_dry_run_resumes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["+teacher=embedded", "+student=distilbert", "dry_run=true", "resume=true"]
+    monkeypatch.setattr(sys, "argv", ["distill", *arguments])
+    assert command_line.main() == 2
+    assert "dry_run=true plans a new run: leave out resume" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unreachable_teacher_stops_the_run_with_three_remedies(data_dir: Path, tmp_path: Path) -> None:

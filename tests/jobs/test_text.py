@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from distill.jobs.text import score
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForMaskedLM,
@@ -25,7 +24,8 @@ from distill.data.batching import evaluation_loader
 from distill.tasks import MaskedLM
 from distill.text.masking import Masking
 from distill.text.packing import TokenSequence
-from distill.text.sequences import Sequences, _in_memory
+from distill.text.sequences import Sequences, in_memory
+from distill.training.evaluate import evaluate
 from distill.training.module import DistillationModule
 from tests.conftest import BAD, GOOD, sentences
 
@@ -179,7 +179,7 @@ def test_a_stream_trains_for_so_many_steps(run: Run) -> None:
     assert (training["steps"], training["epochs"]) == (5, None)
 
 
-def test_answers_to_static_masks_are_kept_and_found_again(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:
+def test_outputs_for_static_masks_are_cached(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:
     options = (
         "+teacher=pretrained", f"teacher.path={pretrained[0]}", "+student=distilbert", "objective=language_model",
         "task.masking=static", "task.masks=2", "teacher.cache.hidden=true", "trainer.precision=bf16-mixed",
@@ -193,14 +193,14 @@ def test_answers_to_static_masks_are_kept_and_found_again(run: Run, pretrained: 
     assert cached == [False, True]
     scores = [record(directory)["student"]["metrics"] for directory in (first, second)]
     assert scores[0] == scores[1]
-    # And nearly those of a teacher that is asked in every step.
-    code, text, asked = run(*options, "teacher.cache.enabled=false")
+    # And nearly those of a teacher that runs in every step.
+    code, text, uncached = run(*options, "teacher.cache.enabled=false")
     assert code == 0, text
-    assert record(asked)["student"]["metrics"]["loss"] == pytest.approx(scores[0]["loss"], abs=0.02)
+    assert record(uncached)["student"]["metrics"]["loss"] == pytest.approx(scores[0]["loss"], abs=0.02)
     code, text, _ = run(*options, "teacher.cache.top_k=1", "trainer.max_steps=1")
     assert code == 0, text
     assert "Notice: the 1 largest logits hold" in text
-    assert "and what it says beyond them is lost on the student: raise teacher.cache.top_k" in text
+    assert "and the student learns nothing of the rest: raise teacher.cache.top_k" in text
 
 
 # Stopped, and in several processes
@@ -274,9 +274,9 @@ def test_a_model_agrees_with_itself(pretrained: tuple[Path, dict[str, Any]]) -> 
     tokenizer = AutoTokenizer.from_pretrained(pretrained[0])
     task = MaskedLM(name="text", mask=Masking(), max_length=32)
     ids = [tokenizer(text)["input_ids"] for text, _ in sentences(20)]
-    kept = _in_memory([TokenSequence(torch.tensor(row).numpy()) for row in ids], task)
-    dev = evaluation_loader(Sequences(kept, task, tokenizer))  # type: ignore[arg-type]
-    found = score(model, task, dev, device=torch.device("cpu"), teacher=model)
+    tokens = in_memory([TokenSequence(torch.tensor(row).numpy()) for row in ids], task.settings)
+    dev = evaluation_loader(Sequences(tokens, task.settings, tokenizer))
+    found = task.metrics(evaluate(model, task, dev, reference=model))
     assert (found["agreement_top1"], found["agreement_top5"]) == (1, 1)
     assert found["loss"] > 0
 
@@ -313,7 +313,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "a baseline": (("baseline=true",), "baseline=true is for other tasks than task=mlm: +ablation=mlm_alone"),
     "an endless stream": (("task.streaming=true",), "give trainer.max_steps"),
     "sequences that are too long": (("task.max_length=4000",), "the teacher reads 512 tokens at most"),
-    "a trained teacher": (("+teacher=minilm",), "teacher minilm is trained already: job=finetune goes on with it"),
+    "a trained teacher": (("+teacher=minilm",), "teacher minilm is trained already: job=finetune trains it further"),
 }
 
 
@@ -351,10 +351,10 @@ def test_a_job_over_text_wants_text(run: Run, data_dir: Path) -> None:
 def test_each_job_says_which_teachers_are_its_own(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:
     code, text, _ = run("job=pretrain", "+teacher=pretrained", f"teacher.path={pretrained[0]}")
     assert code == 2
-    assert "teacher pretrained is trained already: job=finetune goes on with it" in text
+    assert "teacher pretrained is trained already: job=finetune trains it further" in text
     code, text, _ = run("job=finetune", *PRETRAIN[1:])
     assert code == 2
-    assert "teacher bert_tiny begins with random weights: job=pretrain trains it" in text
+    assert "teacher bert_tiny has random weights: job=pretrain trains it" in text
 
 
 def test_a_checkpoint_of_another_corpus_is_refused(run: Run, corpus: Path, tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_a_checkpoint_of_another_corpus_is_refused(run: Run, corpus: Path, tmp_p
 def test_a_student_without_a_vocabulary_is_refused(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:
     code, text, _ = run("+teacher=pretrained", f"teacher.path={pretrained[0]}", "+student=bilstm")
     assert code == 2
-    assert "student bilstm (BilstmForSequenceClassification) answers four tokens with logits of shape [1, 2]" in text
+    assert "student bilstm classifies whole texts, and task mlm is masked_lm: take +student=distilbert" in text
 
 
 def test_an_untrained_teacher_is_sent_to_its_job(run: Run) -> None:
@@ -395,7 +395,7 @@ def test_pairs_want_a_head_for_them(run: Run, tokenizer: PreTrainedTokenizerBase
         "task.pair=sop",
     )  # fmt: skip
     assert code == 2
-    assert "task.pair=sop wants a model with a head for two segments, as a BERT has, and a RobertaForMaskedLM" in text
+    assert "task.pair=sop needs a model with a head for two segments, such as BERT's, and a RobertaForMaskedLM" in text
 
 
 def test_a_data_set_of_the_hub_is_no_docstrings(run: Run) -> None:
