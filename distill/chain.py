@@ -172,8 +172,16 @@ def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str
     truncated = {name: split.truncated for name, split in examples.items() if isinstance(split, Examples)}
     return {
         "name": task.name, "kind": task.kind, "metric": task.metric, "pair": task.pair, **task.describe(splits),
-        "examples": {"train": 0, "dev": 0, "test": 0} | sizes, "truncated": truncated, "sha256": splits.sha256,
+        "examples": {"train": 0, "dev": 0, "test": 0} | sizes, "truncated": truncated,
+        "sha256": data_digest(task, splits, examples),
     }  # fmt: skip
+
+
+def data_digest(task: Task, splits: Splits, examples: EncodedSplits) -> str:
+    """Stands for the data that a training depends on: of labelled rows the content, of raw text the sequences."""
+    if not task.over_vocabulary:
+        return splits.sha256
+    return "-".join(split.digest for split in examples.values() if isinstance(split, Examples))
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
@@ -344,11 +352,11 @@ class _Stage:
         print_line(f"Try it   python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")
 
     def _fit(self, module: DistillationModule, directory: Path, logger: Logger, *, title: str) -> fitting.Fit:
-        digests = [split.digest for split in self.examples.values()]
+        data = data_digest(self.plan.task, self.splits, self.examples)
         return fitting.fit(
             module, self.loaders["train"], self.loaders["dev"], settings=self.plan.trainer,
             checkpoints=directory / "checkpoints", logger=logger, title=title, resume=self.plan.resume,
-            identity={"data": "-".join([self.splits.sha256, *digests]), "teacher": self.teacher.fingerprint},
+            identity={"data": data, "teacher": self.teacher.fingerprint},
         )  # fmt: skip
 
     def _time(self, student: PreTrainedModel, bundle: Path, formats: dict[str, Any]) -> list[dict[str, Any]]:

@@ -139,7 +139,8 @@ def read_about(directory: Path) -> dict[str, Any]:
     if not isinstance(about, dict):
         raise UserError(f"{path} is damaged: expected an object")
     if about.get("format") not in READABLE:
-        raise UserError(f"{path} is of format {about.get('format')}, this version of distill reads {FORMAT}")
+        known = " and ".join(map(str, READABLE))
+        raise UserError(f"{path} is of format {about.get('format')}, this version of distill reads {known}")
     return about
 
 

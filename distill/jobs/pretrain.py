@@ -56,11 +56,10 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     if config.dry_run:
         return
     logger: Logger = build.logger(config, run.directory)
-    digests = [split.digest for split in examples.values()]
     fit = fitting.fit(
         module, loaders["train"], dev, settings=settings, checkpoints=run.directory / "checkpoints",
         logger=logger, title="teacher", resume=bool(config.resume),
-        identity={"data": "-".join([splits.sha256, *digests]), "start": source.weights.fingerprint()},
+        identity={"data": run.record["task"]["sha256"], "start": source.weights.fingerprint()},
     )  # fmt: skip
     run.update(
         training=training_record(fit, module),

@@ -104,7 +104,7 @@ def test_the_command_line_prints_a_line_for_a_text(
     ("damage", "expected"),
     [
         ("no bundle.json", "is no bundle: it has no bundle.json"),
-        ("other format", "is of format 99, this version of distill reads 2"),
+        ("other format", "is of format 99, this version of distill reads 1 and 2"),
         ("broken json", "is damaged"),
         ("other model", "model.onnx is damaged: its SHA-256 is not the one in bundle.json"),
     ],
