@@ -11,7 +11,7 @@ The annotations of an option say which values it takes. A dataclass of options i
 
 A class with an `__init__` of its own, or a function, has its arguments checked:
 
-    class SequenceTask:
+    class Classification:
         @check_arguments
         def __init__(self, *, name: str, max_length: Annotated[int, Field(ge=3)] = 128) -> None: ...
 

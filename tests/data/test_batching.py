@@ -318,15 +318,15 @@ def test_other_texts_lengths_and_vocabularies_are_other_tokens(tokenizer: PreTra
     split = split_of("a film", "dull")
     other = train_tokenizer(["quite another text"], 300)
     digests = {
-        token_cache.digest(split, tokenizer, 128),
-        token_cache.digest(split, tokenizer, 64),
-        token_cache.digest(split, other, 128),
-        token_cache.digest(split_of("a film", "dul"), tokenizer, 128),
-        token_cache.digest(split_of("a film", "dull", pairs=["a", "b"]), tokenizer, 128),
+        token_cache.compute_digest(split, tokenizer, 128),
+        token_cache.compute_digest(split, tokenizer, 64),
+        token_cache.compute_digest(split, other, 128),
+        token_cache.compute_digest(split_of("a film", "dul"), tokenizer, 128),
+        token_cache.compute_digest(split_of("a film", "dull", pairs=["a", "b"]), tokenizer, 128),
     }
     assert len(digests) == 5
     tokenizer(["a"], truncation=True, max_length=7, padding=True)  # Leaves its settings behind.
-    assert token_cache.digest(split, tokenizer, 128) in digests
+    assert token_cache.compute_digest(split, tokenizer, 128) in digests
 
 
 def test_damaged_tokens_are_made_again(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):

@@ -191,7 +191,7 @@ def test_where_every_gate_failed_nothing_is_recommended() -> None:
 
 
 def test_a_negative_drop_allowance_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_drop=-1, expected 0 or more"):
+    with pytest.raises(ValueError, match="max_drop=-1, expected a number of at least 0"):
         ExportSettings(max_drop=-1)
 
 

@@ -216,7 +216,7 @@ def test_other_files_in_the_same_directory_are_left_alone(distill: Any, cache_di
 
 
 def test_the_name_of_the_built_in_data_is_known() -> None:
-    assert KINDS["data"].names.fullmatch(f"docstrings-{docstrings.fingerprint(3000, 0)}")
+    assert KINDS["data"].names.fullmatch(f"docstrings-{docstrings.compute_fingerprint(3000, 0)}")
 
 
 @pytest.mark.parametrize(

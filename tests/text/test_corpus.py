@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 from distill import hub
 from distill.data import docstrings
 from distill.errors import UnreachableError, UserError
-from distill.tasks import LanguageModelTask
 from distill.text import corpus as corpus_module
 from distill.text import readers
 from distill.text.corpus import Corpus, Document, Position, choose_held_out, is_held_out
 from distill.text.masking import Masking
-from distill.text.sequences import open_corpus
+from distill.text.sequences import SequenceSettings, open_corpus
 from tests.data.test_tables import cached
 
 # Texts that other readers split, joined or lost.
@@ -152,7 +151,7 @@ def test_the_built_in_sentences_are_those_of_train(tmp_path: Path, monkeypatch: 
         return tmp_path
 
     monkeypatch.setattr(docstrings, "prepare_dataset", prepare_dataset)
-    built_in = open_corpus(LanguageModelTask(name="mlm", mask=Masking(), builtin=True), Path("no-cache"))
+    built_in = open_corpus(SequenceSettings(mask=Masking(), builtin=True), Path("no-cache"))
     assert join_documents(built_in.read_documents()) == {"train.jsonl#0": "seen"}
     assert built_in.count_bytes() == (tmp_path / "train.jsonl").stat().st_size
     assert built_in.describe() == "the built-in sentences"
