@@ -16,7 +16,7 @@ from distill import preflight
 from distill.benchmark.comparison import compare_models
 from distill.benchmark.settings import BenchmarkSettings
 from distill.console import console, print_line, print_notice, silence_libraries
-from distill.contracts import EncodedSplits, Examples, Scores, Splits, Task
+from distill.contracts import EncodedSplits, Examples, Loader, Scores, Splits, Task
 from distill.data import batching
 from distill.edge import Bundle
 from distill.errors import UserError
@@ -227,7 +227,7 @@ class _Stage:
     student_name: str
     splits: Splits
     examples: EncodedSplits
-    loaders: Mapping[str, Any]
+    loaders: Mapping[str, Loader]
     teacher: PreparedTeacher
 
     def prepare_training(

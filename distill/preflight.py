@@ -9,7 +9,7 @@ from rich.text import Text
 from transformers import PreTrainedModel
 
 from distill.console import console, format_duration, print_notice
-from distill.contracts import EncodedSplits, Examples, Splits, Task
+from distill.contracts import EncodedSplits, Examples, Loader, Splits, Task
 from distill.data.batching import shown
 from distill.models.checks import count_parameters
 from distill.teaching.output_cache import CachedOutputs
@@ -48,7 +48,7 @@ def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
     )
 
 
-def describe_batches(train: Any, settings: TrainerSettings) -> str:
+def describe_batches(train: Loader, settings: TrainerSettings) -> str:
     """Describes the size of an optimizer step and the share of padding."""
     _, buckets = shown(train)
     return f"{settings.step_size()} in a step, {buckets.padding():.1%} padding"
@@ -70,7 +70,7 @@ def describe_outputs(module: DistillationModule, reason: str | None) -> str:
     return "none needed" if module.teacher is None else f"computed in every step: {reason}"
 
 
-def warn_of_stream(train: Any, settings: TrainerSettings) -> None:
+def warn_of_stream(train: Loader, settings: TrainerSettings) -> None:
     """Prints a notice for a stream that is saved at its end only."""
     if train.batch_sampler is None and settings.checkpoint_steps is None and settings.evaluations == 1:
         print_notice(

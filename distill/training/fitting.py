@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import numpy as np
@@ -16,9 +16,9 @@ import psutil
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import Logger
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
+from distill.contracts import Examples, Loader
 from distill.data import batching
 from distill.models import cpu_kernels
 from distill.models.forward import to_device
@@ -47,8 +47,8 @@ class Fit:
 
 def fit(
     module: DistillationModule,
-    train: DataLoader[Any],
-    dev: DataLoader[Any],
+    train: Loader,
+    dev: Loader,
     *,
     settings: TrainerSettings,
     checkpoints: Path,
@@ -78,8 +78,8 @@ def fit(
 
 def _fit(
     module: DistillationModule,
-    train: DataLoader[Any],
-    dev: DataLoader[Any],
+    train: Loader,
+    dev: Loader,
     settings: TrainerSettings,
     checkpoints: Path,
     title: str,
@@ -156,15 +156,12 @@ def _identity(module: DistillationModule, steps_per_epoch: int, settings: Traine
     }  # fmt: skip
 
 
-def estimate_seconds(
-    module: DistillationModule, train: DataLoader[Any], dev: DataLoader[Any], settings: TrainerSettings
-) -> float:
+def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, settings: TrainerSettings) -> float:
     """How long `fit` will take, from a few steps over examples of median length; the weights stay as they are.
 
     Scoring an example of dev is taken for a third of training on one: it is spared the backward pass.
     """
     dataset, buckets = batching.shown(train)
-    dev_dataset: Any = dev.dataset
     steps = module.total_steps * settings.accumulate
     size = max(1, round(len(dataset) / (len(buckets) * settings.accumulate * settings.processes())))
     by_length = np.argsort(dataset.lengths, kind="stable")
@@ -173,7 +170,7 @@ def estimate_seconds(
     module.to(device)
     if module.teacher is not None:
         module.teacher.to(device)
-    batch = to_device(dataset[by_length[middle : middle + size]], device)
+    batch = to_device(dataset[by_length[middle : middle + size].tolist()], device)
     optimizer = module.configure_optimizers()[0][0]
     for group in optimizer.param_groups:
         group["lr"] = group["weight_decay"] = 0.0  # All the work of a step, and nothing moves.
@@ -191,7 +188,7 @@ def estimate_seconds(
     module.teacher_seconds = 0.0  # These answers are no part of the training.
     # The quickest: the others waited for something that comes once, or for others.
     evaluations = max(1, round(settings.evaluations * module.total_steps / len(train)))
-    scored = evaluations * len(dev_dataset)
+    scored = evaluations * len(cast(Examples, dev.dataset))
     return min(took) * (steps + scored / size / 3) + min(optimizing) * module.total_steps
 
 
