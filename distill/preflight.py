@@ -1,7 +1,6 @@
 """The summary printed before training."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -11,6 +10,7 @@ from transformers import PreTrainedModel
 from distill.console import console, format_duration, print_notice
 from distill.contracts import EncodedSplits, Examples, Loader, Splits, Task
 from distill.data.batching import shown
+from distill.files import JsonObject
 from distill.models.checks import count_parameters
 from distill.teaching.output_cache import CachedOutputs
 from distill.training.module import DistillationModule
@@ -30,7 +30,7 @@ def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
     )
 
 
-def describe_task(task: Task, record: Mapping[str, Any], splits: Splits) -> str:
+def describe_task(task: Task, record: JsonObject, splits: Splits) -> str:
     """The name of the task, the size of each split, and the predictions that there are."""
     sizes = ", ".join(f"{number:,} {name}" for name, number in record["examples"].items() if number)
     return f"{task.name}: {sizes}; {task.summary(splits)}"
@@ -78,7 +78,7 @@ def warn_of_stream(train: Loader, settings: TrainerSettings) -> None:
         )
 
 
-def show(rows: Sequence[tuple[str, Any]]) -> None:
+def show(rows: Sequence[tuple[str, object]]) -> None:
     """Prints the rows as a table without a header."""
     table = Table(title="Before training", show_header=False, title_justify="left", title_style="bold", box=None)
     table.add_column(style="cyan", no_wrap=True)
