@@ -16,16 +16,16 @@ from distill import preflight
 from distill.benchmark.comparison import compare_models
 from distill.benchmark.settings import BenchmarkSettings
 from distill.console import console, print_line, print_notice, silence_libraries
-from distill.contracts import EncodedSplits, Examples, Scores, Splits, Task
+from distill.contracts import EncodedSplits, Examples, Loader, Scores, Splits, Task
 from distill.data import batching
 from distill.edge import Bundle
 from distill.errors import UserError
-from distill.export.bundle import FILES, write_bundle
-from distill.export.gate import recommended
+from distill.export.bundle import FILES, ScoredSplits, write_bundle
+from distill.export.gate import ExportedFile, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
 from distill.export.settings import ExportSettings
-from distill.files import atomic_directory, is_intact, make_directory, replace_file, write_text
+from distill.files import JsonObject, atomic_directory, is_intact, make_directory, replace_file, write_text
 from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
 from distill.models import checks
 from distill.records import report
@@ -235,7 +235,7 @@ class _Stage:
     student_name: str
     splits: Splits
     examples: EncodedSplits
-    loaders: Mapping[str, Any]
+    loaders: Mapping[str, Loader]
     teacher: PreparedTeacher
 
     def prepare_training(
@@ -322,18 +322,18 @@ class _Stage:
     def publish(self, student: PreTrainedModel, scores: dict[str, Scores]) -> None:
         """Exports, checks and times the student, and writes the bundle with its model card."""
         run, plan = self.run, self.plan
-        bundle, labels = run.directory / "bundle", self.splits.labels
+        bundle, splits = run.directory / "bundle", cast(ScoredSplits, self.splits)
         print_line(f"Exporting to ONNX, quantizing, and scoring both files on {', '.join(scores)}")
         with atomic_directory(bundle) as directory:
             formats = write_bundle(
-                directory, model=student, tokenizer=self.teacher.tokenizer, task=plan.task, splits=self.splits,
+                directory, model=student, tokenizer=self.teacher.tokenizer, task=plan.task, splits=splits,
                 scores=scores, settings=plan.export,
             )  # fmt: skip
             run.update(export=formats, retention=_retention(run.record, plan.task.metric, formats))
-            write_text(directory / "README.md", report.render_model_card(run.record, labels))
+            write_text(directory / "README.md", report.render_model_card(run.record, splits.labels))
         # The bundle is whole already, whatever becomes of the timing.
         run.update(benchmark=self._time(student, bundle, formats))
-        replace_file(bundle, "README.md", report.render_model_card(run.record, labels))
+        replace_file(bundle, "README.md", report.render_model_card(run.record, splits.labels))
 
     def close(self) -> None:
         """Writes the report and prints where everything is."""
@@ -359,7 +359,9 @@ class _Stage:
             identity={"data": data, "teacher": self.teacher.fingerprint},
         )  # fmt: skip
 
-    def _time(self, student: PreTrainedModel, bundle: Path, formats: dict[str, Any]) -> list[dict[str, Any]]:
+    def _time(
+        self, student: PreTrainedModel, bundle: Path, formats: Mapping[str, ExportedFile]
+    ) -> list[dict[str, Any]]:
         """Latencies of teacher and student in torch and in ONNX, measured in turns."""
         if not self.plan.benchmark.enabled:
             return []
@@ -387,7 +389,7 @@ class _OutputsOrReason:
     reason: str | None
 
 
-def _retention(record: Mapping[str, Any], metric: str, formats: Mapping[str, Any]) -> dict[str, float | None]:
+def _retention(record: JsonObject, metric: str, formats: Mapping[str, ExportedFile]) -> dict[str, float | None]:
     """The student's metric over the teacher's; None where the teacher's is 0 or below and a share means nothing."""
     teacher = record["teacher"]["metrics"][metric]
     values = {"torch": record["student"]["metrics"][metric]}

@@ -6,7 +6,7 @@ Letters for shapes: B batch, L length, H hidden, N examples, n items, C classes,
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, Unpack, runtime_checkable
 
 import numpy as np
 
@@ -21,6 +21,18 @@ IGNORED = -100  # The label of an item without one, as in torch's cross-entropy.
 Batch = Mapping[str, "Tensor"]
 # `softmax`: logits are unnormalized log-probabilities of classes. `gaussian`: the one logit is a number.
 Likelihood = Literal["softmax", "gaussian"]
+# Yields optimizer steps: lists of micro-batches.
+Loader: TypeAlias = "DataLoader[list[dict[str, Tensor]]]"
+
+
+class BatchOptions(TypedDict, total=False):
+    """The size and the order of the batches of a training, as in `LengthBuckets` of `distill.data.batching`."""
+
+    batch_size: int | None
+    batch_tokens: int | None
+    accumulate: int
+    seed: int
+    world: int
 
 
 @dataclass(frozen=True)
@@ -169,7 +181,7 @@ class Examples(Protocol):
 
     def __getitem__(self, indices: Sequence[int]) -> "dict[str, Tensor]": ...
 
-    def training_loader(self, *, steps: int | None, **batches: Any) -> "DataLoader[Any]":
+    def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """A loader of optimizer steps; `steps` is `max_steps` of the training."""
         ...
 
@@ -180,7 +192,7 @@ class Stream(Protocol):
     @property
     def digest(self) -> str: ...
 
-    def training_loader(self, *, steps: int | None, **batches: Any) -> "DataLoader[Any]":
+    def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """A loader of optimizer steps; `steps` is `max_steps` of the training."""
         ...
 
@@ -213,6 +225,8 @@ class Splits(Protocol):
 
 class Task(Protocol):
     """A kind of task: the only place that knows the shape of a model's output.
+
+    The `splits` that its methods take are those that its own `read` returned, of a type that only the task knows.
 
     Attributes:
         name: names the task in records and directories.

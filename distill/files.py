@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from distill.errors import UserError
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+JsonObject = Mapping[str, Any]  # The content of run.json or bundle.json, or an object inside of it.
 CHECKSUMS = "SHA256SUMS"  # In the format of the command `sha256sum --check`.
 
 
@@ -51,7 +52,7 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: JsonObject) -> None:
     """Writes indented JSON atomically.
 
     Raises:

@@ -32,7 +32,7 @@ def check_file(name: str, file: str, *, kind: str = "model", revision: str | Non
         raise UnreachableError(f"the Hub does not respond: {error}") from error
 
 
-def load_dataset(hub_id: str, source: str, *, advice: str, streaming: bool = False, **options: Any) -> Any:
+def load_dataset(hub_id: str, source: str, *, advice: str, streaming: bool = False, **options: object) -> Any:
     """Loads a data set `owner/name` or `owner/name:configuration`, from the Hugging Face cache if the Hub is offline.
 
     Args:

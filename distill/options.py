@@ -54,7 +54,7 @@ def raise_option_errors(cls: type[T]) -> type[T]:
     validate: Callable[..., None] = cls.__init__
 
     @functools.wraps(validate)
-    def init(self: T, *args: Any, **kwargs: Any) -> None:
+    def init(self: T, *args: object, **kwargs: object) -> None:
         try:
             validate(self, *args, **kwargs)
         except ValidationError as error:
@@ -79,13 +79,13 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def describe(annotation: Any) -> str:
+def describe(annotation: object) -> str:
     """Returns the values that an annotation allows, in words: `a whole number of at least 1 or null`."""
     *others, last = dict.fromkeys(_alternatives(annotation, ()))
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def show_value(value: Any) -> str:
+def show_value(value: object) -> str:
     """Returns a value as it is typed on the command line and in YAML."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
@@ -105,7 +105,9 @@ def _needs_quotes(text: str) -> bool:
     return True
 
 
-def _to_option_error(error: ValidationError, target: Any, given: Mapping[str, Any], names: Sequence[str]) -> Exception:
+def _to_option_error(
+    error: ValidationError, target: object, given: Mapping[str, object], names: Sequence[str]
+) -> Exception:
     """Returns the first of pydantic's errors as an OptionError, or what a check of several options raised."""
     first = error.errors(include_url=False)[0]
     location = first["loc"]
@@ -120,7 +122,7 @@ def _to_option_error(error: ValidationError, target: Any, given: Mapping[str, An
     return OptionError(name, show_value(given[name]) if name in given else None, expected)
 
 
-def _alternatives(annotation: Any, metadata: tuple[Any, ...]) -> list[str]:
+def _alternatives(annotation: object, metadata: tuple[object, ...]) -> list[str]:
     """Returns the kinds of values that an annotation allows, one entry each; `metadata` is that of its `Annotated`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
@@ -144,7 +146,7 @@ def _alternatives(annotation: Any, metadata: tuple[Any, ...]) -> list[str]:
     return [f"a {getattr(annotation, '__name__', annotation)}"]
 
 
-def _describe_container(origin: type, arguments: tuple[Any, ...]) -> str:
+def _describe_container(origin: type, arguments: tuple[object, ...]) -> str:
     if issubclass(origin, Mapping):
         return f"a mapping, each value {describe(arguments[1])}"
     if not issubclass(origin, Sequence):
@@ -153,7 +155,7 @@ def _describe_container(origin: type, arguments: tuple[Any, ...]) -> str:
     return f"a list of {number}, each {describe(arguments[0])}"
 
 
-def _describe_range(metadata: tuple[Any, ...], *, whole: bool) -> str:
+def _describe_range(metadata: tuple[object, ...], *, whole: bool) -> str:
     constraints = [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
     limits = {
         name: getattr(part, name)

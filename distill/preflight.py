@@ -1,7 +1,6 @@
 """The summary printed before training."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -9,8 +8,9 @@ from rich.text import Text
 from transformers import PreTrainedModel
 
 from distill.console import console, format_duration, print_notice
-from distill.contracts import EncodedSplits, Examples, Splits, Task
+from distill.contracts import EncodedSplits, Examples, Loader, Splits, Task
 from distill.data.batching import shown
+from distill.files import JsonObject
 from distill.models.checks import count_parameters
 from distill.teaching.output_cache import CachedOutputs
 from distill.training.module import DistillationModule
@@ -30,7 +30,7 @@ def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
     )
 
 
-def describe_task(task: Task, record: Mapping[str, Any], splits: Splits) -> str:
+def describe_task(task: Task, record: JsonObject, splits: Splits) -> str:
     """The name of the task, the size of each split, and the predictions that there are."""
     # A stream has no examples that could be counted.
     counts = {name: f"{number:,} {name}" for name, number in record["examples"].items() if number}
@@ -50,7 +50,7 @@ def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
     )
 
 
-def describe_batches(train: Any, settings: TrainerSettings) -> str:
+def describe_batches(train: Loader, settings: TrainerSettings) -> str:
     """Describes the size of an optimizer step and the share of padding."""
     _, buckets = shown(train)
     return f"{settings.step_size()} in a step, {buckets.padding():.1%} padding"
@@ -72,7 +72,7 @@ def describe_outputs(module: DistillationModule, reason: str | None) -> str:
     return "none needed" if module.teacher is None else f"computed in every step: {reason}"
 
 
-def warn_of_stream(train: Any, settings: TrainerSettings) -> None:
+def warn_of_stream(train: Loader, settings: TrainerSettings) -> None:
     """Prints a notice for a stream that is saved at its end only."""
     if train.batch_sampler is None and settings.checkpoint_steps is None and settings.evaluations == 1:
         print_notice(
@@ -80,7 +80,7 @@ def warn_of_stream(train: Any, settings: TrainerSettings) -> None:
         )
 
 
-def show(rows: Sequence[tuple[str, Any]]) -> None:
+def show(rows: Sequence[tuple[str, object]]) -> None:
     """Prints the rows as a table without a header."""
     table = Table(title="Before training", show_header=False, title_justify="left", title_style="bold", box=None)
     table.add_column(style="cyan", no_wrap=True)

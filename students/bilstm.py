@@ -1,5 +1,6 @@
 """The student without attention: a BiLSTM over the teacher's word pieces, for devices that afford no transformer."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -43,10 +44,27 @@ def from_teacher(
     Raises:
         UserError: for a size below 1, an unknown name, or a teacher whose separator is not known where pairs need it.
     """
-    for name, value in (
-        ("embedding_dim", embedding_dim), ("hidden_dim", hidden_dim), ("layers", layers),
-        ("classifier_dim", classifier_dim),
-    ):  # fmt: skip
+    sizes = {
+        "embedding_dim": embedding_dim, "hidden_dim": hidden_dim, "layers": layers, "classifier_dim": classifier_dim,
+    }  # fmt: skip
+    _check_options(sizes, dropout=dropout, pooling=pooling, init=init)
+    _check_task(task, teacher)
+    vocabulary, width = _embeddings_of(teacher).shape
+    config = BilstmConfig(
+        vocab_size=vocabulary, embedding_dim=min(embedding_dim or width, width), hidden_dim=hidden_dim,
+        num_hidden_layers=layers, classifier_dim=classifier_dim, dropout=dropout, pooling=pooling, pair=task.pair,
+        sep_token_id=getattr(teacher.config, "sep_token_id", None), pad_token_id=teacher.config.pad_token_id,
+        id2label=dict(teacher.config.id2label), label2id=dict(teacher.config.label2id),
+        problem_type=teacher.config.problem_type,
+    )  # fmt: skip
+    student = BilstmForSequenceClassification(config)
+    student.inherited = _inherit_embeddings(student, teacher) if init == "teacher" else {}  # type: ignore[assignment]
+    return student.float().train()
+
+
+def _check_options(sizes: Mapping[str, int | None], *, dropout: float, pooling: str, init: str) -> None:
+    """Raises UserError for a size below 1, a share out of range or an unknown name."""
+    for name, value in sizes.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise UserError(f"got student.{name}={value}, expected a whole number of at least 1")
     if not 0 <= dropout < 1:
@@ -54,41 +72,32 @@ def from_teacher(
     for name, given, known in (("pooling", pooling, POOLINGS), ("init", init, ("teacher", "random"))):
         if given not in known:
             raise UserError(f"student.{name}={given} is unknown, expected one of {', '.join(known)}")
+
+
+def _check_task(task: Task, teacher: PreTrainedModel) -> None:
+    """Raises UserError for a task that does not classify whole texts, or pairs without a separator between them."""
     if task.auto_class != "AutoModelForSequenceClassification":
         raise UserError(
             f"student bilstm classifies whole texts, and task {task.name} is {task.kind}: take +student=distilbert"
         )
-    separator = getattr(teacher.config, "sep_token_id", None)
-    if task.pair and separator is None:
+    if task.pair and getattr(teacher.config, "sep_token_id", None) is None:
         raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
-    teacher_embeddings = teacher.get_input_embeddings()
-    assert isinstance(teacher_embeddings, torch.nn.Embedding)
-    vocabulary, width = teacher_embeddings.weight.shape
-    student = BilstmForSequenceClassification(
-        BilstmConfig(
-            vocab_size=vocabulary,
-            embedding_dim=min(embedding_dim or width, width),
-            hidden_dim=hidden_dim,
-            num_hidden_layers=layers,
-            classifier_dim=classifier_dim,
-            dropout=dropout,
-            pooling=pooling,
-            pair=task.pair,
-            sep_token_id=separator,
-            pad_token_id=teacher.config.pad_token_id,
-            id2label=dict(teacher.config.id2label),
-            label2id=dict(teacher.config.label2id),
-            problem_type=teacher.config.problem_type,
-        )
-    )
-    inherited = {}
-    if init == "teacher":
-        with torch.no_grad():
-            student.embeddings.weight.copy_(scaled_components(teacher_embeddings.weight, student.config.embedding_dim))
-        names = {id(parameter): name for name, parameter in teacher.named_parameters()}
-        inherited["embeddings.weight"] = names[id(teacher_embeddings.weight)]
-    student.inherited = inherited  # type: ignore[assignment]
-    return student.float().train()
+
+
+def _embeddings_of(teacher: PreTrainedModel) -> Tensor:
+    """The word-piece embeddings, `[V, H]`."""
+    embeddings = teacher.get_input_embeddings()
+    assert isinstance(embeddings, torch.nn.Embedding)
+    return embeddings.weight
+
+
+def _inherit_embeddings(student: BilstmForSequenceClassification, teacher: PreTrainedModel) -> dict[str, str]:
+    """Starts the student's embeddings from the teacher's, and returns the student's `inherited`."""
+    embeddings = _embeddings_of(teacher)
+    with torch.no_grad():
+        student.embeddings.weight.copy_(scaled_components(embeddings, student.config.embedding_dim))
+    names = {id(parameter): name for name, parameter in teacher.named_parameters()}
+    return {"embeddings.weight": names[id(embeddings)]}
 
 
 def scaled_components(embeddings: Tensor, width: int) -> Tensor:

@@ -4,8 +4,6 @@
 loads the model from there.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
@@ -36,7 +34,7 @@ class BilstmConfig(PreTrainedConfig):
         pair: bool = False,
         sep_token_id: int | None = None,
         pad_token_id: int | None = 0,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         self.vocab_size = vocab_size
         self.embedding_dim = embedding_dim
@@ -108,7 +106,7 @@ class BilstmForSequenceClassification(PreTrainedModel):
         attention_mask: Tensor | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> SequenceClassifierOutput:
         """Returns `logits [B, C]` of `input_ids [B, L]`, and if requested `hidden_states [B, L, 2 * hidden_dim]`."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask

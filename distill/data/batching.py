@@ -1,14 +1,14 @@
 """From tokenized examples to batches of about one length."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from distill.contracts import IGNORED
+from distill.contracts import IGNORED, BatchOptions, EncodedSplits, Examples, Loader
 from distill.data import token_cache
 from distill.errors import UserError
 
@@ -70,7 +70,7 @@ class TokenizedExamples(Dataset[Batch]):
         batch |= {name: values[chosen] for name, values in self._per_example.items()}
         return {name: torch.from_numpy(array) for name, array in batch.items()}
 
-    def training_loader(self, *, steps: int | None, **batches: Any) -> DataLoader[list[Batch]]:
+    def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """A loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
         return bucket_loader(self, **batches)
 
@@ -229,20 +229,19 @@ class LengthBuckets(Sampler[Step]):
         return bounds
 
 
-def loader(examples: Any, steps: Sampler[Step] | Sequence[Step]) -> DataLoader[list[Batch]]:
+def loader(examples: Examples, steps: Sampler[Step] | Sequence[Step]) -> Loader:
     """Yields one optimizer step at a time: its micro-batches, each padded to its own longest example."""
     # Pinned memory is copied to a GPU while that computes.
     pin = torch.cuda.is_available()
     return DataLoader(examples, batch_sampler=steps, collate_fn=list, pin_memory=pin)  # type: ignore[arg-type]
 
 
-def shown(train: DataLoader[Any]) -> tuple[Any, LengthBuckets]:
+def shown(train: Loader) -> tuple[Examples, LengthBuckets]:
     """The examples that a training sees and the steps that it makes of them; of a stream, its first ones."""
     if train.batch_sampler is None:
         stream: Any = train.dataset
         return stream.sample, stream.buckets(stream.sample)
-    buckets: Any = train.batch_sampler
-    return train.dataset, buckets
+    return cast(Examples, train.dataset), cast(LengthBuckets, train.batch_sampler)
 
 
 def scoring_steps(lengths: np.ndarray, batch_tokens: int = SCORED_TOKENS) -> Step:
@@ -251,21 +250,23 @@ def scoring_steps(lengths: np.ndarray, batch_tokens: int = SCORED_TOKENS) -> Ste
     return [micro_batch for step in buckets for micro_batch in step]
 
 
-def evaluation_loader(examples: Any) -> DataLoader[list[Batch]]:
+def evaluation_loader(examples: Examples) -> Loader:
     """A whole split, longest examples first."""
     return loader(examples, [[micro_batch] for micro_batch in scoring_steps(examples.lengths)])
 
 
-def bucket_loader(examples: Any, **batches: Any) -> DataLoader[list[Batch]]:
+def bucket_loader(examples: Examples, **batches: Unpack[BatchOptions]) -> Loader:
     """Yields shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
     return loader(examples, LengthBuckets(examples.lengths, visits=examples.visits, **batches))
 
 
-def evaluation_loaders(examples: Mapping[str, Any]) -> dict[str, DataLoader[list[Batch]]]:
-    """A loader for every split that is scored, dev first."""
-    return {name: evaluation_loader(split) for name, split in examples.items() if name != "train"}
+def evaluation_loaders(examples: EncodedSplits) -> dict[str, Loader]:
+    """A loader for every split that is scored, dev first; none of them is a stream."""
+    return {name: evaluation_loader(cast(Examples, split)) for name, split in examples.items() if name != "train"}
 
 
-def all_loaders(examples: Mapping[str, Any], *, steps: int | None = None, **batches: Any) -> dict[str, DataLoader[Any]]:
+def all_loaders(
+    examples: EncodedSplits, *, steps: int | None = None, **batches: Unpack[BatchOptions]
+) -> dict[str, Loader]:
     """The loader of `train`, whose steps are shuffled, and one for every split that is scored."""
     return {"train": examples["train"].training_loader(steps=steps, **batches), **evaluation_loaders(examples)}

@@ -1,12 +1,19 @@
 """Tables of data that is in memory: lists, pandas frames, and data sets of the `datasets` library."""
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distill.errors import UserError
 
 if TYPE_CHECKING:
     import datasets
+    import pandas
+
+# A mapping holds columns by their names, a tuple texts and labels.
+Table: TypeAlias = (
+    "datasets.Dataset | pandas.DataFrame | Mapping[str, Sequence[object]] | tuple[Sequence[object], Sequence[object]]"
+)
+TableSplits: TypeAlias = "Mapping[str, Table]"
 
 EXPECTED = (
     "expected a path, (texts, labels), a mapping of columns, a pandas frame, a datasets.Dataset, or a mapping of "
@@ -15,7 +22,7 @@ EXPECTED = (
 
 
 def tables(
-    data: Any, splits: Mapping[str, Any], *, text: Sequence[str], label: str
+    data: "Table | TableSplits | None", splits: "Mapping[str, Table | None]", *, text: Sequence[str], label: str
 ) -> "dict[str, datasets.Dataset] | None":
     """Split -> table; one table alone is called `data`. None where no data was given.
 
@@ -40,7 +47,7 @@ def tables(
     return {"data": _table(data, text=text, label=label)}
 
 
-def _table(value: Any, *, text: Sequence[str], label: str) -> "datasets.Dataset":
+def _table(value: object, *, text: Sequence[str], label: str) -> "datasets.Dataset":
     import datasets
     import pandas
     import pyarrow
@@ -63,7 +70,7 @@ def _table(value: Any, *, text: Sequence[str], label: str) -> "datasets.Dataset"
     raise UserError(f"got data of type {type(value).__name__}, {EXPECTED}")
 
 
-def _columns(table: Mapping[Any, Any]) -> dict[str, list[Any]]:
+def _columns(table: Mapping[object, object]) -> dict[str, list[Any]]:
     columns = {str(name): _rows(str(name), column) for name, column in table.items()}
     if len({len(column) for column in columns.values()}) > 1:
         lengths = ", ".join(f"{name} {len(column)}" for name, column in columns.items())
@@ -71,7 +78,7 @@ def _columns(table: Mapping[Any, Any]) -> dict[str, list[Any]]:
     return columns
 
 
-def _rows(name: str, column: Any) -> list[Any]:
+def _rows(name: str, column: object) -> list[Any]:
     if isinstance(column, str) or not isinstance(column, Iterable):
         raise UserError(f"got {name} of type {type(column).__name__}, expected a list or an array")
     return list(column)

@@ -328,7 +328,7 @@ def _numbers(values: Sequence[Any], source: str) -> np.ndarray:
     return numbers
 
 
-def _classes(rows: LabelledText, values: Sequence[Any], labels: tuple[str, ...], source: str) -> np.ndarray:
+def _classes(rows: LabelledText, values: Sequence[object], labels: tuple[str, ...], source: str) -> np.ndarray:
     """Index of every label; numbers are taken for indices only where the task itself names its classes."""
     index = {str(number): number for number in range(len(labels))} if rows.label_names else {}
     index |= {name: number for number, name in enumerate(labels)}

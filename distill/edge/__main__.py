@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from distill.edge.bundle import Bundle
+from distill.edge.decode import Prediction
 from distill.errors import DistillError, UserError
 
 LINES_AT_ONCE = 256
@@ -26,7 +27,7 @@ def _lines(texts: Sequence[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-def _predict_lines(bundle: Bundle, lines: list[str]) -> list[dict[str, object]]:
+def _predict_lines(bundle: Bundle, lines: list[str]) -> list[Prediction]:
     if not bundle.pair:
         return bundle.predict(lines)
     halves = [line.split("\t") for line in lines]

@@ -1,9 +1,9 @@
 """A bundle without torch: from text to predictions with onnxruntime, tokenizers and numpy."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime
@@ -12,7 +12,7 @@ from tokenizers import Encoding, Tokenizer
 
 from distill.edge import decode
 from distill.errors import UserError
-from distill.files import hash_file
+from distill.files import JsonObject, hash_file
 
 FORMAT = 2
 READABLE = (1, 2)
@@ -53,7 +53,7 @@ class Bundle:
         self.tokenizer.no_padding()
         self.session = session(self.directory / models[self.model], threads)
 
-    def item_logits(self, records: Sequence[Any], *, batch_size: int = 32) -> list[NDArray[np.floating]]:
+    def item_logits(self, records: Sequence[decode.Record], *, batch_size: int = 32) -> list[NDArray[np.floating]]:
         """For every record the logits `[n, C]` of its items; records of about one length run together."""
         examples = [self.decoder.read(record) for record in records]
         return [logits for _, logits in self._run(examples, batch_size)]
@@ -66,8 +66,8 @@ class Bundle:
         return np.concatenate(rows) if rows else np.empty((0, len(self.labels)), dtype=np.float32)
 
     def predict(
-        self, records: Sequence[Any], pairs: Sequence[str] | None = None, *, batch_size: int = 32
-    ) -> list[dict[str, Any]]:
+        self, records: Sequence[decode.Record], pairs: Sequence[str] | None = None, *, batch_size: int = 32
+    ) -> list[decode.Prediction]:
         """The prediction for every record, or for every text and its pair.
 
         For classes it holds `label`, `probability` and the `probabilities` of all labels; for a number `value`.
@@ -79,12 +79,12 @@ class Bundle:
             for example, (items, logits) in zip(examples, outputs, strict=True)
         ]
 
-    def _records(self, texts: Sequence[Any], pairs: Sequence[str] | None) -> list[Any]:
+    def _records(self, records: Sequence[decode.Record], pairs: Sequence[str] | None) -> list[decode.Record]:
         if pairs is None:
-            return list(texts)
+            return list(records)
         if not self.pair:
             raise UserError("got pairs, the bundle reads single texts")
-        return [list(pair) for pair in zip(texts, pairs, strict=True)]
+        return [list(pair) for pair in zip(cast(Sequence[str], records), pairs, strict=True)]
 
     def _run(self, examples: Sequence[decode.Example], batch_size: int) -> list[tuple[Tokens, NDArray[np.floating]]]:
         """For each example the tokens of its items, and their logits `[n, C]`."""
@@ -144,14 +144,13 @@ def read_about(directory: Path) -> dict[str, Any]:
     return about
 
 
-def _decoder(about: Mapping[str, Any], directory: Path) -> decode.Decoder:
+def _decoder(about: JsonObject, directory: Path) -> decode.Decoder:
     # Format 1 has no decoder, but `answer`: classes or number.
     name = about.get("decoder", about.get("answer"))
     if name not in decode.DECODERS:
         known = ", ".join(decode.DECODERS)
         raise UserError(f"{directory} needs the decoder {name}, this version of distill has {known}: update distill")
-    decoder: decode.Decoder = decode.DECODERS[name](about["labels"], about["pair"])
-    return decoder
+    return decode.DECODERS[name](about["labels"], about["pair"])
 
 
 def session(path: Path, threads: int | None = None) -> onnxruntime.InferenceSession:

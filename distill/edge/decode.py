@@ -15,6 +15,10 @@ from distill.errors import UserError
 
 Floats = NDArray[np.floating]
 Span = tuple[int, int]  # First and last (excluded) character, in code points.
+# A text, the two texts of a pair, or `{"tokens": [...]}` for the words of a text.
+Record = str | Sequence[str] | Mapping[str, Sequence[str]]
+# A JSON object: `label`, `probability` and `probabilities`; or `value`; or `entities`.
+Prediction = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Example:
 class Decoder(Protocol):
     """Reads the records of one kind of task and makes predictions of its logits."""
 
-    def read(self, record: Any) -> Example:
+    def read(self, record: Record) -> Example:
         """The record as an example; raises UserError for one of another form."""
         ...
 
@@ -44,11 +48,11 @@ class Decoder(Protocol):
         """
         ...
 
-    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> dict[str, Any]:
+    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> Prediction:
         """The prediction for the logits `[n, C]` of the example's items that were not cut off."""
         ...
 
-    def format(self, prediction: Mapping[str, Any]) -> str:
+    def format(self, prediction: Prediction) -> str:
         """The prediction on one line."""
         ...
 
@@ -59,10 +63,11 @@ class _WholeText:
     def __init__(self, labels: Sequence[str], pair: bool) -> None:
         self.labels, self.pair = list(labels), pair
 
-    def read(self, record: Any) -> Example:
-        is_pair = isinstance(record, list | tuple) and len(record) == 2
-        if self.pair and is_pair and all(isinstance(text, str) for text in record):
-            return Example(record[0], record[1])
+    def read(self, record: Record) -> Example:
+        if self.pair and isinstance(record, list | tuple) and len(record) == 2:
+            first, second = record
+            if isinstance(first, str) and isinstance(second, str):
+                return Example(first, second)
         if not self.pair and isinstance(record, str):
             return Example(record)
         raise UserError(f"got {record!r}, expected {'two texts' if self.pair else 'a text'}")
@@ -74,23 +79,23 @@ class _WholeText:
 class Classes(_WholeText):
     """The class of a text: `label`, its `probability`, and the `probabilities` of all labels."""
 
-    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> dict[str, Any]:
+    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> Prediction:
         row = softmax(logits[0].astype(np.float64))
         best = int(row.argmax())
         probabilities = {label: float(value) for label, value in zip(self.labels, row, strict=True)}
         return {"label": self.labels[best], "probability": float(row[best]), "probabilities": probabilities}
 
-    def format(self, prediction: Mapping[str, Any]) -> str:
+    def format(self, prediction: Prediction) -> str:
         return f"{prediction['label']}\t{prediction['probability']:.4f}"
 
 
 class Number(_WholeText):
     """The number of a regression: `value`."""
 
-    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> dict[str, Any]:
+    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> Prediction:
         return {"value": float(logits[0, 0])}
 
-    def format(self, prediction: Mapping[str, Any]) -> str:
+    def format(self, prediction: Prediction) -> str:
         return f"{prediction['value']:.4f}"
 
 
@@ -103,7 +108,7 @@ class Tags:
     def __init__(self, labels: Sequence[str], pair: bool) -> None:
         self.labels = list(labels)
 
-    def read(self, record: Any) -> Example:
+    def read(self, record: Record) -> Example:
         if isinstance(record, str):
             return Example(record, words=split_words(record))
         words = record.get("tokens") if isinstance(record, Mapping) else None
@@ -114,7 +119,7 @@ class Tags:
     def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int | None] | None:
         return find_first_pieces(example.words, offsets, special)
 
-    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> dict[str, Any]:
+    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> Prediction:
         words = [word for word, item in zip(example.words, items or [], strict=True) if item is not None]
         probabilities = softmax(logits.astype(np.float64))
         best = probabilities.argmax(axis=-1)
@@ -126,11 +131,11 @@ class Tags:
             entities.append({"text": text, "type": kind, "score": score, "start": start, "end": end})
         return {"entities": entities}
 
-    def format(self, prediction: Mapping[str, Any]) -> str:
+    def format(self, prediction: Prediction) -> str:
         return "; ".join(f"{entity['type']}: {entity['text']}" for entity in prediction["entities"]) or "-"
 
 
-DECODERS: Mapping[str, type[Any]] = {"classes": Classes, "number": Number, "tags": Tags}
+DECODERS: Mapping[str, type[Classes] | type[Number] | type[Tags]] = {"classes": Classes, "number": Number, "tags": Tags}
 
 
 def softmax(logits: Floats) -> Floats:

@@ -1,15 +1,16 @@
 """The bundle that travels to a device: both ONNX files, scored again as they will be shipped, with their tokenizer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.contracts import Scores, Task
+from distill.contracts import Scores, Splits, Task
 from distill.edge import bundle as edge
-from distill.export.gate import compare, passes, recommended
+from distill.edge import decode
+from distill.export.gate import ExportedFile, compare, passes, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
 from distill.export.settings import ExportSettings
@@ -19,16 +20,32 @@ from distill.models.forward import input_names
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 
 
+class RawSplit(Protocol):
+    """The raw examples of a split."""
+
+    def records(self) -> Sequence[decode.Record]:
+        """The examples as a bundle reads them."""
+        ...
+
+
+class ScoredSplits(Splits, Protocol):
+    """The data of a task whose students are exported."""
+
+    def scored(self) -> Mapping[str, RawSplit]:
+        """The splits that are scored, dev first."""
+        ...
+
+
 def write_bundle(
     directory: Path,
     *,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
-    splits: Any,
+    splits: ScoredSplits,
     scores: Mapping[str, Scores],
     settings: ExportSettings,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, ExportedFile]:
     """Fills `directory` with a bundle and returns run.json's `export`: each file scored through ONNX Runtime.
 
     The files are read back as a device reads them, from the text on, and compared with the torch model's `scores`. A
@@ -40,7 +57,28 @@ def write_bundle(
         "int8": quantize(directory / FILES["fp32"], directory / FILES["int8"], settings),
     }
     _save_tokenizer(tokenizer, directory / "tokenizer.json")
-    about: dict[str, Any] = {
+    about = _describe(directory, model=model, tokenizer=tokenizer, task=task, splits=splits)
+    write_json(directory / "bundle.json", about)
+    formats: dict[str, ExportedFile] = {}
+    for name, file in FILES.items():
+        bundle = edge.Bundle(directory, model=name)
+        exported = {split: _score(bundle, splits.scored()[split], of_torch) for split, of_torch in scores.items()}
+        row = compare(exported, scores, task=task)
+        formats[name] = {
+            "file": file, "bytes": (directory / file).stat().st_size, **row,
+            "gate": "passed" if passes(name, row, settings) else "failed", "recipe": recipes[name],
+        }  # fmt: skip
+    about["metrics"] = {name: row["metrics"] for name, row in formats.items()}
+    about["recommended"] = recommended(formats)
+    write_json(directory / "bundle.json", about)
+    return formats
+
+
+def _describe(
+    directory: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Splits
+) -> dict[str, Any]:
+    """The content of bundle.json before the files of `directory` are scored: no metrics, and no file recommended."""
+    return {
         "format": edge.FORMAT,
         "kind": task.kind,
         "decoder": task.decoder,
@@ -60,23 +98,9 @@ def write_bundle(
         "metrics": {},
         "files": {name: hash_file(directory / name) for name in (*FILES.values(), "tokenizer.json")},
     }
-    write_json(directory / "bundle.json", about)
-    formats = {}
-    for name, file in FILES.items():
-        bundle = edge.Bundle(directory, model=name)
-        exported = {split: _score(bundle, splits.scored()[split], of_torch) for split, of_torch in scores.items()}
-        row = compare(exported, scores, task=task)
-        formats[name] = {
-            "file": file, "bytes": (directory / file).stat().st_size, **row,
-            "gate": "passed" if passes(name, row, settings) else "failed", "recipe": recipes[name],
-        }  # fmt: skip
-    about["metrics"] = {name: row["metrics"] for name, row in formats.items()}
-    about["recommended"] = recommended(formats)
-    write_json(directory / "bundle.json", about)
-    return formats
 
 
-def _score(bundle: edge.Bundle, split: Any, reference: Scores) -> Scores:
+def _score(bundle: edge.Bundle, split: RawSplit, reference: Scores) -> Scores:
     """The scores of a bundle on the raw examples of a split, for the same items as torch's.
 
     Raises:

@@ -1,5 +1,6 @@
 """From the configuration to the objects that a job is made of."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 
 from distill.chain import Plan, Student
 from distill.errors import UserError
+from distill.teaching.output_cache import OutputCache
 from distill.teaching.teacher import TeacherSource
 
 
@@ -50,14 +52,17 @@ def source(config: DictConfig) -> TeacherSource:
     return _source(config.teacher, cache, substitute=substitute)
 
 
-def _source(config: DictConfig, cache: Any, **options: Any) -> TeacherSource:
+def _source(
+    config: DictConfig, cache: OutputCache, *, substitute: Callable[[], TeacherSource] | None = None
+) -> TeacherSource:
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
     settings = values.pop("finetune", False)
     values.pop("cache", None)
     # From the configuration, which knows the full names of the options.
     finetune = instantiate(config.finetune) if settings else None
-    return TeacherSource(weights=hydra.utils.instantiate(values), finetune=finetune, cache=cache, **options)
+    weights = hydra.utils.instantiate(values)
+    return TeacherSource(weights=weights, finetune=finetune, cache=cache, substitute=substitute)
 
 
 def student(config: DictConfig) -> Student:

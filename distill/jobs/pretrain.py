@@ -1,6 +1,6 @@
 """The job `pretrain`, and `finetune` on raw text: a language model is trained without a teacher."""
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from lightning.pytorch.loggers import Logger
@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from distill import preflight
 from distill.chain import save_model, task_record, training_record
 from distill.console import console, print_line, print_notice, silence_libraries
+from distill.contracts import EncodedSplits, Loader
 from distill.data import batching
 from distill.errors import UserError
 from distill.files import make_directory, write_text
@@ -18,6 +19,7 @@ from distill.models.loading import Start
 from distill.records import report
 from distill.records.record import Run
 from distill.tasks import MaskedLM
+from distill.tasks.masked_lm import TextData
 from distill.teaching.teacher import TeacherSource, adopt_special_tokens
 from distill.training import fitting
 from distill.training.evaluate import evaluate
@@ -99,7 +101,7 @@ def _check(
         )
 
 
-def _load(source: TeacherSource, task: MaskedLM, splits: Any, *, seed: int) -> Start:
+def _load(source: TeacherSource, task: MaskedLM, splits: TextData, *, seed: int) -> Start:
     """The model with a head over its vocabulary, and one for the segments of a pair."""
     source.weights.locate()
     torch.manual_seed(seed)  # A head that it lacks is drawn.
@@ -117,8 +119,8 @@ def _load(source: TeacherSource, task: MaskedLM, splits: Any, *, seed: int) -> S
 def _show(
     module: DistillationModule,
     about: str,
-    examples: Any,
-    loaders: Any,
+    examples: EncodedSplits,
+    loaders: Mapping[str, Loader],
     settings: TrainerSettings,
     start: Start,
     name: str,

@@ -1,7 +1,7 @@
 """Kept configurations of earlier versions, in the words of this one."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -17,23 +17,26 @@ RENAMED = {
 }
 
 
+Node = dict[str, object]  # A mapping of a configuration.
+
+
 def upgrade(config: DictConfig) -> DictConfig:
     """Returns the configuration of a finished or interrupted run with the names that this version knows."""
     values = OmegaConf.to_container(config)
-    upgraded = OmegaConf.create(_walk(values, _upgrade_node))
+    upgraded = OmegaConf.create(cast(Node, _walk(values, _upgrade_node)))
     assert isinstance(upgraded, DictConfig)
     upgraded.setdefault("dry_run", False)
     return upgraded
 
 
-def _walk(value: Any, change: Callable[[dict[Any, Any]], dict[Any, Any]]) -> Any:
+def _walk(value: object, change: Callable[[Node], Node]) -> object:
     """Applies a function to every mapping, the inner ones first."""
     if isinstance(value, dict):
         return change({key: _walk(inner, change) for key, inner in value.items()})
     return [_walk(inner, change) for inner in value] if isinstance(value, list) else value
 
 
-def _upgrade_node(node: dict[Any, Any]) -> dict[Any, Any]:
+def _upgrade_node(node: Node) -> Node:
     target = node.get("_target_")
     if target == "distill.tasks.SequenceTask":  # One class with a switch became two.
         regression = node.pop("regression", False)
@@ -42,4 +45,4 @@ def _upgrade_node(node: dict[Any, Any]) -> dict[Any, Any]:
         target = f"distill.tasks.{'Regression' if regression else 'Classification'}"
     elif target == "students.bilstm.from_teacher":  # It is given the task.
         node.pop("text", None)
-    return node if target is None else {**node, "_target_": RENAMED.get(target, target)}
+    return {**node, "_target_": RENAMED.get(target, target)} if isinstance(target, str) else node

@@ -70,7 +70,7 @@ def compute_attention(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **options: Any,
+    **options: object,
 ) -> tuple[Tensor, None]:
     """Computes scaled dot-product attention (arXiv 1706.03762, equation 1), `[B, A, L, H / A]` -> `[B, L, A, H / A]`.
 

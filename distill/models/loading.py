@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError
 
@@ -89,7 +89,7 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
     return Start(model, tokenizer, fits=True, notices=notices)
 
 
-def _fit_labels(config: Any, labels: Sequence[str] | None) -> tuple[list[int] | None, str, list[str]]:
+def _fit_labels(config: PreTrainedConfig, labels: Sequence[str] | None) -> tuple[list[int] | None, str, list[str]]:
     """Give the configuration the task's labels; which of the model's own they are, as `match_labels` says."""
     if labels is None:
         return [], "", []
@@ -123,7 +123,7 @@ def auto_class_of(model: PreTrainedModel) -> str:
     raise UserError(f"the head of a {type(model).__name__} is of no known kind: expected a model of an auto class")
 
 
-def model_class(auto_class: str, config_class: type[Any]) -> type[PreTrainedModel] | None:
+def model_class(auto_class: str, config_class: type[PreTrainedConfig]) -> type[PreTrainedModel] | None:
     """The class of models with this head for a configuration; None where transformers has none."""
     mapping = getattr(transformers, auto_class)._model_mapping
     if config_class not in mapping:

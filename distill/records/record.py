@@ -23,7 +23,7 @@ class Run:
     directory: Path
     record: dict[str, Any] = field(default_factory=dict)
 
-    def update(self, **values: Any) -> None:
+    def update(self, **values: object) -> None:
         """Sets fields of the record and writes it."""
         self.record.update(values)
         self.save()
@@ -33,7 +33,7 @@ class Run:
         write_json(self.directory / "run.json", self.record)
 
 
-def create_run(parent: Path, **fields: Any) -> Run:
+def create_run(parent: Path, **fields: object) -> Run:
     """Creates a directory under `parent`, named after the time, with a number for further runs of the same second.
 
     The record is not written yet, because a run.json on disk always receives its final status.
@@ -53,7 +53,7 @@ def create_run(parent: Path, **fields: Any) -> Run:
     raise UserError(f"{parent} has 10,000 runs of this second: choose another output_dir")
 
 
-def create_run_in(directory: Path, **fields: Any) -> Run:
+def create_run_in(directory: Path, **fields: object) -> Run:
     """Creates a run in a directory of the user's choice.
 
     Raises:
@@ -65,7 +65,7 @@ def create_run_in(directory: Path, **fields: Any) -> Run:
     return Run(directory, _new_record(**fields))
 
 
-def _new_record(**fields: Any) -> dict[str, Any]:
+def _new_record(**fields: object) -> dict[str, Any]:
     return dict(
         schema=SCHEMA, status="running", error=None, version=__version__, **fields, task=None,
         objective=None, teacher=None, student=None, baseline=None, retention=None, training=None, export={},

@@ -1,14 +1,20 @@
 """Renders run.json as report.md, a model card and a terminal table."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import ChainableUndefined, Environment, PackageLoader, Undefined
 from rich.table import Table
 
-Record = Mapping[str, Any]
+from distill.files import JsonObject
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+Record = JsonObject
+Number = float | Undefined | None  # Undefined is jinja's, for a value that the record lacks.
 MISSING = "-"
 FILE_COLUMNS = ("", "parameters", "metric", "of the teacher", "size", "p50", "speed-up")
 SECTIONS = (
@@ -175,7 +181,7 @@ def _title(record: Record) -> str:
     return f"{name}{record['teacher']['resolved']} on {record['task']['name']}"
 
 
-def _render(template: str, record: Record, **values: Any) -> str:
+def _render(template: str, record: Record, **values: object) -> str:
     sections = {name: record.get(name) or {} for name in SECTIONS}
     environment = sections["environment"]
     text = _templates().get_template(template).render(
@@ -196,22 +202,22 @@ def _templates() -> Environment:
     return environment
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: object) -> "TypeIs[Undefined | None]":
     return value is None or isinstance(value, Undefined)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     """Returns the text of one cell of a Markdown table."""
     return MISSING if _is_missing(value) else " ".join(str(value).split()).replace("|", "\\|")
 
 
-def _number(value: Any, specification: str, unit: str = "") -> str:
+def _number(value: Number, specification: str, unit: str = "") -> str:
     return MISSING if _is_missing(value) else f"{value:{specification}}{unit}"
 
 
-def _megabytes(size: Any) -> str:
+def _megabytes(size: Number) -> str:
     return MISSING if _is_missing(size) else f"{size / 1e6:.1f} MB"
 
 
-def _millions(number: Any) -> str:
+def _millions(number: Number) -> str:
     return MISSING if _is_missing(number) else f"{number / 1e6:.1f} M"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from distill.data.batching import TokenizedExamples
+    from distill.data.in_memory import Table, TableSplits
     from distill.models.forward import FullPass
 
 METRICS = ("accuracy", "f1", "matthews")
@@ -72,10 +73,10 @@ class Classification:
         labels: Sequence[str] | None = None,
         metrics: Sequence[str] = ("accuracy",),
         max_length: int = 128,
-        data: Any = None,
-        train: Any = None,
-        dev: Any = None,
-        test: Any = None,
+        data: "Table | TableSplits | str | Path | None" = None,
+        train: "Table | None" = None,
+        dev: "Table | None" = None,
+        test: "Table | None" = None,
         data_dir: str | Path | None = None,
         dev_fraction: float = 0.1,
         splits: Mapping[str, Sequence[str]] | None = None,

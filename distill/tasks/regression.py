@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from distill.data.batching import TokenizedExamples
+    from distill.data.in_memory import Table, TableSplits
     from distill.models.forward import FullPass
 
 METRICS = ("pearson", "spearman", "mae")
@@ -59,10 +60,10 @@ class Regression:
         name: str = "regression",
         metrics: Sequence[str] = ("pearson",),
         max_length: int = 128,
-        data: Any = None,
-        train: Any = None,
-        dev: Any = None,
-        test: Any = None,
+        data: "Table | TableSplits | str | Path | None" = None,
+        train: "Table | None" = None,
+        dev: "Table | None" = None,
+        test: "Table | None" = None,
         data_dir: str | Path | None = None,
         dev_fraction: float = 0.1,
         splits: Mapping[str, Sequence[str]] | None = None,

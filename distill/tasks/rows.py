@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from distill.data.batching import TokenizedExamples
+    from distill.data.in_memory import Table, TableSplits
     from distill.models.forward import FullPass
 
 
@@ -24,16 +25,19 @@ def labelled_text(
     name: str,
     text: str | Sequence[str],
     label: str | Sequence[str],
-    data: Any = None,
-    train: Any = None,
-    dev: Any = None,
-    test: Any = None,
+    data: "Table | TableSplits | str | Path | None" = None,
+    train: "Table | None" = None,
+    dev: "Table | None" = None,
+    test: "Table | None" = None,
     data_dir: str | Path | None = None,
     splits: Mapping[str, Sequence[str]] | None = None,
     dev_fraction: float = 0.1,
     train_examples: int | None = None,
     dev_examples: int | None = None,
-    **source: Any,
+    label_names: tuple[str, ...] | None = None,
+    regression: bool = False,
+    hub_id: str | None = None,
+    builtin: bool = False,
 ) -> LabelledText:
     """The source of a task's rows, with its options checked.
 
@@ -43,11 +47,7 @@ def labelled_text(
     text = [text] if isinstance(text, str | int) else text
     if not 1 <= len(text) <= 2:
         raise ValueError(f"got task.text={list(text)}, expected one column or the two of a pair")
-    if not 0 < dev_fraction < 1:
-        raise ValueError(f"got task.dev_fraction={dev_fraction}, expected a share between 0 and 1")
-    for option, examples in (("train_examples", train_examples), ("dev_examples", dev_examples)):
-        if examples is not None and examples < 1:
-            raise ValueError(f"got task.{option}={examples}, expected at least 1 or null for all")
+    _check_amounts(dev_fraction, {"train_examples": train_examples, "dev_examples": dev_examples})
     # A column may be called 0, which the command line hands over as a number.
     columns = tuple(map(str, text))
     labels = (str(label),) if isinstance(label, str | int) else tuple(map(str, label))
@@ -63,8 +63,20 @@ def labelled_text(
         dev_fraction=dev_fraction,
         train_examples=train_examples,
         dev_examples=dev_examples,
-        **source,
+        label_names=label_names,
+        regression=regression,
+        hub_id=hub_id,
+        builtin=builtin,
     )
+
+
+def _check_amounts(dev_fraction: float, examples: Mapping[str, int | None]) -> None:
+    """Raises ValueError for a share or a number of examples that is out of range."""
+    if not 0 < dev_fraction < 1:
+        raise ValueError(f"got task.dev_fraction={dev_fraction}, expected a share between 0 and 1")
+    for option, number in examples.items():
+        if number is not None and number < 1:
+            raise ValueError(f"got task.{option}={number}, expected at least 1 or null for all")
 
 
 def check_max_length(max_length: int) -> int:

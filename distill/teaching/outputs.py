@@ -3,10 +3,10 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.console import ProgressMeter, print_line, print_notice
-from distill.contracts import EncodedSplits, Examples, Scores, Stream, Task
+from distill.contracts import Batch, EncodedSplits, Examples, ItemOutputs, Scores, Stream, Task
 from distill.data.batching import SCORED_TOKENS, scoring_steps
 from distill.errors import NumericalError, UserError
 from distill.losses import Objective
@@ -56,6 +56,24 @@ class Computation:
     directory: Path
 
 
+class Teacher(Protocol):
+    """A teacher that is ready, and may have to be loaded."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model as it was loaded."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Stands for everything that its outputs depend on, the examples aside."""
+        ...
+
+    def running(self) -> PreTrainedModel:
+        """The model on the device and in the precision of its forward passes."""
+        ...
+
+
 def check_cache(cache: OutputCache, objective: Objective, task: Task) -> None:
     """Raises UserError where `teacher.cache.enabled=true` asks for outputs that cannot be cached."""
     _obstacle(cache, objective, task, hidden_gb=0.0)
@@ -73,7 +91,7 @@ def check_size(
 
 
 def outputs_for_training(
-    teacher: Any,
+    teacher: Teacher,
     objective: Objective,
     task: Task,
     examples: Examples | Stream,
@@ -239,11 +257,8 @@ def _compute(
         for row, index in enumerate(micro_batch):
             per_example[index] = {name: values[row] for name, values in split.items()}
         if hidden:
-            whole = outputs.whole().hidden_states
-            assert whole is not None
-            last_states, mask = whole[-1].half().cpu(), batch["attention_mask"].bool().cpu()
-            for row, index in enumerate(micro_batch):
-                states[starts[index] : starts[index] + lengths[index]] = last_states[row, mask[row]]
+            for index, tokens in zip(micro_batch, _last_states(outputs, batch), strict=True):
+                states[starts[index] : starts[index] + lengths[index]] = tokens
         done(len(micro_batch))
     found = {name: torch.cat([columns[name] for columns in per_example]) for name in per_example[0]}
     if not bool((counts == 1).all()):
@@ -251,3 +266,11 @@ def _compute(
     if task.over_vocabulary:
         found |= {"counts": counts, "profile": (profile / counts.sum().clamp(min=1)).half().cpu()}
     return found, states if hidden else None
+
+
+def _last_states(outputs: ItemOutputs, batch: Batch) -> Iterator[Tensor]:
+    """For each example the last hidden states of its tokens, padding excluded: `[tokens, H]` (float16), on the CPU."""
+    hidden_states = outputs.whole().hidden_states
+    assert hidden_states is not None
+    last, mask = hidden_states[-1].half().cpu(), batch["attention_mask"].bool().cpu()
+    return (of_example[is_token] for of_example, is_token in zip(last, mask, strict=True))

@@ -288,7 +288,7 @@ def score(
     task.check_teacher(scores["dev"], teacher.resolved)
 
 
-def _fingerprint(source: TeacherSource, task: Task, splits: Any) -> str:
+def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
     settings = None
     if source.finetune is not None:
         settings = asdict(replace(source.finetune, precision=source.finetune.resolved_precision()))
@@ -299,7 +299,7 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Any) -> str:
     return _digest([FORMAT, source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings])
 
 
-def _digest(parts: list[Any]) -> str:
+def _digest(parts: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from distill.errors import UserError
 
@@ -209,7 +208,7 @@ def check_column(column: str, columns: Iterable[str], source: str) -> None:
         raise UserError(f"{source} has no column {column}, its columns are: {names}; set task.text=NAME")
 
 
-def get_text(row: Mapping[str, Any], column: str, source: str) -> str:
+def get_text(row: Mapping[str, object], column: str, source: str) -> str:
     """Returns the text of a row, which may be empty.
 
     Raises:

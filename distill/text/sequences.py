@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from distill.console import print_line
-from distill.contracts import IGNORED
+from distill.contracts import IGNORED, BatchOptions, Loader
 from distill.data import docstrings, token_cache
 from distill.data.batching import Batch, bucket_loader, padded, padding_of, places_of
 from distill.errors import UserError
 from distill.files import atomic_directory, is_intact
 from distill.text.corpus import DOCUMENT_UNITS, Corpus, choose_held_out, is_held_out
 from distill.text.masking import Masker, Masking, check_span
-from distill.text.packing import Packer, find_continuations
+from distill.text.packing import Packer, TokenSequence, find_continuations
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -149,7 +149,7 @@ class Sequences(Dataset[Batch]):
             batch["pair_labels"] = self._pair_labels[chosen].astype(np.int64)
         return {name: torch.from_numpy(array) for name, array in batch.items()}
 
-    def training_loader(self, *, steps: int | None, **batches: Any) -> DataLoader[list[Batch]]:
+    def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """A loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
         return bucket_loader(self, **batches)
 
@@ -276,7 +276,9 @@ def held_out_of(corpus: Corpus, settings: SequenceSettings) -> Callable[[str], b
     return choose_held_out(keys, fraction=settings.dev_fraction, seed=settings.seed).__contains__
 
 
-def _dev_of_stream(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> list[Any]:
+def _dev_of_stream(
+    corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase"
+) -> list[TokenSequence]:
     """The first sequences of held-out documents, as many as dev is to have."""
     if settings.masking == "static":
         raise UserError(
@@ -293,7 +295,7 @@ def _dev_of_stream(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTr
     return dev
 
 
-def in_memory(sequences: list[Any], settings: SequenceSettings, digest: str = "") -> token_cache.Tokens:
+def in_memory(sequences: Sequence[TokenSequence], settings: SequenceSettings, digest: str = "") -> token_cache.Tokens:
     columns = [_columns(sequence) for sequence in sequences]
     lengths = [len(sequence.ids) for sequence in sequences]
     return token_cache.Tokens(
@@ -305,7 +307,7 @@ def in_memory(sequences: list[Any], settings: SequenceSettings, digest: str = ""
     )
 
 
-def _columns(sequence: Any) -> dict[str, np.ndarray]:
+def _columns(sequence: TokenSequence) -> dict[str, np.ndarray]:
     columns = {"input_ids": sequence.ids}
     return columns if sequence.type_ids is None else {**columns, "token_type_ids": sequence.type_ids}
 
@@ -335,7 +337,7 @@ def _size(tokenizer: "PreTrainedTokenizerBase") -> int:
     return int(max(tokenizer.get_vocab().values())) + 1
 
 
-def _masks(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> list[Any]:
+def _masks(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> list[object]:
     return [asdict(settings.mask), settings.seed, tokenizer.mask_token_id, sorted(tokenizer.all_special_ids)]
 
 
@@ -360,5 +362,5 @@ def too_short(
     )
 
 
-def _digest(parts: list[Any]) -> str:
+def _digest(parts: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

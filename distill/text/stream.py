@@ -1,23 +1,48 @@
 """Optimizer steps out of raw text that is read, packed and masked during the training."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from distill.contracts import BatchOptions, Loader
 from distill.data.batching import Batch, LengthBuckets
 from distill.errors import UserError
 from distill.text.corpus import Corpus, Position
+from distill.text.packing import TokenSequence
 from distill.text.sequences import Sequences, SequenceSettings, held_out_of, in_memory, make_packer, too_short
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BUFFER = 8192  # Sequences of a stream, at least, that are shuffled together.
+
+
+class BufferPosition(TypedDict, total=False):
+    """The beginning of sequences that are shuffled together, in plain values: it is stored in checkpoints.
+
+    Attributes:
+        number: of the buffer, counted from the beginning of the training.
+        visit: earlier passes over the corpus.
+        corpus: the fields of `Position`.
+        packer: the state of the `Packer`.
+    """
+
+    number: int
+    visit: int
+    corpus: dict[str, Any]
+    packer: dict[str, Any]
+
+
+class StepPosition(TypedDict):
+    """The position of a step in the corpus: its buffer, and its first micro-batch in that."""
+
+    buffer: BufferPosition
+    micro_batch: int
 
 
 @dataclass(frozen=True)
@@ -34,7 +59,7 @@ class StreamedText:
         """Stands for the corpus."""
         return self.corpus.compute_fingerprint()
 
-    def training_loader(self, *, steps: int | None, world: int = 1, **batches: Any) -> DataLoader[Any]:
+    def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Yields one optimizer step at a time, `steps` in all.
 
         Raises:
@@ -44,6 +69,7 @@ class StreamedText:
             raise UserError(
                 f"{self.corpus.describe()} is streamed, so that its length is not known: give trainer.max_steps"
             )
+        world = batches.pop("world", 1)
         stream = Stream(self.corpus, self.settings, self.tokenizer, steps=steps, batches=batches, world=world)
         found = len(list(itertools.islice(filter(stream.is_wanted, self.corpus.read_keys()), world)))
         if found < world:
@@ -74,14 +100,14 @@ class Stream(IterableDataset[list[Batch]]):
         tokenizer: "PreTrainedTokenizerBase",
         *,
         steps: int,
-        batches: Mapping[str, Any],
+        batches: BatchOptions,
         rank: int = 0,
         world: int = 1,
     ) -> None:
         self.corpus, self.settings, self.tokenizer = corpus, settings, tokenizer
-        self.steps, self.batches, self.rank, self.world = steps, dict(batches), rank, world
+        self.steps, self.batches, self.rank, self.world = steps, batches.copy(), rank, world
         self.skip = 0
-        self.place: dict[str, Any] | None = None
+        self.place: StepPosition | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """To another process goes what is read, and nothing of what it says."""
@@ -122,17 +148,17 @@ class Stream(IterableDataset[list[Batch]]):
         return buckets
 
     def _micro_batches(
-        self, beginning: Mapping[str, Any] | None = None
-    ) -> Iterator[tuple[dict[str, Any], Sequences, list[int]]]:
+        self, beginning: BufferPosition | None = None
+    ) -> Iterator[tuple[StepPosition, Sequences, list[int]]]:
         """Endlessly: where each stands, and its rows of which sequences."""
         for buffer, examples in self._buffers(beginning):
             steps = self.buckets(examples, buffer["number"])
             for number, rows in enumerate(itertools.chain.from_iterable(steps)):
                 yield {"buffer": buffer, "micro_batch": number}, examples, rows
 
-    def _buffers(self, beginning: Mapping[str, Any] | None = None) -> Iterator[tuple[dict[str, Any], Sequences]]:
+    def _buffers(self, beginning: BufferPosition | None = None) -> Iterator[tuple[BufferPosition, Sequences]]:
         """Endlessly: sequences that are shuffled together, and what it takes to begin with them."""
-        state = beginning or {"number": 0, "visit": 0}
+        state: BufferPosition = beginning or {"number": 0, "visit": 0}
         number = state["number"]
         for visit in itertools.count(state["visit"]):
             packer = make_packer(self.settings, self.tokenizer, self.settings.seed, visit, self.rank)
@@ -145,8 +171,13 @@ class Stream(IterableDataset[list[Batch]]):
             )
             ended = False
             while not ended:
-                at = {"number": number, "visit": visit, "corpus": asdict(place), "packer": packer.state_dict()}
-                some: list[Any] = []
+                at: BufferPosition = {
+                    "number": number,
+                    "visit": visit,
+                    "corpus": asdict(place),
+                    "packer": packer.state_dict(),
+                }
+                some: list[TokenSequence] = []
                 for document in documents:
                     some += packer.add_document(document)
                     if len(some) >= BUFFER:

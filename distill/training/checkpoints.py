@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import lightning as L
 import torch
@@ -18,6 +18,9 @@ from distill.errors import UserError
 from distill.files import atomic_file
 from distill.training import distributed
 
+if TYPE_CHECKING:
+    from distill.text.stream import Stream
+
 _STOPPING = (
     b"\nStopping after this step and saving a checkpoint. A second Ctrl-C stops at once and keeps the last one.\n"
 )
@@ -26,11 +29,20 @@ _STOPPING = (
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its target and renames it, so that a killed run leaves the last complete one."""
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: object | None = None
+    ) -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(target) as temporary, open(temporary, "wb") as file:
             torch.save(checkpoint, file)
+
+
+class StepSource(Protocol):
+    """The source of the steps of a training: the sampler of its batches, or a stream."""
+
+    rank: int
+    skip: int
 
 
 class Checkpoints(Callback):
@@ -49,7 +61,7 @@ class Checkpoints(Callback):
             stream.
     """
 
-    def __init__(self, path: Path, *, every: int | None, identity: Mapping[str, Any], steps: Any) -> None:
+    def __init__(self, path: Path, *, every: int | None, identity: Mapping[str, object], steps: StepSource) -> None:
         self.path, self.every, self.identity, self.steps = path, every, dict(identity), steps
         self.stopping = self._synchronized = False
         self._due = False
@@ -73,7 +85,7 @@ class Checkpoints(Callback):
             )
         self.steps.skip = done
         if (place := places[distributed.rank()]) is not None:
-            self.steps.place = place
+            cast("Stream", self.steps).place = place
 
     @contextmanager
     def stop_on_signals(self) -> Iterator[None]:
@@ -105,12 +117,12 @@ class Checkpoints(Callback):
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._stop)  # Lightning has installed its own handler.
 
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, *args: object) -> None:
         if self._synchronized and not self._due:
             raise KeyboardInterrupt
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         self._synchronize()
         self._due |= self.every is not None and trainer.global_step % self.every == 0
@@ -130,7 +142,7 @@ class Checkpoints(Callback):
 
 
 @contextmanager
-def handle_signals(handler: Callable[[int, FrameType | None], Any], *signals: signal.Signals) -> Iterator[None]:
+def handle_signals(handler: Callable[[int, FrameType | None], object], *signals: signal.Signals) -> Iterator[None]:
     """Handles these signals with `handler` in this context; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield

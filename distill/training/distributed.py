@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,10 +37,12 @@ from distill.training.workers import WorkerError, broadcast, process_group, run_
 
 _START_TIMEOUT = timedelta(minutes=5)
 
+T = TypeVar("T")
+
 
 def run(
-    function: Callable[..., Any], *arguments: Any, world_size: int, device: torch.device, **rank_zero_arguments: Any
-) -> Any:
+    function: Callable[..., T], *arguments: object, world_size: int, device: torch.device, **rank_zero_arguments: object
+) -> T:
     """Returns `function(*arguments, **rank_zero_arguments)` of this process, which is rank 0 of a process group.
 
     Meanwhile every worker runs `function(*arguments)`. Function and arguments are pickled, so a script that calls this
@@ -94,7 +96,7 @@ def any_rank(flag: bool) -> bool:
     return bool(all_reduce(torch.tensor(int(flag))))
 
 
-def all_gather(value: Any) -> list[Any]:
+def all_gather(value: T) -> list[T]:
     """Returns the value of every rank, in the order of ranks; values are pickled."""
     values = [value] * world_size()
     if dist.is_initialized():

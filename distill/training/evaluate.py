@@ -2,14 +2,13 @@
 
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.contracts import Batch, Scores, Task
+from distill.contracts import Batch, Loader, Scores, Task
 from distill.models.forward import to_device
 
 _NOTHING = frozenset[str]()
@@ -67,7 +66,7 @@ def evaluate(
     return scores
 
 
-def evaluate_splits(model: PreTrainedModel, task: Task, loaders: Mapping[str, Any]) -> dict[str, Scores]:
+def evaluate_splits(model: PreTrainedModel, task: Task, loaders: Mapping[str, Loader]) -> dict[str, Scores]:
     """Scores every split but `train`, each in the order of its examples."""
     return {name: evaluate(model, task, loader).by_example() for name, loader in loaders.items() if name != "train"}
 

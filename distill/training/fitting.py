@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import numpy as np
@@ -16,14 +16,14 @@ import psutil
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import Logger
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
+from distill.contracts import Examples, Loader
 from distill.data import batching
 from distill.models import cpu_kernels
 from distill.models.forward import to_device
 from distill.training import distributed
-from distill.training.checkpoints import AtomicCheckpointIO, Checkpoints
+from distill.training.checkpoints import AtomicCheckpointIO, Checkpoints, StepSource
 from distill.training.module import DistillationModule
 from distill.training.progress_bar import ProgressBar
 from distill.training.settings import TrainerSettings
@@ -47,14 +47,14 @@ class Fit:
 
 def fit(
     module: DistillationModule,
-    train: DataLoader[Any],
-    dev: DataLoader[Any],
+    train: Loader,
+    dev: Loader,
     *,
     settings: TrainerSettings,
     checkpoints: Path,
     logger: Logger | None,
     title: str,
-    identity: Mapping[str, Any] | None = None,
+    identity: Mapping[str, object] | None = None,
     resume: bool = False,
 ) -> Fit:
     """Train, and leave the module with the weights that scored best on dev.
@@ -72,24 +72,23 @@ def fit(
     for model in (module, module.teacher):
         if model is not None:
             model.cpu()  # On its way to other processes, which have other GPUs.
-    result: Fit = distributed.run(_fit, *work, world_size=settings.processes(), device=settings.device(), logger=logger)
-    return result
+    return distributed.run(_fit, *work, world_size=settings.processes(), device=settings.device(), logger=logger)
 
 
 def _fit(
     module: DistillationModule,
-    train: DataLoader[Any],
-    dev: DataLoader[Any],
+    train: Loader,
+    dev: Loader,
     settings: TrainerSettings,
     checkpoints: Path,
     title: str,
-    identity: Mapping[str, Any],
+    identity: Mapping[str, object],
     resume: bool,
     logger: Logger | None = None,
 ) -> Fit:
     """`fit` in one of the processes that train."""
     keep_freed_memory()
-    steps: Any = train.batch_sampler or train.dataset  # A stream makes its own steps.
+    steps = cast(StepSource, train.batch_sampler or train.dataset)  # A stream makes its own steps.
     if distributed.rank() > 0:
         steps.rank = distributed.rank()
     metric, selects = f"dev/{module.task.metric}", module.task.selects
@@ -110,33 +109,61 @@ def _fit(
         saving.skip_finished_steps()
     timer = Timer()  # Its state is in the checkpoint, so that a resumed run continues counting.
     shown = [ProgressBar(title, metric, selects)] if distributed.rank() == 0 else []
-    trainer = L.Trainer(
-        accelerator=settings.accelerator,
-        devices=select_devices(settings.device()),
-        strategy=create_strategy(settings.strategy, settings.device()),
-        precision=settings.resolved_precision(),  # type: ignore[arg-type]
-        max_steps=module.total_steps,
-        val_check_interval=max(1, len(train) // settings.evaluations),
-        num_sanity_val_steps=0,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        logger=logger if logger is not None else False,
-        log_every_n_steps=max(1, min(50, module.total_steps // 20)),
-        callbacks=[best, _EvaluateAtTheEnd(), saving, last, timer, *shown],
-        use_distributed_sampler=False,
-        plugins=[AtomicCheckpointIO()],
-        inference_mode=settings.strategy != "fsdp",  # Gathered weights are no tensors for it.
-    )
+    callbacks = [best, _EvaluateAtTheEnd(), saving, last, timer, *shown]
+    trainer = _create_trainer(module, settings, steps_per_epoch=len(train), callbacks=callbacks, logger=logger)
     with _kept_whole(module, settings), _made_fast(module.student, settings), saving.stop_on_signals():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
     if distributed.rank() == 0:  # The others have done their part.
         state = torch.load(best.best_model_path, map_location="cpu", weights_only=True)["state_dict"]
         module.load_state_dict(state)
-    seconds = max(timer.time_elapsed("train"), 1e-9)
+    return _summarize(
+        module, train, settings, seconds=timer.time_elapsed("train"), steps=trainer.global_step, best=best
+    )
+
+
+def _create_trainer(
+    module: DistillationModule,
+    settings: TrainerSettings,
+    *,
+    steps_per_epoch: int,
+    callbacks: list[Callback],
+    logger: Logger | None,
+) -> L.Trainer:
+    """Lightning's trainer for one of the processes that train."""
+    return L.Trainer(
+        accelerator=settings.accelerator,
+        devices=select_devices(settings.device()),
+        strategy=create_strategy(settings.strategy, settings.device()),
+        precision=settings.resolved_precision(),  # type: ignore[arg-type]
+        max_steps=module.total_steps,
+        val_check_interval=max(1, steps_per_epoch // settings.evaluations),
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=logger if logger is not None else False,
+        log_every_n_steps=max(1, min(50, module.total_steps // 20)),
+        callbacks=callbacks,
+        use_distributed_sampler=False,
+        plugins=[AtomicCheckpointIO()],
+        inference_mode=settings.strategy != "fsdp",  # Gathered weights are no tensors for it.
+    )
+
+
+def _summarize(
+    module: DistillationModule,
+    train: Loader,
+    settings: TrainerSettings,
+    *,
+    seconds: float,
+    steps: int,
+    best: ModelCheckpoint,
+) -> Fit:
+    """What the training took, by the counts of the module."""
+    seconds = max(seconds, 1e-9)
     return Fit(
         seconds=seconds,
         epochs=module.examples_seen / len(train.dataset) if train.batch_sampler else None,  # type: ignore[arg-type]
-        steps=trainer.global_step,
+        steps=steps,
         precision=settings.resolved_precision(),
         examples_per_second=module.examples_seen / seconds,
         tokens_per_second=module.tokens_seen / seconds,
@@ -156,15 +183,12 @@ def _identity(module: DistillationModule, steps_per_epoch: int, settings: Traine
     }  # fmt: skip
 
 
-def estimate_seconds(
-    module: DistillationModule, train: DataLoader[Any], dev: DataLoader[Any], settings: TrainerSettings
-) -> float:
+def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, settings: TrainerSettings) -> float:
     """How long `fit` will take, from a few steps over examples of median length; the weights stay as they are.
 
     Scoring an example of dev is taken for a third of training on one: it is spared the backward pass.
     """
     dataset, buckets = batching.shown(train)
-    dev_dataset: Any = dev.dataset
     steps = module.total_steps * settings.accumulate
     size = max(1, round(len(dataset) / (len(buckets) * settings.accumulate * settings.processes())))
     by_length = np.argsort(dataset.lengths, kind="stable")
@@ -173,7 +197,7 @@ def estimate_seconds(
     module.to(device)
     if module.teacher is not None:
         module.teacher.to(device)
-    batch = to_device(dataset[by_length[middle : middle + size]], device)
+    batch = to_device(dataset[by_length[middle : middle + size].tolist()], device)
     optimizer = module.configure_optimizers()[0][0]
     for group in optimizer.param_groups:
         group["lr"] = group["weight_decay"] = 0.0  # All the work of a step, and nothing moves.
@@ -191,7 +215,7 @@ def estimate_seconds(
     module.teacher_seconds = 0.0  # These answers are no part of the training.
     # The quickest: the others waited for something that comes once, or for others.
     evaluations = max(1, round(settings.evaluations * module.total_steps / len(train)))
-    scored = evaluations * len(dev_dataset)
+    scored = evaluations * len(cast(Examples, dev.dataset))
     return min(took) * (steps + scored / size / 3) + min(optimizing) * module.total_steps
 
 
@@ -229,7 +253,7 @@ def _made_fast(student: PreTrainedModel, settings: TrainerSettings) -> Iterator[
 class _EvaluateAtTheEnd(Callback):
     """Scores dev after the very last step too, wherever in an epoch `max_steps` ends."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
         if trainer.global_step >= trainer.max_steps:
             trainer.should_stop = True
 

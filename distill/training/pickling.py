@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from distill.errors import UserError
 
@@ -17,7 +17,7 @@ _CAPTURING = "transformers.utils.output_capturing"
 class _Pickler(pickle.Pickler):
     """Leaves out what transformers adds to a model when it is made or run, which cannot be pickled."""
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if not isinstance(value, nn.Module):
             return NotImplemented
         make, arguments, state = cast(tuple[Any, ...], value.__reduce_ex__(pickle.HIGHEST_PROTOCOL))[:3]
@@ -30,13 +30,13 @@ class _Pickler(pickle.Pickler):
         return make, arguments, state
 
 
-def _create_model(model_class: type[PreTrainedModel], config: Any) -> PreTrainedModel:
+def _create_model(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
     """Returns a model without weights; creating one registers the outputs that transformers can capture."""
     with torch.device("meta"):
         return model_class(config)
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: object) -> bytes:
     """Returns the pickled value.
 
     Raises:

@@ -1,7 +1,5 @@
 """Progress bar of a training."""
 
-from typing import Any
-
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
@@ -27,7 +25,7 @@ class ProgressBar(Callback):
         self._meter = ProgressMeter(self.title, trainer.max_steps, done=trainer.global_step, unit="step")
         self._meter.__enter__()
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
         loss = trainer.callback_metrics.get("train/loss")
         if loss is not None:
             self._loss = float(loss) if self._loss is None else 0.95 * self._loss + 0.05 * float(loss)

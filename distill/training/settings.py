@@ -8,6 +8,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from distill.contracts import BatchOptions
 from distill.errors import OptionError, UserError
 from distill.options import STRICT, raise_option_errors
 from distill.training.launchers import launched_world_size
@@ -77,8 +78,8 @@ class TrainerSettings:
         ends = [self.max_steps, None if self.max_epochs is None else self.max_epochs * steps_per_epoch]
         return min(end for end in ends if end is not None)
 
-    def batches(self) -> dict[str, Any]:
-        """Returns the arguments of `batching.loaders`."""
+    def batches(self) -> BatchOptions:
+        """Returns the size and the order of the batches, for `batching.all_loaders`."""
         size = self.batch_size if self.batch_tokens is None else None
         return {
             "batch_size": size, "batch_tokens": self.batch_tokens, "accumulate": self.accumulate, "seed": self.seed,
