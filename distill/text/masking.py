@@ -12,10 +12,9 @@ import numpy as np
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from distill.contracts import IGNORED
 from distill.errors import UserError
 from distill.options import STRICT, raise_option_errors
-
-IGNORED = -100  # As in `distill.losses`, which needs torch.
 
 Unit = Literal["token", "whole_word", "span"]
 Shares = tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat]

@@ -66,12 +66,12 @@ def everything(examples: Sequences) -> list[list[int]]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What will be the keys of all documents that are read."""
     drawn: list[str] = []
-    original = Corpus.documents
+    original = Corpus.read_documents
 
     def documents(self: Corpus, **options: Any) -> Iterator[Document]:
         for document in original(self, **options):
             drawn.append(document.key)
             yield document
 
-    monkeypatch.setattr(Corpus, "documents", documents)
+    monkeypatch.setattr(Corpus, "read_documents", documents)
     return drawn

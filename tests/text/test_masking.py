@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from distill import losses
+from distill import contracts
 from distill.errors import UserError
 from distill.text import masking
 from distill.text.masking import Masker, Masking, Unit, check_span
@@ -441,7 +441,7 @@ def test_spans_for_which_no_sequence_has_room_are_refused():
 
 
 def test_what_is_ignored_is_what_losses_ignore():
-    assert masking.IGNORED == losses.IGNORED
+    assert masking.IGNORED == contracts.IGNORED
 
 
 def test_masking_needs_no_torch():

@@ -293,8 +293,11 @@ def test_memory_mapped_files_are_pickled_as_their_path(
     kept.add(0, {"logits": torch.rand(64, 2)}, torch.rand(int(examples.lengths.sum()), 2))
     sent = pickle.dumps(kept)
     assert len(sent) < 2000
-    again = pickle.loads(sent).outputs(examples[[3, 60]])
-    assert again.hidden_states[0].equal(kept.outputs(examples[[3, 60]]).hidden_states[0])
+    batch = examples[[3, 60]]
+    items = task.select(batch)
+    again, expected = pickle.loads(sent)(batch, items), kept(batch, items)
+    assert again.whole().hidden_states[0].equal(expected.whole().hidden_states[0])
+    assert again.at(items).logits.equal(expected.at(items).logits)
 
 
 def test_a_model_that_was_run_can_be_pickled(make: Make):
