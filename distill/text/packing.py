@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distill.contracts import IGNORED
 from distill.errors import UserError
 from distill.sentences import split_sentences
 from distill.text.corpus import Document
-from distill.text.masking import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
