@@ -27,13 +27,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import students as _students  # Registers the architectures that transformers does not know.
 from distill import chain
 from distill.benchmark.settings import BenchmarkSettings
-from distill.chain import Plan, Result, Student
+from distill.chain import Result
 from distill.console import silence_libraries
 from distill.contracts import Task
 from distill.errors import UserError
 from distill.export.settings import ExportSettings
 from distill.files import make_directory
 from distill.losses import Objective
+from distill.plan import Plan, Student, default_objective
 from distill.records.record import Run, create_run, create_run_in
 from distill.records.tracking import open_run, tracked
 from distill.teaching import teacher as teaching
@@ -212,7 +213,7 @@ def distill(
     student = student if isinstance(student, Student) else Student(getattr(student, "__name__", "student"), student)
     plan = Plan(
         task=task,
-        objective=chain.default_objective(task) if objective is None else copy.deepcopy(objective),
+        objective=default_objective(task) if objective is None else copy.deepcopy(objective),
         trainer=replace(TRAINER, seed=seed) if trainer is None else trainer,
         export=export or ExportSettings(),
         benchmark=benchmark or BENCHMARK,

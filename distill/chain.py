@@ -1,10 +1,9 @@
 """The whole chain, free of Hydra: from a teacher to a student that is trained, exported, checked and timed."""
 
 import copy
-import inspect
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,92 +13,28 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import preflight
 from distill.benchmark.comparison import compare_models
-from distill.benchmark.settings import BenchmarkSettings
 from distill.console import console, print_line, print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Examples, Loader, Scores, Splits, Task
 from distill.data import batching
 from distill.edge import Bundle
-from distill.errors import UserError
 from distill.export.bundle import FILES, ScoredSplits, write_bundle
 from distill.export.gate import ExportedFile, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
-from distill.export.settings import ExportSettings
 from distill.files import JsonObject, atomic_directory, is_intact, make_directory, replace_file, write_text
-from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
+from distill.losses import HardLabels, Objective
 from distill.models import checks
+from distill.plan import Plan, Student, check_plan
 from distill.records import report
 from distill.records.record import Run
 from distill.teaching import teacher as teaching
-from distill.teaching.outputs import ComputedOutputs, check_cache, check_size, outputs_for_training
+from distill.teaching.outputs import ComputedOutputs, check_size, outputs_for_training
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training import fitting
 from distill.training.evaluate import evaluate, evaluate_splits, split_metrics
 from distill.training.module import DistillationModule
-from distill.training.settings import TrainerSettings, check_budget, check_processes
 
 ENOUGH_MASS = 0.98  # Of a teacher's probability, in the logits that are cached.
-
-# Builds a student; `task` is given to a function that has a parameter of this name.
-StudentFactory = Callable[..., PreTrainedModel]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that a distillation is made of besides its teacher and student, as plain values.
-
-    Args:
-        objective: the terms; None takes `default_objective`.
-        seed: of the student's fresh weights.
-        baseline: trains the same student from the same start without the teacher too.
-        cache_dir: holds what runs share: tokens, fine-tuned teachers, teacher outputs.
-        resume: goes on from the run's checkpoints.
-        dry_run: checks and estimates everything and trains nothing.
-        logger: makes the logger of the training in a directory.
-    """
-
-    task: Task
-    objective: Objective
-    trainer: TrainerSettings
-    export: ExportSettings
-    benchmark: BenchmarkSettings
-    cache_dir: Path
-    seed: int = 0
-    baseline: bool = False
-    resume: bool = False
-    dry_run: bool = False
-    logger: Callable[[Path], Logger] = field(default=lambda directory: CSVLogger(str(directory), name="", version=""))
-
-
-@dataclass(frozen=True)
-class Student:
-    """A student and its name in records: a loaded model, or a function of the teacher."""
-
-    name: str
-    build: StudentFactory | PreTrainedModel
-
-    def make(self, teacher: PreTrainedModel, task: Task) -> PreTrainedModel:
-        """The student before its training; of a loaded model a copy.
-
-        Raises:
-            UserError: for options that its function does not accept.
-        """
-        if isinstance(self.build, PreTrainedModel):
-            return copy.deepcopy(self.build).float().train()
-        takes_task = "task" in inspect.signature(self.build).parameters
-        try:
-            return self.build(teacher, task=task) if takes_task else self.build(teacher)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"student {self.name} cannot be built: {str(error).splitlines()[0]}") from error
-
-
-def default_objective(task: Task) -> Objective:
-    """DistilBERT's triple loss (arXiv 1910.01108), with hard labels in place of masked tokens for other tasks."""
-    hard: dict[str, Any] = (
-        {"mlm": MaskedLanguageModelling(weight=2.0)} if task.over_vocabulary else {"hard": HardLabels(weight=2.0)}
-    )
-    terms = {"soft": SoftTargets(temperature=2.0, weight=5.0), **hard, "cosine": Cosine(weight=1.0)}
-    return Objective(name="language_model" if task.over_vocabulary else "distilbert", terms=terms)
 
 
 def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> None:
@@ -130,9 +65,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     loaders = batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
     if not plan.dry_run:
         teaching.score(teacher, task, examples, cache=source.cache, directory=plan.cache_dir / "outputs")
-    run.update(
-        task=task_record(task, splits, examples), teacher=teacher.record(), objective=plan.objective.record()
-    )  # fmt: skip
+    run.update(task=task_record(task, splits, examples), teacher=teacher.record(), objective=plan.objective.record())
     stage = _Stage(plan, run, student.name, splits, examples, loaders, teacher)
     module, outputs = stage.prepare_training(model, source)
     stage.show(module, outputs)
@@ -146,24 +79,6 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     if task.decoder is not None:
         stage.publish(module.student, scores)
     stage.close()
-
-
-def check_plan(source: TeacherSource, plan: Plan) -> None:
-    """Raises UserError for options that contradict each other, before anything is read."""
-    task, objective = plan.task, plan.objective
-    if task.over_vocabulary and plan.baseline:
-        raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
-    if task.over_vocabulary and task.pair:
-        raise UserError(f"task.pair is for job=pretrain: a student of task={task.name} learns from tokens alone")
-    unsuited = objective.unsuited(likelihood=task.likelihood, over_vocabulary=task.over_vocabulary)
-    if unsuited:
-        raise UserError(
-            f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn task {task.name} "
-            f"({task.kind}): take another objective, or set objective.terms.{unsuited[0]}.weight=0"
-        )
-    check_budget(plan.trainer.batch_tokens, task.max_length, "trainer")
-    check_processes(plan.trainer, "trainer")
-    check_cache(source.cache, objective, task)
 
 
 def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str, Any]:

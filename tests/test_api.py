@@ -102,7 +102,7 @@ def test_both_doors_give_the_same_numbers(
 
 
 def test_the_defaults_are_those_of_the_configuration() -> None:
-    from distill import api, chain
+    from distill import api, plan
     from distill.jobs.build import instantiate
     from tests.jobs.test_config import composed
 
@@ -114,9 +114,9 @@ def test_the_defaults_are_those_of_the_configuration() -> None:
     assert (list(built.batches), list(built.lengths)) == (list(api.BENCHMARK.batches), list(api.BENCHMARK.lengths))
     assert built.seconds == api.BENCHMARK.seconds
     task = d.tasks.Classification(text="sentence", data="nowhere")
-    assert instantiate(config.objective).record() == chain.default_objective(task).record()
+    assert instantiate(config.objective).record() == plan.default_objective(task).record()
     text = composed("task=mlm", "objective=language_model")
-    assert instantiate(text.objective).record() == chain.default_objective(instantiate(text.task)).record()
+    assert instantiate(text.objective).record() == plan.default_objective(instantiate(text.task)).record()
 
 
 def test_data_in_memory_gives_the_numbers_of_files(teacher_dir: Path, data_dir: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("training",),
     ("teaching", "export", "benchmark", "records"),
-    ("preflight", "chain"),
+    ("preflight", "plan", "chain"),
     ("jobs",),
     ("__main__", "api", "__init__"),
 )
@@ -32,7 +32,7 @@ WITHIN = {
     "console": {"errors", "files"},
     "hub": {"errors", "files"},
     "options": {"errors"},
-    "chain": {"preflight"},
+    "chain": {"preflight", "plan"},
 }
 # Rooms that import less than their level allows.
 ONLY = {"edge": {"errors", "files"}}

@@ -1,7 +1,9 @@
 """Tables of data that is in memory: lists, pandas frames, and data sets of the `datasets` library."""
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from pydantic import SkipValidation
 
 from distill.errors import UserError
 
@@ -10,10 +12,14 @@ if TYPE_CHECKING:
     import pandas
 
 # A mapping holds columns by their names, a tuple texts and labels.
-Table: TypeAlias = (
-    "datasets.Dataset | pandas.DataFrame | Mapping[str, Sequence[object]] | tuple[Sequence[object], Sequence[object]]"
-)
-TableSplits: TypeAlias = "Mapping[str, Table]"
+if TYPE_CHECKING:
+    Table: TypeAlias = (
+        datasets.Dataset | pandas.DataFrame | Mapping[str, Sequence[object]] | tuple[Sequence[object], Sequence[object]]
+    )
+    TableSplits: TypeAlias = Mapping[str, Table]
+else:
+    # `check_arguments` would import the libraries, and copy the data to check it.
+    Table = TableSplits = Annotated[object, SkipValidation]
 
 EXPECTED = (
     "expected a path, (texts, labels), a mapping of columns, a pandas frame, a datasets.Dataset, or a mapping of "

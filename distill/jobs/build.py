@@ -10,8 +10,8 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
-from distill.chain import Plan, Student
 from distill.errors import UserError
+from distill.plan import Plan, Student
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.teacher import TeacherSource
 

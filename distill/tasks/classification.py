@@ -8,13 +8,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from distill.contracts import Batch, Items, Likelihood, Outputs, Scores
+from distill.data.in_memory import Table, TableSplits
 from distill.data.tables import LabelledData
-from distill.errors import UserError
+from distill.errors import OptionError, UserError
+from distill.options import check_arguments, show_value
 from distill.tasks import rows
 
 if TYPE_CHECKING:
@@ -22,10 +25,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from distill.data.batching import TokenizedExamples
-    from distill.data.in_memory import Table, TableSplits
     from distill.models.forward import FullPass
 
-METRICS = ("accuracy", "f1", "matthews")
+Metrics = Annotated[
+    Sequence[Literal["accuracy", "f1", "matthews"]],
+    Field(min_length=1, description="a list of some of accuracy, f1, matthews"),
+]
+Labels = Annotated[
+    Sequence[str | int | float], Field(min_length=2, description="at least two names, quoted if YAML's true or false")
+]
 
 
 class Classification:
@@ -36,7 +44,7 @@ class Classification:
         label: the column that holds the class; of several names the first one that is there.
         name: names the task in records and directories.
         labels: names of the classes in the order of the data's integers; None takes the training split's own.
-        metrics: of `METRICS`; the first one selects checkpoints, and retention compares it.
+        metrics: accuracy, f1 or matthews; the first one selects checkpoints, and retention compares it.
         max_length: tokens that an example is cut to.
         data: a path as `data_dir`, a table, or split -> table; a table is a pandas frame, a `datasets.Dataset`, a
             mapping of columns, or `(texts, labels)`. Of a single table `dev_fraction` is held out as dev.
@@ -50,7 +58,7 @@ class Classification:
         train_examples, dev_examples: use only so many examples, always the same ones; None uses all.
 
     Raises:
-        ValueError: for an option that is out of range.
+        OptionError: for an option that got a value it cannot take.
         UserError: for data of a type that cannot be read.
     """
 
@@ -64,39 +72,37 @@ class Classification:
     fine_tunes_teacher = True
     compares_with_teacher = False
 
+    @check_arguments
     def __init__(
         self,
         *,
-        text: str | Sequence[str],
-        label: str | Sequence[str] = "label",
+        text: rows.Columns,
+        label: rows.Columns = "label",
         name: str = "classification",
-        labels: Sequence[str] | None = None,
-        metrics: Sequence[str] = ("accuracy",),
-        max_length: int = 128,
-        data: "Table | TableSplits | str | Path | None" = None,
-        train: "Table | None" = None,
-        dev: "Table | None" = None,
-        test: "Table | None" = None,
+        labels: Labels | None = None,
+        metrics: Metrics = ("accuracy",),
+        max_length: rows.MaxLength = 128,
+        data: Table | TableSplits | str | Path | None = None,
+        train: Table | None = None,
+        dev: Table | None = None,
+        test: Table | None = None,
         data_dir: str | Path | None = None,
-        dev_fraction: float = 0.1,
+        dev_fraction: rows.Share = 0.1,
         splits: Mapping[str, Sequence[str]] | None = None,
         hub_id: str | None = None,
         builtin: bool = False,
-        train_examples: int | None = None,
-        dev_examples: int | None = None,
+        train_examples: rows.Amount | None = None,
+        dev_examples: rows.Amount | None = None,
     ) -> None:
-        if labels is not None and len({str(name) for name in labels}) < max(2, len(labels)):
-            raise ValueError(f"got task.labels={list(labels)}, expected at least two names, each once")
-        if any(isinstance(name, bool) for name in labels or ()):
-            raise ValueError(f"got task.labels={list(labels or ())}, expected names: put quotes around them")
-        if not metrics or any(metric not in METRICS for metric in metrics):
-            raise ValueError(f"got task.metrics={list(metrics)}, expected some of {', '.join(METRICS)}")
-        self.name, self.max_length, self.builtin = name, rows.check_max_length(max_length), builtin
+        names = None if labels is None else tuple(map(str, labels))
+        if names is not None and len(set(names)) < len(names):
+            raise OptionError("labels", show_value(names), "at least two names, each once")
+        self.name, self.max_length, self.builtin = name, max_length, builtin
         self.metric_names = tuple(metrics)
         self.rows = rows.labelled_text(
             name=name, text=text, label=label, data=data, train=train, dev=dev, test=test, data_dir=data_dir,
             dev_fraction=dev_fraction, splits=splits, hub_id=hub_id, builtin=builtin, train_examples=train_examples,
-            dev_examples=dev_examples, label_names=None if labels is None else tuple(map(str, labels)),
+            dev_examples=dev_examples, label_names=names,
         )  # fmt: skip
 
     @property

@@ -7,12 +7,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from distill.contracts import Batch, Items, Likelihood, Outputs, Scores
+from distill.data.in_memory import Table, TableSplits
 from distill.data.tables import LabelledData
+from distill.errors import OptionError
+from distill.options import check_arguments, show_value
 from distill.tasks import rows
 
 if TYPE_CHECKING:
@@ -20,11 +24,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from distill.data.batching import TokenizedExamples
-    from distill.data.in_memory import Table, TableSplits
     from distill.models.forward import FullPass
 
-METRICS = ("pearson", "spearman", "mae")
-NEVER_FIRST = ("mae",)  # The first metric selects, so more of it must be better.
+Metrics = Annotated[
+    Sequence[Literal["pearson", "spearman", "mae"]],
+    Field(min_length=1, description="a list of some of pearson, spearman, mae"),
+]
 
 
 class Regression:
@@ -33,12 +38,12 @@ class Regression:
     Args:
         text: the column, or the two columns of a pair, that hold the text.
         label: the column that holds the number; of several names the first one that is there.
-        metrics: of `METRICS`; the first one selects checkpoints, and retention compares it.
+        metrics: pearson, spearman or mae; the first one selects checkpoints, and retention compares it.
 
     The other arguments are those of `Classification`.
 
     Raises:
-        ValueError: for an option that is out of range.
+        OptionError: for an option that got a value it cannot take.
         UserError: for data of a type that cannot be read.
     """
 
@@ -52,31 +57,30 @@ class Regression:
     fine_tunes_teacher = True
     compares_with_teacher = False
 
+    @check_arguments
     def __init__(
         self,
         *,
-        text: str | Sequence[str],
-        label: str | Sequence[str] = "label",
+        text: rows.Columns,
+        label: rows.Columns = "label",
         name: str = "regression",
-        metrics: Sequence[str] = ("pearson",),
-        max_length: int = 128,
-        data: "Table | TableSplits | str | Path | None" = None,
-        train: "Table | None" = None,
-        dev: "Table | None" = None,
-        test: "Table | None" = None,
+        metrics: Metrics = ("pearson",),
+        max_length: rows.MaxLength = 128,
+        data: Table | TableSplits | str | Path | None = None,
+        train: Table | None = None,
+        dev: Table | None = None,
+        test: Table | None = None,
         data_dir: str | Path | None = None,
-        dev_fraction: float = 0.1,
+        dev_fraction: rows.Share = 0.1,
         splits: Mapping[str, Sequence[str]] | None = None,
         hub_id: str | None = None,
         builtin: bool = False,
-        train_examples: int | None = None,
-        dev_examples: int | None = None,
+        train_examples: rows.Amount | None = None,
+        dev_examples: rows.Amount | None = None,
     ) -> None:
-        if not metrics or any(metric not in METRICS for metric in metrics):
-            raise ValueError(f"got task.metrics={list(metrics)}, expected some of {', '.join(METRICS)}")
-        if metrics[0] in NEVER_FIRST:
-            raise ValueError(f"got {metrics[0]} as the first of task.metrics, expected one that is better when larger")
-        self.name, self.max_length, self.builtin = name, rows.check_max_length(max_length), builtin
+        if metrics[0] == "mae":
+            raise OptionError("metrics", show_value(metrics), "pearson or spearman first, because more of it is better")
+        self.name, self.max_length, self.builtin = name, max_length, builtin
         self.metric_names = tuple(metrics)
         self.rows = rows.labelled_text(
             name=name, text=text, label=label, data=data, train=train, dev=dev, test=test, data_dir=data_dir,

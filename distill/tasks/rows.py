@@ -2,33 +2,42 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from distill.contracts import IGNORED, Batch, Items, Likelihood, Outputs
 from distill.data import in_memory
+from distill.data.in_memory import Table, TableSplits
 from distill.data.tables import STEMS, LabelledData, LabelledText
+from distill.errors import OptionError
+from distill.options import show_value
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from distill.data.batching import TokenizedExamples
-    from distill.data.in_memory import Table, TableSplits
     from distill.models.forward import FullPass
+
+# A column may be called 0, which the command line passes as a number.
+Columns = str | int | Sequence[str | int]
+MaxLength = Annotated[int, Field(ge=3, description="at least 3 tokens")]
+Share = Annotated[float, Field(gt=0, lt=1, description="a share between 0 and 1")]
+Amount = Annotated[int, Field(ge=1)]
 
 
 def labelled_text(
     *,
     name: str,
-    text: str | Sequence[str],
-    label: str | Sequence[str],
-    data: "Table | TableSplits | str | Path | None" = None,
-    train: "Table | None" = None,
-    dev: "Table | None" = None,
-    test: "Table | None" = None,
+    text: Columns,
+    label: Columns,
+    data: Table | TableSplits | str | Path | None = None,
+    train: Table | None = None,
+    dev: Table | None = None,
+    test: Table | None = None,
     data_dir: str | Path | None = None,
     splits: Mapping[str, Sequence[str]] | None = None,
     dev_fraction: float = 0.1,
@@ -39,18 +48,17 @@ def labelled_text(
     hub_id: str | None = None,
     builtin: bool = False,
 ) -> LabelledText:
-    """The source of a task's rows, with its options checked.
+    """The source of a task's rows.
 
     Raises:
-        ValueError: for an option that is out of range.
+        OptionError: for more than two columns of text.
+        UserError: for data of a type that cannot be read.
     """
-    text = [text] if isinstance(text, str | int) else text
-    if not 1 <= len(text) <= 2:
-        raise ValueError(f"got task.text={list(text)}, expected one column or the two of a pair")
-    _check_amounts(dev_fraction, {"train_examples": train_examples, "dev_examples": dev_examples})
-    # A column may be called 0, which the command line hands over as a number.
-    columns = tuple(map(str, text))
-    labels = (str(label),) if isinstance(label, str | int) else tuple(map(str, label))
+    columns, labels = (
+        (str(names),) if isinstance(names, str | int) else tuple(map(str, names)) for names in (text, label)
+    )
+    if not 1 <= len(columns) <= 2:
+        raise OptionError("text", show_value(columns), "one column or the two of a pair")
     if isinstance(data, str | Path):
         data_dir, data = data, None
     return LabelledText(
@@ -68,26 +76,6 @@ def labelled_text(
         hub_id=hub_id,
         builtin=builtin,
     )
-
-
-def _check_amounts(dev_fraction: float, examples: Mapping[str, int | None]) -> None:
-    """Raises ValueError for a share or a number of examples that is out of range."""
-    if not 0 < dev_fraction < 1:
-        raise ValueError(f"got task.dev_fraction={dev_fraction}, expected a share between 0 and 1")
-    for option, number in examples.items():
-        if number is not None and number < 1:
-            raise ValueError(f"got task.{option}={number}, expected at least 1 or null for all")
-
-
-def check_max_length(max_length: int) -> int:
-    """Returns the length.
-
-    Raises:
-        ValueError: for one that has no room for a token between the special ones.
-    """
-    if max_length < 3:
-        raise ValueError(f"got task.max_length={max_length}, expected at least 3 tokens")
-    return max_length
 
 
 def encode_rows(

@@ -19,6 +19,8 @@ from distill.contracts import IGNORED, Batch, Items, Likelihood, Outputs, Scores
 from distill.data.tables import STEMS, LabelledData
 from distill.edge.decode import find_entities, find_first_pieces, locate_words
 from distill.errors import UserError
+from distill.options import check_arguments
+from distill.tasks.rows import MaxLength
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +64,7 @@ class TokenClassification:
         max_length: tokens that a sentence is cut to. Words beyond it are not scored; cut sentences are counted.
 
     Raises:
-        ValueError: for an option that is out of range.
+        OptionError: for an option that got a value it cannot take.
     """
 
     kind = "token_classification"
@@ -78,6 +80,7 @@ class TokenClassification:
     pair = False
     builtin = False
 
+    @check_arguments
     def __init__(
         self,
         *,
@@ -85,10 +88,8 @@ class TokenClassification:
         data: str | Path | None = None,
         data_dir: str | Path | None = None,
         column: int = -1,
-        max_length: int = 128,
+        max_length: MaxLength = 128,
     ) -> None:
-        if max_length < 3:
-            raise ValueError(f"got task.max_length={max_length}, expected at least 3 tokens")
         directory = data_dir if data is None else data
         self.name, self.max_length, self.column = name, max_length, column
         self.data_dir = None if directory is None else Path(directory).expanduser()

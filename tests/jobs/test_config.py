@@ -53,7 +53,7 @@ def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
             hydra.utils.instantiate(values.pop(key))
         if file.stem == "pretrained":
             values["path"] = "."
-    built = hydra.utils.instantiate(values)
+    built = hydra.utils.instantiate(values, _convert_="all")
     if isinstance(built, Objective):
         assert set(built.names) == set(values["terms"])
 

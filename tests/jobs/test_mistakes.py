@@ -205,8 +205,14 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
     "an output directory in a file": (lambda p: [f"output_dir={_in_the_way(p)}/runs"], "cannot be created"),
     "a cache directory in a file": (lambda p: [f"cache_dir={_in_the_way(p)}/cache"], "cannot be created"),
     "too long for the teacher": (_options("task.max_length=100"), "but the teacher reads 80 tokens at most"),
-    "a metric of another task": (_options("task.metrics=[pearson]"), "expected some of accuracy, f1, matthews"),
-    "labels that are no words": (_options("task.labels=[true,false]"), "expected names: put quotes around them"),
+    "a metric of another task": (
+        _options("task.metrics=[pearson]"),
+        "got task.metrics=[pearson], expected a list of some of accuracy, f1",
+    ),
+    "labels that are no words": (
+        _options("task.labels=[true,false]"),
+        "got task.labels=[true, false], expected at least two names, quoted if",
+    ),
     "a length of nothing": (_options("benchmark.lengths=[0]"), "got benchmark.lengths=[0], expected whole numbers"),
     "batches of no size": (_options("trainer.batch_size=null"), "got neither batch_size nor batch_tokens"),
     "a compiler perhaps": (_options("trainer.compile=perhaps"), "got trainer.compile=perhaps, expected true or"),

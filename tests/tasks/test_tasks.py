@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from distill.contracts import Scores
+from distill.errors import OptionError
 from distill.tasks import Classification, Regression
 from distill.training.evaluate import split_metrics
 
@@ -62,21 +63,21 @@ def test_agreement() -> None:
         (
             Classification,
             {"metrics": ["pearson"]},
-            "got task.metrics=.'pearson'., expected some of accuracy, f1, matthews",
+            r"got metrics=\[pearson\], expected a list of some of accuracy, f1, matthews",
         ),
-        (Classification, {"metrics": []}, "expected some of accuracy"),
-        (Classification, {"labels": ["a"]}, "got task.labels=.'a'., expected at least two names, each once"),
+        (Classification, {"metrics": []}, "expected a list of some of accuracy"),
+        (Classification, {"labels": ["a"]}, r"got labels=\[a\], expected at least two names"),
         (Classification, {"labels": ["a", "a"]}, "expected at least two names, each once"),
-        (Classification, {"labels": [True, False]}, "expected names: put quotes around them"),
+        (Classification, {"labels": [True, False]}, "expected at least two names, quoted if YAML's true or false"),
         (
             Regression,
             {"metrics": ["accuracy"]},
-            "got task.metrics=.'accuracy'., expected some of pearson, spearman, mae",
+            r"got metrics=\[accuracy\], expected a list of some of pearson, spearman, mae",
         ),
-        (Regression, {"metrics": ["mae"]}, "got mae as the first of task.metrics"),
-        (Classification, {"dev_fraction": 1.0}, "got task.dev_fraction=1.0, expected a share between 0 and 1"),
+        (Regression, {"metrics": ["mae"]}, r"got metrics=\[mae\], expected pearson or spearman first"),
+        (Classification, {"dev_fraction": 1.0}, "got dev_fraction=1.0, expected a share between 0 and 1"),
         (Classification, {"max_length": 2}, "expected at least 3 tokens"),
-        (Classification, {"train_examples": 0}, "got task.train_examples=0, expected at least 1"),
+        (Classification, {"train_examples": 0}, "got train_examples=0, expected a whole number of at least 1 or null"),
     ],
 )
 def test_what_cannot_be_is_said(
@@ -87,5 +88,5 @@ def test_what_cannot_be_is_said(
 
 
 def test_a_number_has_no_classes() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'labels'"):
+    with pytest.raises(OptionError, match=r"got labels=\[a, b\], expected one of the options text, label, name"):
         Regression(text="text", labels=["a", "b"])
