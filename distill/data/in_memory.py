@@ -1,4 +1,4 @@
-"""Tables of data that is in memory: lists, pandas frames, and data sets of the `datasets` library."""
+"""Converts data in memory to tables: lists, pandas frames, and data sets of the `datasets` library."""
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,16 +24,16 @@ EXPECTED = (
 def tables(
     data: "Table | TableSplits | None", splits: "Mapping[str, Table | None]", *, text: Sequence[str], label: str
 ) -> "dict[str, datasets.Dataset] | None":
-    """Split -> table; one table alone is called `data`. None where no data was given.
+    """Returns the tables by split, a single one under the name `data`, or None without data.
 
     Args:
-        data: one table, or split -> table.
-        splits: split -> table or None; excludes `data`.
-        text: names of the columns for texts that come as lists.
-        label: name of the column for labels that come as a list.
+        data: one table, or a mapping of split names to tables.
+        splits: the tables by split, None for a missing one. Excludes `data`.
+        text: names of the text columns, for data in lists.
+        label: name of the label column, for data in lists.
 
     Raises:
-        UserError: for data of another kind, and for both `data` and splits.
+        UserError: if the data is of another type, or both `data` and splits are given.
     """
     given = {name: value for name, value in splits.items() if value is not None}
     if data is None and not given:
@@ -85,7 +85,7 @@ def _rows(name: str, column: object) -> list[Any]:
 
 
 def _text_columns(texts: list[Any], names: Sequence[str]) -> dict[str, list[Any]]:
-    """The columns of texts, or of pairs of texts."""
+    """Returns the columns of texts or of pairs of texts."""
     if len(names) == 1:
         return {names[0]: texts}
     for row in texts:

@@ -1,4 +1,4 @@
-"""Loss terms that learn from the data's own labels."""
+"""Loss terms that learn from the labels of the data."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ from distill.losses.term import Term, cross_entropy_sum, logits_of, masked, squa
 
 
 class HardLabels(Term):
-    """Cross-entropy to the true classes of the labelled items; for a number the squared error."""
+    """Cross-entropy to the true classes of the labelled items, or the squared error of a regression."""
 
     needs_teacher = False
 
@@ -23,7 +23,7 @@ class HardLabels(Term):
 
 
 class MaskedLanguageModelling(HardLabels):
-    """Cross-entropy at the tokens chosen for prediction, and nowhere else (arXiv 1810.04805, section 3.1)."""
+    """Cross-entropy at the tokens chosen for prediction (arXiv 1810.04805, section 3.1)."""
 
     over_vocabulary_only = True
 
@@ -37,11 +37,11 @@ class MaskedLanguageModelling(HardLabels):
 
 
 class SegmentOrder(Term):
-    """Cross-entropy of a prediction about two segments: did the second follow the first?
+    """Cross-entropy of the prediction whether the second segment follows the first one.
 
-    Either against a segment from elsewhere, next-sentence prediction (arXiv 1810.04805, section 3.1), or against the
-    same two segments in reverse, sentence-order prediction (arXiv 1909.11942, section 3.1). The model's
-    `segment_logits [B, 2]` have 0 for the true order; `pair_labels [B]` are the batch's.
+    In negatives, the second segment is from elsewhere (next-sentence prediction, arXiv 1810.04805, section 3.1), or the
+    two segments are swapped (sentence-order prediction, arXiv 1909.11942, section 3.1). Class 0 of the model's
+    `segment_logits [B, 2]` and of the batch's `pair_labels [B]` is the true order.
     """
 
     needs_teacher = False

@@ -10,13 +10,13 @@ from distill.losses.term import Term, at_chosen, cross_entropy_sum, logits_of, m
 class SoftTargets(Term):
     """Cross-entropy to the teacher's softened distribution, times T^2 (Hinton et al., arXiv 1503.02531, section 2).
 
-    `-T^2 * sum_j softmax(v/T)_j * log softmax(z/T)_j` for every item: summed over classes, averaged over items.
-    The factor keeps the gradient's size as T changes. For a number it is the squared error to the teacher's number,
-    because there is no distribution to soften.
+    `-T^2 * sum_j softmax(v/T)_j * log softmax(z/T)_j` for each item: summed over classes, averaged over items.
+    The factor makes the size of the gradient independent of T. For a regression it is the squared error to the
+    teacher's number, because there is no distribution to soften.
 
     Args:
-        positions: over a vocabulary, the tokens that count: those chosen for prediction (`masked`), or `all` but the
-            padding. Other tasks ignore it.
+        positions: tokens of a task over a vocabulary: those chosen for prediction (`masked`), or `all` except padding.
+            Other tasks ignore it.
     """
 
     def __init__(self, *, temperature: float = 2.0, weight: float = 1.0, positions: str = "masked") -> None:
@@ -42,7 +42,7 @@ class SoftTargets(Term):
         if not self.reads_every_token:
             student_logits, teacher_logits = at_chosen(student_logits, items), at_chosen(teacher_logits, items)
             valid = None if valid is None else at_chosen(valid, items)
-        # Masked last, because the smallest number is infinite below temperature 1.
+        # Masked after the division, because the smallest number would become infinite below temperature 1.
         student_log_probs = F.log_softmax(masked(student_logits.float() / self.temperature, valid), dim=-1)
         teacher_probs = F.softmax(masked(teacher_logits.float() / self.temperature, valid), dim=-1)
         total = -(self.temperature**2) * (teacher_probs * student_log_probs).sum()
@@ -65,7 +65,7 @@ class PseudoLabels(Term):
 
 
 class LogitMSE(Term):
-    """Mean over classes of `(z - v)^2` for every item (Tang et al., arXiv 1903.12136, equation 4)."""
+    """Mean over classes of `(z - v)^2` for each item (Tang et al., arXiv 1903.12136, equation 4)."""
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
         difference = at_chosen(logits_of(student), items).float() - at_chosen(logits_of(teacher), items).float()

@@ -200,7 +200,7 @@ def test_where_the_draw_takes_none_or_all_one_is_on_the_other_side(
         task = task_of(tmp_path / "a.txt", packing="sentence", dev_fraction=fraction, streaming=streaming)
         splits = encode(task, tokenizer, tmp_path / "cache")
         assert len(splits["dev"]) == (2 if fraction < 0.5 else 4)
-    examples, _ = batching.shown(splits["train"].training_loader(steps=1, **BATCHES))
+    examples, _ = batching.examples_and_buckets(splits["train"].training_loader(steps=1, **BATCHES))
     assert len(examples) == 6 - len(splits["dev"])
 
 
