@@ -84,8 +84,9 @@ class Pretrained:
                 raise
             raise UnreachableError(
                 f"the weights of teacher {self.name} ({name}) are not in the Hugging Face cache and cannot be "
-                "downloaded from the Hub: give teacher.path=DIR with the model's files, download them once on a machine "
-                f"that is online (hf download {name}), or use the teacher that needs no download, +teacher=embedded"
+                "downloaded from the Hub: give teacher.path=DIR with the model's files, download them once on a "
+                f"machine that is online (hf download {name}), or use the teacher that needs no download, "
+                "+teacher=embedded"
             ) from error
         if not list(downloaded.glob("*.safetensors")):
             raise UserError(

@@ -112,7 +112,7 @@ class LabelledText:
             UnreachableError: if the data is not in the cache and cannot be downloaded.
         """
         tables = self._read_tables(cache_dir)
-        labels = _label_names(self, *tables["train"])
+        labels = _determine_labels(self, *tables["train"])
         splits = {
             name: _create_split(self, table, source, labels)
             for name, (table, source) in tables.items()
@@ -120,7 +120,7 @@ class LabelledText:
         }
         for name, size in (("train", self.train_examples), ("dev", self.dev_examples)):
             splits[name] = _sample(splits[name], size)
-        return LabelledData(labels=labels, splits=splits, sha256=_digest(labels, splits))
+        return LabelledData(labels=labels, splits=splits, sha256=_compute_digest(labels, splits))
 
     def _read_tables(self, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
         if self.tables is not None:
@@ -183,7 +183,7 @@ def _hold_out_dev(
     from sklearn.model_selection import train_test_split
 
     _check_columns(rows, table, path)
-    classes = None if rows.regression else list(map(str, table[_label_column(rows, table)]))
+    classes = None if rows.regression else list(map(str, table[_find_label_column(rows, table)]))
     try:
         train, dev = train_test_split(
             np.arange(len(table)), test_size=rows.dev_fraction, random_state=0, stratify=classes
@@ -215,7 +215,7 @@ def _read_file(path: Path, cache_dir: Path) -> "datasets.Dataset":
             # As strings, and TSV without quotes, because otherwise "NA" would become null and rows would be lost.
             separator = "\t" if suffix.startswith(".tsv") else ","
             quoting: Literal[0, 1, 2, 3] = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
-            columns = _header(path, separator, quoting)
+            columns = _read_header(path, separator, quoting)
             features = datasets.Features({column: datasets.Value("string") for column in columns})
             return datasets.Dataset.from_csv(
                 str(path), features=features, sep=separator, quoting=quoting, keep_default_na=False, **options
@@ -233,7 +233,7 @@ def _read_file(path: Path, cache_dir: Path) -> "datasets.Dataset":
         raise UserError(f"{path} cannot be read: {reason}") from error
 
 
-def _header(path: Path, separator: str, quoting: Literal[0, 1, 2, 3]) -> list[str]:
+def _read_header(path: Path, separator: str, quoting: Literal[0, 1, 2, 3]) -> list[str]:
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8-sig") as lines:  # Spreadsheets write a byte order mark.
         rows = csv.reader(lines, delimiter=separator, quoting=quoting)
@@ -276,14 +276,14 @@ def _check_columns(rows: LabelledText, table: "datasets.Dataset", source: str) -
         raise UserError(f"{source} has a header and no examples")
 
 
-def _label_column(rows: LabelledText, table: "datasets.Dataset") -> str:
+def _find_label_column(rows: LabelledText, table: "datasets.Dataset") -> str:
     return next(column for column in rows.label if column in table.column_names)
 
 
-def _label_names(rows: LabelledText, train: "datasets.Dataset", source: str) -> tuple[str, ...]:
+def _determine_labels(rows: LabelledText, train: "datasets.Dataset", source: str) -> tuple[str, ...]:
     """Returns the classes of the task, or those of the training split, sorted as numbers or alphabetically."""
     _check_columns(rows, train, source)
-    column = _label_column(rows, train)
+    column = _find_label_column(rows, train)
     if rows.regression:
         return (column,)
     classes = {str(value) for value in train[column] if value not in (None, "")}
@@ -308,15 +308,15 @@ def _create_split(rows: LabelledText, table: "datasets.Dataset", source: str, la
         for row, text in enumerate(texts):
             if not isinstance(text, str) or not text.strip():
                 raise UserError(f"{source}, example {row + 1}: column {name} is {text!r}, expected text")
-    values = list(table[_label_column(rows, table)])
+    values = list(table[_find_label_column(rows, table)])
     return Split(
         texts=columns[0],
         pairs=columns[1] if len(columns) == 2 else None,
-        labels=_numbers(values, source) if rows.regression else _classes(rows, values, labels, source),
+        labels=_to_numbers(values, source) if rows.regression else _to_class_indices(rows, values, labels, source),
     )
 
 
-def _numbers(values: Sequence[Any], source: str) -> np.ndarray:
+def _to_numbers(values: Sequence[Any], source: str) -> np.ndarray:
     """Returns the labels as numbers, float32."""
     numbers = np.empty(len(values), dtype=np.float32)
     for row, value in enumerate(values):
@@ -331,7 +331,7 @@ def _numbers(values: Sequence[Any], source: str) -> np.ndarray:
     return numbers
 
 
-def _classes(rows: LabelledText, values: Sequence[object], labels: tuple[str, ...], source: str) -> np.ndarray:
+def _to_class_indices(rows: LabelledText, values: Sequence[object], labels: tuple[str, ...], source: str) -> np.ndarray:
     """Returns the class index of each label. Only if the task names its classes, numbers are indices."""
     index = {str(number): number for number in range(len(labels))} if rows.label_names else {}
     index |= {name: number for number, name in enumerate(labels)}
@@ -353,7 +353,7 @@ def _sample(split: Split, size: int | None) -> Split:
     return Split(texts=[split.texts[i] for i in chosen], pairs=pairs, labels=split.labels[chosen])
 
 
-def _digest(labels: tuple[str, ...], splits: dict[str, Split]) -> str:
+def _compute_digest(labels: tuple[str, ...], splits: dict[str, Split]) -> str:
     digest = hashlib.sha256(json.dumps(labels).encode())
     for name, split in splits.items():
         digest.update(json.dumps([name, split.texts, split.pairs, split.labels.tolist()]).encode())

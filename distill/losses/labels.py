@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from distill.contracts import IGNORED, Items, Outputs
-from distill.losses.term import Term, cross_entropy_sum, logits_of, masked, squared_error_sum
+from distill.losses.term import Term, cross_entropy_sum, get_logits, mask_logits, squared_error_sum
 
 
 class HardLabels(Term):
@@ -15,11 +15,11 @@ class HardLabels(Term):
         return items.labelled.sum()
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        logits = logits_of(student)
+        logits = get_logits(student)
         if items.likelihood == "gaussian":
             targets = items.labels[items.labelled].unsqueeze(-1)
             return squared_error_sum(logits[items.labelled], targets), self.count(items)
-        return cross_entropy_sum(masked(logits, items.valid), items.labels), self.count(items)
+        return cross_entropy_sum(mask_logits(logits, items.valid), items.labels), self.count(items)
 
 
 class MaskedLanguageModelling(HardLabels):
@@ -30,7 +30,7 @@ class MaskedLanguageModelling(HardLabels):
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
         if not items.over_vocabulary:
             raise ValueError(
-                f"mlm got logits of shape {list(logits_of(student).shape)}, expected those of a vocabulary: "
+                f"mlm got logits of shape {list(get_logits(student).shape)}, expected those of a vocabulary: "
                 "use it with a task over a vocabulary"
             )
         return super().forward(student, teacher, items)

@@ -46,19 +46,19 @@ class Term(nn.Module):
 
     def count(self, items: Items) -> Tensor:
         """Returns the number of items that the term averages over, `[]`."""
-        return number_of(items) if items.chosen is None else items.chosen.sum()
+        return count_items(items) if items.chosen is None else items.chosen.sum()
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
         """Returns the sum of the loss over the items and their count."""
         raise TypeError(f"{type(self).__name__} has no forward(student, teacher, items)")
 
 
-def number_of(items: Items) -> Tensor:
+def count_items(items: Items) -> Tensor:
     """Returns the number of all items, `[]`."""
     return torch.tensor(len(items), device=items.labels.device)
 
 
-def logits_of(outputs: Outputs) -> Tensor:
+def get_logits(outputs: Outputs) -> Tensor:
     """Returns the logits `[n, C]` of the items.
 
     Raises:
@@ -69,7 +69,7 @@ def logits_of(outputs: Outputs) -> Tensor:
     return outputs.logits
 
 
-def at_chosen(values: Tensor, items: Items) -> Tensor:
+def select_chosen(values: Tensor, items: Items) -> Tensor:
     """Returns the rows `[n, ...]` of the items that the task scores."""
     return values if items.chosen is None else values[items.chosen]
 
@@ -85,6 +85,6 @@ def squared_error_sum(values: Tensor, targets: Tensor) -> Tensor:
     return (values.float() - targets.float()).square().sum()
 
 
-def masked(logits: Tensor, valid: Tensor | None) -> Tensor:
+def mask_logits(logits: Tensor, valid: Tensor | None) -> Tensor:
     """Returns the logits `[n, C]` with the smallest finite number at classes that an item cannot have."""
     return logits if valid is None else logits.masked_fill(~valid, torch.finfo(logits.dtype).min)

@@ -118,7 +118,8 @@ class OutputCache:
         if size > self.max_gb:
             raise UserError(
                 f"the teacher's outputs would take {_format_size(size)}, more than "
-                f"teacher.cache.max_gb={self.max_gb:g}: raise it, or set teacher.cache.{'hidden' if hidden_size else 'enabled'}=false"
+                f"teacher.cache.max_gb={self.max_gb:g}: raise it, or set "
+                f"teacher.cache.{'hidden' if hidden_size else 'enabled'}=false"
             )
         return size
 
