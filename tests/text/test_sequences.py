@@ -270,7 +270,7 @@ def test_writing_holds_little(tokenizer: PreTrainedTokenizerBase, tmp_path: Path
     monkeypatch.setattr("distill.text.packing._BATCH_CHARACTERS", 2**14)
     for size in (200, 1200):  # noqa: B007 - the corpus reads it
         tracemalloc.start()
-        sequences._keep(Long(), task_of("no", max_length=128).settings, tokenizer, tmp_path)  # type: ignore[arg-type]
+        sequences._cache_tokens(Long(), task_of("no", max_length=128).settings, tokenizer, tmp_path)  # type: ignore[arg-type]
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert 1200 * len(paragraph) > 1.2e6
