@@ -85,7 +85,8 @@ def choose_layers(total: int, layers: Layers, depth: int | None = None) -> list[
     """
     if isinstance(layers, int):
         raise UserError(
-            f"student.layers={layers} is one number: student.depth={layers} takes so many, [{layers}] that one"
+            f"student.layers={layers} is one number: student.depth={layers} copies this many layers, "
+            f"student.layers=[{layers}] copies this one"
         )
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int)):
         raise UserError(f"student.depth={depth} is no whole number: the teacher has {total} layers")
