@@ -1,4 +1,4 @@
-"""Compose the configuration, run one job, and turn every error into one line and an exit code."""
+"""The command `python -m distill`: composes the configuration, runs a job, and reports errors in one line."""
 
 import difflib
 import importlib.util
@@ -34,50 +34,50 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def config_directory() -> Path:
-    """`conf`: inside the package in a wheel, beside it in a checkout."""
+    """Returns the directory `conf`, which is in the package in a wheel and beside it in a checkout."""
     inside = PACKAGE / "conf"
     return inside if inside.is_dir() else PACKAGE.parent / "conf"
 
 
 def main() -> int:
-    """Run the command line; returns the exit code: 0, 2 (the user's), 3 (the numbers'), 130 (Ctrl-C)."""
+    """Runs the command and returns its exit code: 0, 2 (user error), 3 (numerical error) or 130 (Ctrl-C)."""
     if sys.argv[1:] == ["--version"]:
         print(f"distill {__version__}")
         return 0
-    asked = os.environ.get("HYDRA_FULL_ERROR")
-    wants_traceback = asked == "1"
+    hydra_full_error = os.environ.get("HYDRA_FULL_ERROR")
+    show_traceback = hydra_full_error == "1"
     store = None
     launched = "RANK" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ
     try:
         _check_installation()
         if launched:
             if os.environ.get("RANK", os.environ.get("SLURM_PROCID")) != "0":
-                os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Others than the first are silent.
+                os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Only rank 0 prints.
             from distill.training import launchers, workers
 
             store = launchers.connect()
             if store is not None and launchers.launched_rank() > 0:
                 workers.serve(store)
                 return 0
-        # A traceback is for those who ask for it; Hydra would otherwise end the process in its own words.
+        # Otherwise Hydra would print errors itself and exit.
         os.environ["HYDRA_FULL_ERROR"] = "1"
-        return _run(wants_traceback)
+        return _run(show_traceback)
     except DistillError as error:
-        if wants_traceback:
+        if show_traceback:
             raise
-        return _tell(error)
+        return _print_error(error)
     except KeyboardInterrupt:
-        return _tell(Interrupted("interrupted before anything began"))
+        return _print_error(Interrupted("interrupted before anything began"))
     finally:
         if store is not None:
             launchers.release(store)
-        if asked is None:
+        if hydra_full_error is None:
             os.environ.pop("HYDRA_FULL_ERROR", None)
         else:
-            os.environ["HYDRA_FULL_ERROR"] = asked
+            os.environ["HYDRA_FULL_ERROR"] = hydra_full_error
 
 
-def _run(wants_traceback: bool) -> int:
+def _run(show_traceback: bool) -> int:
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -87,33 +87,33 @@ def _run(wants_traceback: bool) -> int:
     @hydra.main(config_path=str(config_directory()), config_name="config", version_base="1.3")
     def job(config: "DictConfig") -> None:
         try:
-            _run_one(config)
+            _run_config(config)
         except (DistillError, HydraException, OmegaConfBaseException) as error:
-            if wants_traceback:
+            if show_traceback:
                 raise
-            code = _tell(_translate(error, config))
-            if isinstance(error, Interrupted):  # A sweep ends here too.
+            code = _print_error(_translate(error, config))
+            if isinstance(error, Interrupted):  # Ends a sweep.
                 sys.exit(code)
             codes.append(code)
         except Exception as error:
-            if wants_traceback or not is_full_disk(error):
+            if show_traceback or not is_full_disk(error):
                 raise
-            codes.append(_tell(_no_room(config)))
+            codes.append(_print_error(_disk_full_error(config)))
 
     try:
         job()
     except (HydraException, OmegaConfBaseException) as error:
-        if wants_traceback:
+        if show_traceback:
             raise
-        return _tell(_translate(error))
+        return _print_error(_translate(error))
     return max(codes)
 
 
-def _run_one(config: "DictConfig") -> None:
+def _run_config(config: "DictConfig") -> None:
     from omegaconf import OmegaConf
 
     if config.resume and config.resume is not True:
-        _check_nothing_else_is_asked()
+        _check_resume_alone()
     elif config.job.name == "cache":  # Imports neither torch nor transformers.
         from distill.jobs.cache import run_cache
 
@@ -128,11 +128,11 @@ def _run_one(config: "DictConfig") -> None:
     run_job(config)
 
 
-def _check_nothing_else_is_asked() -> None:
-    """A run that is resumed has its own configuration; what else is on the command line would be ignored."""
+def _check_resume_alone() -> None:
+    """Raises UserError for options besides resume=DIR, because a resumed run has its own configuration."""
     from hydra.core.hydra_config import HydraConfig
 
-    others = [given for given in HydraConfig.get().overrides.task if not given.startswith("resume=")]
+    others = [option for option in HydraConfig.get().overrides.task if not option.startswith("resume=")]
     if others:
         raise UserError(f"resume=DIR goes on with the options of that run: leave out {' '.join(others)}")
 
@@ -143,9 +143,9 @@ def _check_installation() -> None:
         raise UserError(f"{', '.join(missing)} not installed: pip install 'distill[train]' has all that training needs")
     for name in ("students", "teachers"):
         spec = importlib.util.find_spec(name)
-        places = [Path(place).resolve() for place in (spec.submodule_search_locations or [])] if spec else []
-        if PACKAGE.parent / name not in places:
-            found = ", ".join(map(str, places)) or "nothing"
+        paths = [Path(path).resolve() for path in (spec.submodule_search_locations or [])] if spec else []
+        if PACKAGE.parent / name not in paths:
+            found = ", ".join(map(str, paths)) or "nothing"
             raise UserError(
                 f"the package {name} should be {PACKAGE.parent / name}, but Python finds {found}: "
                 "start from another directory, or rename that one"
@@ -161,30 +161,30 @@ def _names(group: str) -> list[str]:
 
 
 def _translate(error: Exception, config: "DictConfig | None" = None) -> DistillError:
-    """Returns the same error in one line: what was got, what was expected."""
+    """Returns the error as a DistillError with a message of one line."""
     from hydra.errors import MissingConfigException
 
     root: BaseException = error
     while root.__cause__ is not None and not isinstance(root, DistillError):
         root = root.__cause__
     text = str(error)
-    where = re.search(r"full_key: (\S+)", text)
-    if isinstance(root, OptionError) and where:
-        return _name_as_typed(root.with_prefix(where.group(1)), config)
+    location = re.search(r"full_key: (\S+)", text)
+    if isinstance(root, OptionError) and location:
+        return _resolve_reference(root.with_prefix(location.group(1)), config)
     if isinstance(root, DistillError):
         return root
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
-        return UserError(f"there is no {group or 'configuration'} {name}{_expected(name, _names(group))}")
+        return UserError(f"there is no {group or 'configuration'} {name}{_suggest(name, _names(group))}")
     key = re.search(r"Could not override '([^']*)'", text)
     if key:
-        return UserError(_unknown_key(key.group(1).partition("@")[0]))
+        return UserError(_unknown_option_message(key.group(1).partition("@")[0]))
     line = (str(root).strip() or type(root).__name__).splitlines()[0]
-    return UserError(f"{where.group(1)}: {line}" if where and where.group(1) not in line else line)
+    return UserError(f"{location.group(1)}: {line}" if location and location.group(1) not in line else line)
 
 
-def _name_as_typed(error: OptionError, config: "DictConfig | None") -> OptionError:
-    """Names the option that the value was taken from where the configuration has a reference: `seed: ${seed}`."""
+def _resolve_reference(error: OptionError, config: "DictConfig | None") -> OptionError:
+    """Returns the error about the option that the configuration refers to, as in `seed: ${seed}`."""
     from omegaconf import OmegaConf
 
     parent, _, name = error.option.rpartition(".")
@@ -194,15 +194,15 @@ def _name_as_typed(error: OptionError, config: "DictConfig | None") -> OptionErr
     return OptionError(reference.group(1), error.got, error.expected) if reference else error
 
 
-def _no_room(config: "DictConfig") -> UserError:
+def _disk_full_error(config: "DictConfig") -> UserError:
     return UserError(
         f"there is no room left to write in output_dir={config.output_dir} or cache_dir={config.cache_dir}: free some "
-        "and start again, what was half written is gone"
+        "and run the command again, incomplete files are removed"
     )
 
 
-def _unknown_key(key: str) -> str:
-    """What to say of an option that the configuration does not have."""
+def _unknown_option_message(key: str) -> str:
+    """Returns the message for an option that the configuration does not have."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -211,13 +211,13 @@ def _unknown_key(key: str) -> str:
     head, _, rest = key.partition(".")
     chosen = rest and any(argument.startswith(f"+{head}=") for argument in sys.argv)
     if head in ("teacher", "student") and not chosen:
-        return f"{key} has nothing to act on: choose one with +{head}=NAME, one of {', '.join(_names(head))}"
+        return f"{key} has no effect without a {head}: choose one with +{head}=NAME, one of {', '.join(_names(head))}"
     choices = [a for a in sys.argv[1:] if re.fullmatch(rf"\+?({'|'.join(groups)})=[\w/,-]+", a)]
-    overrides = [choice.partition(",")[0] for choice in choices]  # Of a sweep its first run.
+    overrides = [choice.partition(",")[0] for choice in choices]  # The first run of a sweep.
     try:
         with initialize_config_dir(str(config_directory()), version_base="1.3"):
             config = compose("config", overrides)
-    except HydraException:  # One that the user's own --config-dir has.
+    except HydraException:  # For example, a file in --config-dir.
         return f"there is no option {key}"
     parent, _, last = key.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
@@ -226,16 +226,18 @@ def _unknown_key(key: str) -> str:
         node = OmegaConf.select(config, parent) if parent else config
     prefix = f"{parent}." if parent else ""
     names = [f"{prefix}{name!s}" for name in node if name != "_target_"]
-    return f"there is no option {key}{_expected(prefix + last, names)}"
+    return f"there is no option {key}{_suggest(prefix + last, names)}"
 
 
-def _expected(given: str, names: list[str]) -> str:
+def _suggest(given: str, names: list[str]) -> str:
+    """Returns the end of a message with the nearest name and all names."""
     nearest = difflib.get_close_matches(given, names, n=1)
     hint = f" (did you mean {nearest[0]}?)" if nearest else ""
     return f"{hint}, expected one of {', '.join(names)}"
 
 
-def _tell(error: DistillError) -> int:
+def _print_error(error: DistillError) -> int:
+    """Prints the error and returns its exit code."""
     print(f"error: {error}", file=sys.stderr)
     return error.exit_code
 

@@ -17,9 +17,9 @@ class OptionError(UserError, ValueError):
     """An option that got a value it cannot take.
 
     Args:
-        option: names the option within its class; `with_prefix` names it in full.
-        got: is the value as the user typed it, None where the option was left out.
-        expected: describes the values that the option takes.
+        option: name of the option within its class; `with_prefix` adds the rest.
+        got: the value as the user typed it, None if the option was left out.
+        expected: the values that the option takes, in words.
     """
 
     def __init__(self, option: str, got: str | None, expected: str) -> None:

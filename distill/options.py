@@ -1,6 +1,6 @@
 """Checks of options with pydantic, reported in one line: what was got and what was expected.
 
-The annotations of an option say which values it takes. A dataclass of options is a pydantic dataclass:
+The annotation of an option determines the values it takes. A dataclass of options is a pydantic dataclass:
 
     @raise_option_errors
     @dataclass(frozen=True, config=STRICT)  # pydantic.dataclasses.dataclass
@@ -40,7 +40,7 @@ from pydantic.fields import FieldInfo
 
 from distill.errors import OptionError
 
-# YAML's types are exact: true is no 1, 2.0 is no 2, "3" is no 3; a whole number is a number.
+# Types are exact: true is not 1, 2.0 is not 2, and "3" is not 3. An integer is a valid float.
 STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ def show_value(value: object) -> str:
 
 
 def _needs_quotes(text: str) -> bool:
-    """Whether YAML would read the text as a number or a constant, or the message would break."""
+    """Returns whether YAML would read the text as a number or a constant, or it is not printable."""
     try:
         float(text)
     except ValueError:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from distill.console import console, format_duration, print_notice
 from distill.contracts import EncodedSplits, Examples, Loader, Splits, Task
-from distill.data.batching import shown
+from distill.data.batching import examples_and_buckets
 from distill.files import JsonObject
 from distill.models.checks import count_parameters
 from distill.teaching.output_cache import CachedOutputs
@@ -31,19 +31,19 @@ def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
 
 
 def describe_task(task: Task, record: JsonObject, splits: Splits) -> str:
-    """The name of the task, the size of each split, and the predictions that there are."""
-    # A stream has no examples that could be counted.
+    """Describes the task: its name, the size of each split and its possible predictions."""
+    # A stream has no number of examples.
     counts = {name: f"{number:,} {name}" for name, number in record["examples"].items() if number}
     sizes = ", ".join({"train": "streamed", **counts}.values())
     return f"{task.name}: {sizes}; {task.summary(splits)}"
 
 
 def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
-    """Token lengths, and how many examples were cut; a stream has none before it is read."""
-    read = {name: split for name, split in splits.items() if isinstance(split, Examples)}
-    lengths = np.concatenate([examples.lengths for examples in read.values()])
-    cut = {name: examples.truncated for name, examples in read.items() if examples.truncated}
-    counts = ", ".join(f"{number:,} of {len(read[name]):,} in {name}" for name, number in cut.items())
+    """Describes the lengths in tokens and the numbers of truncated examples. A stream has none before it is read."""
+    tokenized = {name: split for name, split in splits.items() if isinstance(split, Examples)}
+    lengths = np.concatenate([examples.lengths for examples in tokenized.values()])
+    truncated = {name: examples.truncated for name, examples in tokenized.items() if examples.truncated}
+    counts = ", ".join(f"{number:,} of {len(tokenized[name]):,} in {name}" for name, number in truncated.items())
     return (
         f"median length {int(np.median(lengths))}, longest {lengths.max()}, limit {max_length}; "
         f"truncated: {counts or 'none'}"
@@ -52,7 +52,7 @@ def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
 
 def describe_batches(train: Loader, settings: TrainerSettings) -> str:
     """Describes the size of an optimizer step and the share of padding."""
-    _, buckets = shown(train)
+    _, buckets = examples_and_buckets(train)
     return f"{settings.step_size()} in a step, {buckets.padding():.1%} padding"
 
 
@@ -62,7 +62,7 @@ def describe_training(module: DistillationModule, settings: TrainerSettings, sec
 
 
 def describe_outputs(module: DistillationModule, reason: str | None) -> str:
-    """Whether the teacher's outputs are cached, or why the teacher runs in every step."""
+    """Describes the cache of teacher outputs, or why the teacher runs in every step."""
     cached = module.cached_outputs
     if isinstance(cached, CachedOutputs):
         size = f"{cached.bytes() / 1e6:.1f} MB"
@@ -73,10 +73,10 @@ def describe_outputs(module: DistillationModule, reason: str | None) -> str:
 
 
 def warn_of_stream(train: Loader, settings: TrainerSettings) -> None:
-    """Prints a notice for a stream that is saved at its end only."""
+    """Prints a notice if a stream is evaluated and saved only at its end."""
     if train.batch_sampler is None and settings.checkpoint_steps is None and settings.evaluations == 1:
         print_notice(
-            "a stream is scored and saved at its very end only: trainer.checkpoint_steps=n saves it every n steps"
+            "a stream is evaluated and saved only at its end: trainer.checkpoint_steps=n saves it every n steps"
         )
 
 

@@ -1,4 +1,4 @@
-"""The student without attention: a BiLSTM over the teacher's word pieces, for devices that afford no transformer."""
+"""The student without attention: a BiLSTM over the teacher's word pieces."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -12,8 +12,7 @@ from distill.errors import UserError
 from students.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
 
 POOLINGS = ("last", "max", "mean")
-# Root mean square of the embeddings that an LSTM is started from. A transformer's are ten times smaller, for it
-# normalizes them first.
+# Root mean square of the initial embeddings. Those of a transformer are ten times smaller, because it normalizes them.
 EMBEDDING_RMS = 0.3
 
 
@@ -29,27 +28,27 @@ def from_teacher(
     pooling: Literal["last", "max", "mean"] = "last",
     init: Literal["teacher", "random"] = "teacher",
 ) -> PreTrainedModel:
-    """A BiLSTM (arXiv 1903.12136) that reads the teacher's tokens, in training mode and float32.
+    """Creates a BiLSTM (arXiv 1903.12136) for the teacher's tokens, in training mode and float32.
 
-    The paper starts from word2vec; here the teacher's word-piece embeddings are the start, up to their scale. The
-    student's `inherited` maps the names of its tensors to those of the teacher's that they were made from.
+    The paper starts from word2vec. This student starts from the teacher's word-piece embeddings, which are rescaled.
+    Its `inherited` maps the names of its tensors to those of the teacher's tensors that they were made from.
 
     Args:
-        task: its `pair` makes a student for pairs.
-        embedding_dim: the teacher's where that is narrower, or for None; a smaller one starts from the principal
-            components of its embeddings.
+        task: its `pair` determines whether the student encodes pairs.
+        embedding_dim: width of the embeddings, at most the teacher's; None uses the teacher's. A smaller one starts
+            from the principal components of the teacher's embeddings.
         hidden_dim: width of each direction.
-        init: `teacher` starts the embeddings from the teacher's, `random` starts all at random.
+        init: initial embeddings, those of the `teacher` or `random` ones.
 
     Raises:
-        UserError: for a size below 1, an unknown name, or a teacher whose separator is not known where pairs need it.
+        UserError: if a size is below 1, a name is unknown, or the task is for pairs and the teacher has no separator.
     """
     sizes = {
         "embedding_dim": embedding_dim, "hidden_dim": hidden_dim, "layers": layers, "classifier_dim": classifier_dim,
     }  # fmt: skip
     _check_options(sizes, dropout=dropout, pooling=pooling, init=init)
     _check_task(task, teacher)
-    vocabulary, width = _embeddings_of(teacher).shape
+    vocabulary, width = _get_embeddings(teacher).shape
     config = BilstmConfig(
         vocab_size=vocabulary, embedding_dim=min(embedding_dim or width, width), hidden_dim=hidden_dim,
         num_hidden_layers=layers, classifier_dim=classifier_dim, dropout=dropout, pooling=pooling, pair=task.pair,
@@ -63,7 +62,7 @@ def from_teacher(
 
 
 def _check_options(sizes: Mapping[str, int | None], *, dropout: float, pooling: str, init: str) -> None:
-    """Raises UserError for a size below 1, a share out of range or an unknown name."""
+    """Raises UserError if a size is below 1, a share is out of range or a name is unknown."""
     for name, value in sizes.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise UserError(f"got student.{name}={value}, expected a whole number of at least 1")
@@ -75,7 +74,7 @@ def _check_options(sizes: Mapping[str, int | None], *, dropout: float, pooling: 
 
 
 def _check_task(task: Task, teacher: PreTrainedModel) -> None:
-    """Raises UserError for a task that does not classify whole texts, or pairs without a separator between them."""
+    """Raises UserError if the task does not classify whole texts, or pairs have no separator."""
     if task.auto_class != "AutoModelForSequenceClassification":
         raise UserError(
             f"student bilstm classifies whole texts, and task {task.name} is {task.kind}: take +student=distilbert"
@@ -84,26 +83,26 @@ def _check_task(task: Task, teacher: PreTrainedModel) -> None:
         raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
 
 
-def _embeddings_of(teacher: PreTrainedModel) -> Tensor:
-    """The word-piece embeddings, `[V, H]`."""
+def _get_embeddings(teacher: PreTrainedModel) -> Tensor:
+    """Returns the word-piece embeddings `[V, H]`."""
     embeddings = teacher.get_input_embeddings()
     assert isinstance(embeddings, torch.nn.Embedding)
     return embeddings.weight
 
 
 def _inherit_embeddings(student: BilstmForSequenceClassification, teacher: PreTrainedModel) -> dict[str, str]:
-    """Starts the student's embeddings from the teacher's, and returns the student's `inherited`."""
-    embeddings = _embeddings_of(teacher)
+    """Initializes the student's embeddings from the teacher's and returns the student's `inherited`."""
+    embeddings = _get_embeddings(teacher)
     with torch.no_grad():
-        student.embeddings.weight.copy_(scaled_components(embeddings, student.config.embedding_dim))
+        student.embeddings.weight.copy_(project_embeddings(embeddings, student.config.embedding_dim))
     names = {id(parameter): name for name, parameter in teacher.named_parameters()}
     return {"embeddings.weight": names[id(embeddings)]}
 
 
-def scaled_components(embeddings: Tensor, width: int) -> Tensor:
-    """`embeddings [V, H]` as `[V, width]`, with a root mean square of `EMBEDDING_RMS`.
+def project_embeddings(embeddings: Tensor, width: int) -> Tensor:
+    """Projects `embeddings [V, H]` to `[V, width]`, with a root mean square of `EMBEDDING_RMS`.
 
-    Of all linear maps to `width`, the first principal directions keep most; nothing is turned when the width stays.
+    The projection is onto the first principal directions, which preserve most. The same width needs no projection.
     """
     table = embeddings.detach().float()
     if width < table.shape[1]:

@@ -1,4 +1,4 @@
-"""The student with fewer layers: a DistilBERT out of a BERT, the teacher's own class out of any other family."""
+"""The student with some of the teacher's layers: a DistilBERT from a BERT, the same class from other families."""
 
 import copy
 import math
@@ -14,7 +14,7 @@ from distill.models.loading import auto_class_of, model_class
 
 Layers = str | Sequence[int]
 
-# BERT's name for a tensor -> DistilBERT's, longest prefixes first.
+# Parts of BERT's tensor names and their replacements in DistilBERT, longest prefixes first.
 _BERT_TO_DISTILBERT = (
     ("bert.embeddings.", "distilbert.embeddings."),
     ("attention.self.query.", "attention.q_lin."),
@@ -40,51 +40,53 @@ def from_teacher(
     depth: int | None = None,
     init: Literal["teacher", "random"] = "teacher",
 ) -> PreTrainedModel:
-    """A student of the teacher's width with some of its layers, in training mode and float32.
+    """Creates a student of the teacher's width with some of its layers, in training mode and float32.
 
-    A BERT gives a `DistilBertFor*` (arXiv 1910.01108): no token types, no pooler; the first token-type row, which
-    every single sentence is given, is added to the position embeddings, and the pooler becomes `pre_classifier`.
-    Any other family gives its own class with fewer layers. The student's `inherited` maps the names of its tensors
-    to those of the teacher's that they were copied from.
+    From a BERT it is a `DistilBertFor*` (arXiv 1910.01108), which has no token types and no pooler. The token-type row
+    of single sentences is added to the position embeddings, and the pooler becomes `pre_classifier`. From any other
+    family it is the teacher's class with fewer layers. The student's `inherited` maps the names of its tensors to
+    those of the teacher's tensors that they were copied from.
 
     Args:
-        layers: `alternate` (first and last kept, the rest evenly spaced), `first`, `last`, or indices from 0.
-        depth: how many layers `alternate`, `first` and `last` take; half of the teacher's by default.
-        init: `teacher` copies every tensor that fits, `random` only takes the shape.
+        layers: `alternate` (the first, the last and evenly spaced ones between them), `first`, `last`, or indices
+            from 0.
+        depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
+        init: `teacher` copies every tensor of the same shape, `random` copies none.
 
     Raises:
-        UserError: for layers that the teacher has not, or a teacher whose layers cannot be told apart.
+        UserError: if the teacher lacks one of the layers, or its layers are not separate modules.
     """
     if init not in ("teacher", "random"):
         raise UserError(f"student.init={init} is unknown, expected teacher or random")
-    chosen = choose_layers(teacher.config.num_hidden_layers, layers, depth)
+    teacher_layers = choose_layers(teacher.config.num_hidden_layers, layers, depth)
     if type(teacher.config) is BertConfig:
-        student = _distilbert_like(teacher, len(chosen))
-        inherited = _bert_names(teacher, student, chosen)
+        student = _create_distilbert(teacher, len(teacher_layers))
+        inherited = _map_bert_tensors(teacher, student, teacher_layers)
     else:
-        student, inherited = _same_family(teacher, chosen)
+        student, inherited = _create_same_class(teacher, teacher_layers)
     student.float()
     if init == "teacher":
-        _copy(teacher, student, inherited)
+        _copy_tensors(teacher, student, inherited)
     else:
         inherited = {}
-    student.config.teacher_layers = chosen
-    # A plain attribute of the object: it says where this student came from, it is no part of the model.
+    student.config.teacher_layers = teacher_layers
+    # An attribute of the object only, which is not saved.
     student.inherited = inherited  # type: ignore[assignment]
     return student.train()
 
 
 def choose_layers(total: int, layers: Layers, depth: int | None = None) -> list[int]:
-    """Indices of the teacher's layers to keep, ascending for the named choices.
+    """Returns the indices of the teacher's layers to copy.
 
-    `alternate` of 6 out of 12 is 0, 2, 4, 7, 9, 11, the choice of DistilBERT's authors.
+    `alternate` selects 0, 2, 4, 7, 9, 11 for 6 out of 12 layers, as the authors of DistilBERT did.
 
     Raises:
-        UserError: for an unknown name, and for indices that are out of range, repeated or none at all.
+        UserError: if the name is unknown, or indices are out of range, repeated or missing.
     """
     if isinstance(layers, int):
         raise UserError(
-            f"student.layers={layers} is one number: student.depth={layers} takes so many, [{layers}] that one"
+            f"student.layers={layers} is one number: student.depth={layers} copies this many layers, "
+            f"student.layers=[{layers}] copies this one"
         )
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int)):
         raise UserError(f"student.depth={depth} is no whole number: the teacher has {total} layers")
@@ -117,14 +119,14 @@ def choose_layers(total: int, layers: Layers, depth: int | None = None) -> list[
 
 
 def _evenly_spaced(total: int, depth: int) -> list[int]:
-    """First and last kept, the others at even distances, each rounded to the nearest layer, halves downwards."""
+    """Returns the first, the last and evenly spaced layers between them, rounded to the nearest, halves down."""
     if depth == 1:
         return [0]
     return [math.ceil(index * (total - 1) / (depth - 1) - 0.5) for index in range(depth)]
 
 
-def _distilbert_like(teacher: PreTrainedModel, depth: int) -> PreTrainedModel:
-    """A fresh DistilBERT of the teacher's sizes, with the same kind of head."""
+def _create_distilbert(teacher: PreTrainedModel, depth: int) -> PreTrainedModel:
+    """Returns a DistilBERT with random weights, the teacher's sizes and the same kind of head."""
     bert = teacher.config
     student_class = model_class(auto_class_of(teacher), DistilBertConfig)
     if student_class is None:
@@ -151,13 +153,15 @@ def _distilbert_like(teacher: PreTrainedModel, depth: int) -> PreTrainedModel:
     return student
 
 
-def _bert_names(teacher: PreTrainedModel, student: PreTrainedModel, chosen: Sequence[int]) -> dict[str, str]:
-    """Student tensor -> teacher tensor, for those that are in both and of one shape."""
+def _map_bert_tensors(
+    teacher: PreTrainedModel, student: PreTrainedModel, teacher_layers: Sequence[int]
+) -> dict[str, str]:
+    """Returns student tensor -> teacher tensor for the tensors that both have in the same shape."""
     teacher_tensors, student_tensors = dict(teacher.named_parameters()), dict(student.named_parameters())
-    position = {teacher_layer: student_layer for student_layer, teacher_layer in enumerate(chosen)}
+    student_layers = {teacher_layer: student_layer for student_layer, teacher_layer in enumerate(teacher_layers)}
     inherited = {}
     for teacher_name, tensor in teacher_tensors.items():
-        student_name = _renumbered(teacher_name, "bert.encoder.layer.", position)
+        student_name = _renumber_layer(teacher_name, "bert.encoder.layer.", student_layers)
         if student_name is None:
             continue
         for old, new in _BERT_TO_DISTILBERT:
@@ -167,19 +171,21 @@ def _bert_names(teacher: PreTrainedModel, student: PreTrainedModel, chosen: Sequ
     return inherited
 
 
-def _same_family(teacher: PreTrainedModel, chosen: Sequence[int]) -> tuple[PreTrainedModel, dict[str, str]]:
-    """A fresh model of the teacher's class with `len(chosen)` layers, and student tensor -> teacher tensor."""
-    prefix = _layer_list(teacher)
+def _create_same_class(
+    teacher: PreTrainedModel, teacher_layers: Sequence[int]
+) -> tuple[PreTrainedModel, dict[str, str]]:
+    """Returns a model of the teacher's class with fewer layers and random weights, and student -> teacher tensor."""
+    prefix = _find_layer_prefix(teacher)
     config = copy.deepcopy(teacher.config)
-    config.num_hidden_layers = len(chosen)
+    config.num_hidden_layers = len(teacher_layers)
     if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[index] for index in chosen]
+        config.layer_types = [config.layer_types[index] for index in teacher_layers]
     student = type(teacher)(config)
-    position = {teacher_layer: student_layer for student_layer, teacher_layer in enumerate(chosen)}
+    student_layers = {teacher_layer: student_layer for student_layer, teacher_layer in enumerate(teacher_layers)}
     student_tensors = dict(student.named_parameters())
     inherited = {}
     for teacher_name, tensor in teacher.named_parameters():
-        student_name = _renumbered(teacher_name, prefix, position)
+        student_name = _renumber_layer(teacher_name, prefix, student_layers)
         if student_name is None or student_name not in student_tensors:
             continue
         if student_tensors[student_name].shape == tensor.shape:
@@ -187,8 +193,8 @@ def _same_family(teacher: PreTrainedModel, chosen: Sequence[int]) -> tuple[PreTr
     return student, inherited
 
 
-def _layer_list(teacher: PreTrainedModel) -> str:
-    """The name, with a dot at its end, of the list that holds the encoder's layers."""
+def _find_layer_prefix(teacher: PreTrainedModel) -> str:
+    """Returns the name of the encoder's list of layers, with a dot at its end."""
     total = teacher.config.num_hidden_layers
     for name, module in teacher.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == total and total > 0:
@@ -199,22 +205,22 @@ def _layer_list(teacher: PreTrainedModel) -> str:
     )
 
 
-def _renumbered(name: str, prefix: str, position: dict[int, int]) -> str | None:
-    """The tensor's name with the student's layer number in place of the teacher's; None for a layer left out."""
+def _renumber_layer(name: str, prefix: str, student_layers: dict[int, int]) -> str | None:
+    """Returns a tensor's name with the number of the student's layer, None if the student lacks the layer."""
     if not name.startswith(prefix):
         return name
-    index, _, rest = name.removeprefix(prefix).partition(".")
-    new = position.get(int(index))
-    return None if new is None else f"{prefix}{new}.{rest}"
+    teacher_layer, _, rest = name.removeprefix(prefix).partition(".")
+    student_layer = student_layers.get(int(teacher_layer))
+    return None if student_layer is None else f"{prefix}{student_layer}.{rest}"
 
 
 @torch.no_grad()
-def _copy(teacher: PreTrainedModel, student: PreTrainedModel, inherited: dict[str, str]) -> None:
+def _copy_tensors(teacher: PreTrainedModel, student: PreTrainedModel, inherited: dict[str, str]) -> None:
     teacher_tensors, student_tensors = dict(teacher.named_parameters()), dict(student.named_parameters())
     for student_name, teacher_name in inherited.items():
         student_tensors[student_name].copy_(teacher_tensors[teacher_name])
     token_types = teacher_tensors.get("bert.embeddings.token_type_embeddings.weight")
     positions = student_tensors.get("distilbert.embeddings.position_embeddings.weight")
     if token_types is not None and positions is not None:
-        # A DistilBERT adds no token-type row; without this one its first layer sees another input than it knows.
+        # A DistilBERT adds no token-type row, and its first layer was trained with one.
         positions += token_types[0]

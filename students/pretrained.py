@@ -1,4 +1,4 @@
-"""A student that exists already: an earlier run's, or any small encoder that reads the teacher's tokens."""
+"""An existing model as the student: that of an earlier run, or any small encoder with the teacher's tokenizer."""
 
 from pathlib import Path
 
@@ -9,19 +9,19 @@ from distill.models.loading import auto_class_of, check_directory, load_director
 
 
 def from_teacher(teacher: PreTrainedModel, *, path: str | None, trust_remote_code: bool = False) -> PreTrainedModel:
-    """The model saved in `path`, with a head for the teacher's task, in training mode and float32.
+    """Loads the model in `path` with a head for the teacher's task, in training mode and float32.
 
-    A head of another number of labels is begun anew; one of the same labels in another order is put in order. The
-    student's `vocabulary` maps the tokens that it was trained with to their ids.
+    A head with another number of labels is initialized anew. One with the same labels is put in the teacher's order.
+    The student's `vocabulary` maps the tokens that it was trained with to their ids.
 
     Args:
-        path: a directory that `save_pretrained` wrote, weights in safetensors, with the tokenizer's files.
+        path: a directory written by `save_pretrained`, with weights in safetensors and the tokenizer's files.
 
     Raises:
-        UserError: for no path, or a directory that holds no such model.
+        UserError: if the path is missing, or the directory contains no such model.
     """
     if path is None:
-        raise UserError("student pretrained does not say which weights: give student.path=DIR")
+        raise UserError("student pretrained has no weights: give student.path=DIR")
     directory = Path(str(path)).expanduser()
     check_directory(directory, f"student.path={path}")
     over_vocabulary = teacher.get_output_embeddings() is not None
@@ -33,7 +33,7 @@ def from_teacher(teacher: PreTrainedModel, *, path: str | None, trust_remote_cod
         trust_remote_code=trust_remote_code,
     )
     student = start.model
-    # Plain attributes of the object: they say where this student came from, they are no part of the model.
+    # Attributes of the object only, which are not saved.
     inherited = {name: name for name, _ in student.named_parameters() if name not in start.fresh}
     student.inherited = inherited  # type: ignore[assignment]
     student.vocabulary = start.tokenizer.get_vocab()  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""The teacher that needs nothing from outside: a small BERT and its vocabulary, made from the task's own text."""
+"""A small BERT with random weights and a vocabulary trained on the task's text, which needs no download."""
 
 import hashlib
 import json
@@ -18,17 +18,17 @@ from teachers.pretrained import check_precision
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_LENGTH = 512
-LARGEST_ALPHABET = 1000  # Characters; rarer ones are unknown.
+MAX_ALPHABET_SIZE = 1000  # Rarer characters are unknown.
 
 
 class Embedded:
-    """A BERT of `layers` x `hidden_size` from random weights, to be trained on the spot.
+    """A BERT with random weights, to be trained before it teaches.
 
     Args:
-        vocabulary: WordPiece tokens, trained on the task's training texts.
-        tokenizer: a directory that holds a tokenizer, taken as it is in the place of a new one.
-        precision: in which it answers: `float32` or `bfloat16`.
-        seed: draws the weights.
+        vocabulary: largest number of WordPiece tokens, trained on the task's training texts.
+        tokenizer: a directory with a tokenizer to use instead of a new one.
+        precision: precision of the forward passes, `float32` or `bfloat16`.
+        seed: seed of the weights.
     """
 
     is_new = True
@@ -53,7 +53,7 @@ class Embedded:
         self.vocabulary, self.dropout, self.seed = vocabulary, dropout, seed
 
     def locate(self) -> Path | None:
-        """There is nothing to find, but for a tokenizer that was given."""
+        """Returns the directory of the given tokenizer, None without one."""
         if self.tokenizer is None:
             return None
         directory = Path(self.tokenizer).expanduser()
@@ -62,11 +62,11 @@ class Embedded:
         return directory
 
     def resolved(self) -> str:
-        """The teacher as records name it."""
+        """Returns the name in records."""
         return f"{self.name} (BERT, {self.layers} layers of {self.hidden_size}, trained on the spot)"
 
     def fingerprint(self) -> str:
-        """A digest of everything that the untrained model depends on, its texts aside."""
+        """Returns a digest of everything that the untrained model depends on except its texts."""
         settings = {name: value for name, value in vars(self).items() if name not in ("precision", "tokenizer")}
         directory = self.locate()
         if directory is not None:
@@ -74,8 +74,8 @@ class Embedded:
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def load(self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str]) -> Start:
-        """The untrained model with a head for `labels`, or without any over the vocabulary, and its tokenizer."""
-        tokenizer = self._tokenizer(texts)
+        """Returns the untrained model and its tokenizer. Without `labels` the head is over the vocabulary."""
+        tokenizer = self._load_tokenizer(texts)
         config = BertConfig(
             vocab_size=len(tokenizer),
             hidden_size=self.hidden_size,
@@ -83,7 +83,7 @@ class Embedded:
             num_attention_heads=self.heads,
             intermediate_size=4 * self.hidden_size,
             hidden_dropout_prob=self.dropout,
-            attention_probs_dropout_prob=0.0,  # It would keep attention off its fast path.
+            attention_probs_dropout_prob=0.0,  # Dropout would prevent the fast attention kernel.
             max_position_embeddings=MAX_LENGTH,
             pad_token_id=tokenizer.pad_token_id,
         )
@@ -95,7 +95,7 @@ class Embedded:
         model = getattr(transformers, auto_class).from_config(config)
         return Start(model, tokenizer, fits=False, reason="it is new")
 
-    def _tokenizer(self, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+    def _load_tokenizer(self, texts: Iterable[str]) -> PreTrainedTokenizerBase:
         directory = self.locate()
         if directory is None:
             return train_tokenizer(texts, self.vocabulary)
@@ -104,13 +104,13 @@ class Embedded:
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> BertTokenizer:
-    """An uncased WordPiece tokenizer with BERT's special tokens, from these texts alone; the same every time."""
+    """Trains an uncased WordPiece tokenizer with BERT's special tokens, the same for the same texts."""
     texts = list(texts)
     normalizer, words = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
     counts = Counter(character for text in texts for character in normalizer.normalize_str(text) if character.strip())
-    characters = sorted(sorted(counts), key=lambda character: -counts[character])[:LARGEST_ALPHABET]
-    # The trainer numbers the pieces inside words by the order of a hash table, which differs from process to process
-    # and decides between equally frequent merges. Given as special tokens, they have their numbers from the start.
+    characters = sorted(sorted(counts), key=lambda character: -counts[character])[:MAX_ALPHABET_SIZE]
+    # The ids of the pieces decide between equally frequent merges. The trainer takes the ids of pieces within words
+    # from the order of a hash table, which differs between processes. As special tokens the pieces have fixed ids.
     inside = [f"##{character}" for character in sorted(characters)]
     learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     learner.normalizer, learner.pre_tokenizer = normalizer, words
@@ -118,7 +118,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> BertTokenizer:
         vocab_size=vocabulary, special_tokens=[*SPECIAL_TOKENS, *inside], min_frequency=2, show_progress=False
     )
     learner.train_from_iterator(texts, trainer)
-    # A tokenizer of its own, in which those pieces are ordinary ones again.
+    # In a new tokenizer these pieces are ordinary tokens.
     tokenizer = Tokenizer(models.WordPiece(vocab=learner.get_vocab(), unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, words
     tokenizer.post_processor = processors.TemplateProcessing(

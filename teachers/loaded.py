@@ -1,4 +1,4 @@
-"""A teacher that is in memory already: a model of transformers with its tokenizer."""
+"""A model of transformers in memory, with its tokenizer, as the teacher."""
 
 import hashlib
 import tempfile
@@ -12,11 +12,11 @@ from teachers.pretrained import check_precision
 
 
 class Loaded:
-    """Weights of a loaded model, which stays as it is.
+    """Weights of a loaded model, which is not changed.
 
     Args:
-        name: names the teacher in records and directories.
-        precision: of its forward passes, `float32` or `bfloat16`.
+        name: name of the teacher in records and directories.
+        precision: precision of the forward passes, `float32` or `bfloat16`.
     """
 
     is_new = False
@@ -34,14 +34,14 @@ class Loaded:
         self._fingerprint: str | None = None
 
     def locate(self) -> None:
-        """Nothing has to be found."""
+        """Does nothing, because the weights are in memory."""
 
     def resolved(self) -> str:
-        """The teacher as records name it."""
+        """Returns the name in records."""
         return f"{self.name} ({type(self.model).__name__})"
 
     def fingerprint(self) -> str:
-        """A digest of configuration, tokenizer and weights; computed once."""
+        """Returns a digest of configuration, tokenizer and weights, computed once."""
         if self._fingerprint is None:
             digest = hashlib.sha256(self.model.config.to_json_string().encode())
             digest.update(self.tokenizer.backend_tokenizer.to_str().encode())
@@ -52,7 +52,7 @@ class Loaded:
         return self._fingerprint
 
     def load(self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str]) -> Start:
-        """A float32 copy of the model with a head for `labels`, or over the vocabulary, and its tokenizer."""
+        """Returns a float32 copy of the model with a head for `labels`, or over the vocabulary, and its tokenizer."""
         with tempfile.TemporaryDirectory() as directory:
             self.model.save_pretrained(directory)
             self.tokenizer.save_pretrained(directory)

@@ -1,4 +1,4 @@
-"""Latencies of teacher and student, in torch and from their files, measured in turns."""
+"""Compares the latencies of teacher and student, in torch and as ONNX files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,11 +20,11 @@ def compare_models(
     tokenizer: PreTrainedTokenizerBase,
     settings: BenchmarkSettings,
 ) -> list[dict[str, Any]]:
-    """The `benchmark` of run.json.
+    """Measures all models and returns the `benchmark` of run.json.
 
     Args:
-        models: name -> model, and format -> ONNX file.
-        tokenizer: limits the lengths, and gives the size of the vocabulary.
+        models: each model by name, with its ONNX files by format.
+        tokenizer: determines the size of the vocabulary and the longest input.
     """
     threads = settings.threads or latency.count_cores()
     limit = min(longest(model, tokenizer) for model, _ in models.values())
@@ -41,7 +41,7 @@ def compare_models(
         candidates += [
             latency.load_onnx_candidate(name, f"onnx-{format}", path, names, threads) for format, path in files.items()
         ]
-    before = torch.get_num_threads()
+    torch_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         return latency.measure_latency(
@@ -49,7 +49,7 @@ def compare_models(
             seconds=settings.seconds, vocabulary=len(tokenizer),
         )  # fmt: skip
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(torch_threads)
 
 
 def _torch_candidate(name: str, model: PreTrainedModel) -> latency.Candidate:

@@ -1,1 +1,1 @@
-"""Labelled rows: tables, the Hub, the built-in sentences, tokens and batches."""
+"""Labelled data: tables, the built-in sentences, tokens and batches."""

@@ -1,4 +1,4 @@
-"""From tokenized examples to batches of about one length."""
+"""Batches of tokenized examples of similar length."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 Batch = dict[str, Tensor]
 Step = list[list[int]]
-POOL = 50  # Micro-batches sorted by length together; more of them mean less padding, and less mixing.
-SCORED_TOKENS = 2048  # In a forward pass without gradients: on a CPU more of them leave its caches.
+POOL = 50  # Micro-batches that are sorted by length together; more reduce padding and randomness.
+SCORED_TOKENS = 2048  # In a forward pass without gradients; more do not fit into the caches of a CPU.
 
 
 class TokenizedExamples(Dataset[Batch]):
-    """One tokenized split. An index is a list of examples: a whole micro-batch is padded at once (`padded_length`).
+    """One tokenized split. An index is a list of examples, which are padded together to a micro-batch.
 
-    `lengths [N]` are in tokens, `longest` is the most of them; `truncated` counts the examples that were longer than
-    the limit; `digest` stands for all token ids.
+    `lengths [N]` are in tokens, and `longest` is their maximum. `truncated` is the number of truncated examples.
+    `digest` is a digest of all token ids.
 
     Args:
         encoded: the tokens of all examples.
-        tokenizer: gives the padding.
+        tokenizer: determines the padding.
         per_example: further columns `[N]` of the batches, such as `labels`.
-        per_token: further columns `[tokens]`, one example after the other; they are padded with -100.
+        per_token: further columns `[tokens]`, padded with -100.
         items_per_example: mean number of items.
     """
 
@@ -54,7 +54,7 @@ class TokenizedExamples(Dataset[Batch]):
             {**encoded.columns, **(per_token or {})} if per_token else encoded.columns
         )
         self._starts = encoded.offsets[:-1]
-        self._padding = padding_of(tokenizer) | dict.fromkeys(per_token or {}, IGNORED)
+        self._padding = padding_values(tokenizer) | dict.fromkeys(per_token or {}, IGNORED)
         self._pads_left = tokenizer.padding_side == "left"
 
     def __len__(self) -> int:
@@ -63,74 +63,74 @@ class TokenizedExamples(Dataset[Batch]):
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         chosen = np.asarray(indices)
         lengths = self.lengths[chosen]
-        places = places_of(self._starts[chosen], lengths)
-        rows = {name: values[places] for name, values in self._columns.items()}
-        batch = padded(rows, lengths, longest=self.longest, padding=self._padding, left=self._pads_left)
+        positions = token_positions(self._starts[chosen], lengths)
+        columns = {name: values[positions] for name, values in self._columns.items()}
+        batch = pad_columns(columns, lengths, longest=self.longest, padding=self._padding, left=self._pads_left)
         batch["example_id"] = chosen
         batch |= {name: values[chosen] for name, values in self._per_example.items()}
         return {name: torch.from_numpy(array) for name, array in batch.items()}
 
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
-        """A loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
+        """Returns a loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
         return bucket_loader(self, **batches)
 
 
-def padding_of(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int]:
-    """The value of each column at the padding."""
+def padding_values(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int]:
+    """Returns the padding value of each column."""
     return {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
 
 
-def places_of(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Where the tokens of examples lie that start there and are so long, one example after the other."""
-    places: np.ndarray = np.arange(lengths.sum()) + np.repeat(starts - (lengths.cumsum() - lengths), lengths)
-    return places
+def token_positions(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns the positions of all tokens of examples with these starts and lengths `[B]`, `[tokens]`."""
+    positions: np.ndarray = np.arange(lengths.sum()) + np.repeat(starts - (lengths.cumsum() - lengths), lengths)
+    return positions
 
 
-def padded(
-    rows: Mapping[str, np.ndarray], lengths: np.ndarray, *, longest: int, padding: Mapping[str, int], left: bool
+def pad_columns(
+    columns: Mapping[str, np.ndarray], lengths: np.ndarray, *, longest: int, padding: Mapping[str, int], left: bool
 ) -> dict[str, np.ndarray]:
-    """Columns `[B, L]` and their `attention_mask`, out of columns of all tokens, one example after the other.
+    """Returns columns `[B, L]` with their `attention_mask` from columns `[tokens]`.
 
     Args:
-        longest: the length of the longest example of all, beyond which nothing is padded.
-        padding: for each column what stands at the padding.
-        left: pad before the examples instead of behind them.
+        longest: length of the longest example of the split, the largest L.
+        padding: padding value of each column.
+        left: whether to pad before the examples instead of behind them.
     """
     mask = np.arange(padded_length(lengths.max(), longest)) < lengths[:, None]
     if left:
         mask = mask[:, ::-1]
-    batch = {name: np.full(mask.shape, padding[name], dtype=np.int64) for name in rows}
-    for name, values in rows.items():
+    batch = {name: np.full(mask.shape, padding[name], dtype=np.int64) for name in columns}
+    for name, values in columns.items():
         batch[name][mask] = values
     return {**batch, "attention_mask": mask.astype(np.int64)}
 
 
 def padded_length(longest: int, most: int) -> int:
-    """The length to which a batch is padded: up to 1/16 more than its longest example, never more than `most`.
+    """Returns the length to which a batch is padded: at most 1/16 above its longest example, and at most `most`.
 
-    So there are 16 lengths between a number and its double. Each length costs memory, for the kernels that oneDNN
-    makes and keeps for it: 55 lengths in place of 44 cost 100 MB.
+    This limits the number of lengths, because oneDNN caches kernels for each of them: 55 lengths instead of 44 take
+    another 100 MB.
     """
     step = 1 << max(0, int(longest).bit_length() - 5)
     return min(-(-int(longest) // step) * step, int(most))
 
 
 class LengthBuckets(Sampler[Step]):
-    """The steps of an epoch: each a list of micro-batches, each a list of examples of about one length.
+    """Samples the steps of an epoch. A step is a list of micro-batches, each a list of examples of similar length.
 
-    The examples are shuffled, cut into pools of `pool` micro-batches, sorted by length within a pool, cut into
-    micro-batches, and these are shuffled again. So every example comes exactly once an epoch, in an order that
-    depends on the seed and the epoch alone. Without `shuffle` all are sorted, longest first, which shows at once
-    whether the memory is enough.
+    The examples are shuffled and split into pools of `pool` micro-batches. Each pool is sorted by length and split
+    into micro-batches, which are shuffled again. Every example occurs once in an epoch, in an order that depends only
+    on the seed and the epoch. Without `shuffle`, all examples are sorted, the longest first, so that too little memory
+    shows at once.
 
-    A micro-batch holds `batch_size` examples or, with `batch_tokens`, as many as stay within that number of tokens,
-    padding included; then all examples are one pool, so that every epoch has the same number of steps.
+    A micro-batch has `batch_size` examples, or as many as fit into `batch_tokens` tokens including padding. With
+    `batch_tokens` all examples are one pool, so that every epoch has the same number of steps.
 
-    In epoch `e` example `i` of `n` is called `i + n * (e % visits)`, without `visits` `i + n * e`: a data set that
-    shows the same example in other ways has a way for every visit.
+    In epoch `e`, the index of example `i` of `n` is `i + n * (e % visits)`, or `i + n * e` without `visits`. A data
+    set can thus mask the same example differently in each visit.
 
-    Of several processes, `rank` of `world` gets its part of every micro-batch, which are `world` times as large. So
-    together they see what one process with so large a `batch_size` sees, and all work on texts of the same lengths.
+    With `world` ranks, micro-batches are `world` times as large, and each rank gets its part of every one. All ranks
+    thus process texts of the same lengths, and together the batches of one process with a larger `batch_size`.
     """
 
     def __init__(
@@ -154,15 +154,14 @@ class LengthBuckets(Sampler[Step]):
         self.lengths, self.longest, self.accumulate = lengths, int(lengths.max()), accumulate
         if batch_tokens is not None and batch_tokens < self.longest:
             raise UserError(
-                f"got batch_tokens={batch_tokens}, expected at least {self.longest}: so long is the longest example"
+                f"got batch_tokens={batch_tokens}, expected at least {self.longest}, the length of the longest example"
             )
         self.batch_size, self.batch_tokens = batch_size, batch_tokens
         self.shuffle, self.seed, self.pool, self.epoch = shuffle, seed, pool, 0
         self.visits, self.rank, self.world = visits, rank, world
-        self.skip = 0  # Steps of the next epoch that a resumed training has done already.
-        self.sampler = self  # Where Lightning looks for `set_epoch`.
-        by_length = np.sort(lengths)
-        bounds = self._bounds(by_length)
+        self.skip = 0  # Steps of the next epoch that a resumed training has finished.
+        self.sampler = self  # Lightning calls its `set_epoch`.
+        bounds = self._bounds(np.sort(lengths))
         self._micro_batches = -(-len(lengths) // (batch_size * world)) if batch_size else len(bounds)
 
     def set_epoch(self, epoch: int) -> None:
@@ -172,44 +171,44 @@ class LengthBuckets(Sampler[Step]):
         return -(-self._micro_batches // self.accumulate)
 
     def __iter__(self) -> Iterator[Step]:
-        micro_batches = self._epoch()
+        micro_batches = self._sample_epoch()
         first, self.skip = self.skip, 0
         for start in range(first * self.accumulate, len(micro_batches), self.accumulate):
             step = micro_batches[start : start + self.accumulate]
             yield [micro_batch[self.rank :: self.world].tolist() for micro_batch in step]
 
     def padding(self) -> float:
-        """Share of an epoch's tokens that are padding."""
-        parts = (self.lengths[part % len(self.lengths)] for part in self._epoch())
-        computed = sum(len(lengths) * padded_length(lengths.max(), self.longest) for lengths in parts)
+        """Returns the share of padding among the tokens of an epoch."""
+        batch_lengths = (self.lengths[indices % len(self.lengths)] for indices in self._sample_epoch())
+        computed = sum(len(lengths) * padded_length(lengths.max(), self.longest) for lengths in batch_lengths)
         return 1 - int(self.lengths.sum()) / computed
 
-    def _epoch(self) -> list[np.ndarray]:
-        """All micro-batches of the epoch, in their order."""
+    def _sample_epoch(self) -> list[np.ndarray]:
+        """Returns all micro-batches of the epoch in order."""
         if not self.shuffle:
-            return self._cut(np.argsort(self.lengths, kind="stable"))[::-1]
+            return self._split(np.argsort(self.lengths, kind="stable"))[::-1]
         random = np.random.default_rng([self.seed, self.epoch])
         order = random.permutation(len(self.lengths))
         size = self.pool * self.batch_size * self.world if self.batch_size else len(order)
         starts = list(range(0, len(order), size))
-        if len(starts) > 1 and len(order) - starts[-1] < self.world:  # Too few to be a pool of their own.
+        if len(starts) > 1 and len(order) - starts[-1] < self.world:  # Too few for a separate pool.
             starts.pop()
         micro_batches = []
         for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
-            members = order[start:end]
-            micro_batches += self._cut(members[np.argsort(self.lengths[members], kind="stable")])
+            pool = order[start:end]
+            micro_batches += self._split(pool[np.argsort(self.lengths[pool], kind="stable")])
         visit = self.epoch if self.visits is None else self.epoch % self.visits
         return [micro_batches[i] + visit * len(self.lengths) for i in random.permutation(len(micro_batches))]
 
-    def _cut(self, order: np.ndarray) -> list[np.ndarray]:
-        """Micro-batches out of examples that are sorted by length, shortest first."""
+    def _split(self, order: np.ndarray) -> list[np.ndarray]:
+        """Splits examples, sorted by length with the shortest first, into micro-batches."""
         return [order[first:last] for first, last in self._bounds(self.lengths[order])]
 
     def _bounds(self, lengths: np.ndarray) -> list[tuple[int, int]]:
-        """First and last of every micro-batch, from the longest down, so that an odd one is of the shortest.
+        """Returns the first and last (exclusive) example of each micro-batch; only the one of the shortest is smaller.
 
         Raises:
-            UserError: where a process would have no example in one of them.
+            UserError: if a rank would have no example in one of them.
         """
         bounds = []
         last = len(lengths)
@@ -219,25 +218,25 @@ class LengthBuckets(Sampler[Step]):
             bounds.append((max(0, last - size), last))
             last = bounds[-1][0]
         bounds.reverse()
-        if bounds[0][1] < self.world:  # The next one lends what it lacks.
+        if bounds[0][1] < self.world:  # Takes the missing examples from the next one.
             if len(bounds) == 1 or bounds[1][1] < 2 * self.world:
                 raise UserError(
                     f"got {len(lengths):,} examples to train on and {self.world} processes, too few for each to have "
-                    "one in every batch: take fewer processes (trainer.devices), or larger batches"
+                    "one in every batch: set fewer processes (trainer.devices) or larger batches"
                 )
             bounds[:2] = [(0, self.world), (self.world, bounds[1][1])]
         return bounds
 
 
 def loader(examples: Examples, steps: Sampler[Step] | Sequence[Step]) -> Loader:
-    """Yields one optimizer step at a time: its micro-batches, each padded to its own longest example."""
-    # Pinned memory is copied to a GPU while that computes.
+    """Returns a loader of optimizer steps: lists of micro-batches, each padded to its own longest example."""
+    # Pinned memory is copied to a GPU during its computation.
     pin = torch.cuda.is_available()
     return DataLoader(examples, batch_sampler=steps, collate_fn=list, pin_memory=pin)  # type: ignore[arg-type]
 
 
-def shown(train: Loader) -> tuple[Examples, LengthBuckets]:
-    """The examples that a training sees and the steps that it makes of them; of a stream, its first ones."""
+def examples_and_buckets(train: Loader) -> tuple[Examples, LengthBuckets]:
+    """Returns the examples of a training and their steps, for a stream those of its first sequences."""
     if train.batch_sampler is None:
         stream: Any = train.dataset
         return stream.sample, stream.buckets(stream.sample)
@@ -245,28 +244,28 @@ def shown(train: Loader) -> tuple[Examples, LengthBuckets]:
 
 
 def scoring_steps(lengths: np.ndarray, batch_tokens: int = SCORED_TOKENS) -> Step:
-    """Micro-batches of so many tokens out of examples of these lengths, longest first."""
+    """Returns micro-batches of at most `batch_tokens` tokens for examples of these lengths, the longest first."""
     buckets = LengthBuckets(lengths, batch_tokens=max(batch_tokens, int(lengths.max())), shuffle=False)
     return [micro_batch for step in buckets for micro_batch in step]
 
 
 def evaluation_loader(examples: Examples) -> Loader:
-    """A whole split, longest examples first."""
+    """Returns a loader of a whole split, the longest examples first."""
     return loader(examples, [[micro_batch] for micro_batch in scoring_steps(examples.lengths)])
 
 
 def bucket_loader(examples: Examples, **batches: Unpack[BatchOptions]) -> Loader:
-    """Yields shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
+    """Returns a loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
     return loader(examples, LengthBuckets(examples.lengths, visits=examples.visits, **batches))
 
 
 def evaluation_loaders(examples: EncodedSplits) -> dict[str, Loader]:
-    """A loader for every split that is scored, dev first; none of them is a stream."""
+    """Returns a loader for each split that is scored, dev first. None of them is a stream."""
     return {name: evaluation_loader(cast(Examples, split)) for name, split in examples.items() if name != "train"}
 
 
 def all_loaders(
     examples: EncodedSplits, *, steps: int | None = None, **batches: Unpack[BatchOptions]
 ) -> dict[str, Loader]:
-    """The loader of `train`, whose steps are shuffled, and one for every split that is scored."""
+    """Returns the loader of `train`, whose steps are shuffled, and one for each split that is scored."""
     return {"train": examples["train"].training_loader(steps=steps, **batches), **evaluation_loaders(examples)}

@@ -1,4 +1,4 @@
-"""Tables of data that is in memory: lists, pandas frames, and data sets of the `datasets` library."""
+"""Converts data in memory to tables: lists, pandas frames, and data sets of the `datasets` library."""
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -30,30 +30,30 @@ EXPECTED = (
 def tables(
     data: "Table | TableSplits | None", splits: "Mapping[str, Table | None]", *, text: Sequence[str], label: str
 ) -> "dict[str, datasets.Dataset] | None":
-    """Split -> table; one table alone is called `data`. None where no data was given.
+    """Returns the tables by split, a single one under the name `data`, or None without data.
 
     Args:
-        data: one table, or split -> table.
-        splits: split -> table or None; excludes `data`.
-        text: names of the columns for texts that come as lists.
-        label: name of the column for labels that come as a list.
+        data: one table, or a mapping of split names to tables.
+        splits: the tables by split, None for a missing one. Excludes `data`.
+        text: names of the text columns, for data in lists.
+        label: name of the label column, for data in lists.
 
     Raises:
-        UserError: for data of another kind, and for both `data` and splits.
+        UserError: if the data is of another type, or both `data` and splits are given.
     """
-    given = {name: value for name, value in splits.items() if value is not None}
-    if data is None and not given:
+    named = {name: value for name, value in splits.items() if value is not None}
+    if data is None and not named:
         return None
-    if data is not None and given:
-        raise UserError(f"got data and {' and '.join(given)}, expected one of them: leave out the other")
-    if given:
-        return {name: _table(value, text=text, label=label) for name, value in given.items()}
+    if data is not None and named:
+        raise UserError(f"got data and {' and '.join(named)}, expected one of them: leave out the other")
+    if named:
+        return {name: _to_table(value, text=text, label=label) for name, value in named.items()}
     if isinstance(data, Mapping) and not any(column in data for column in (*text, label)):
-        return {str(name): _table(value, text=text, label=label) for name, value in data.items()}
-    return {"data": _table(data, text=text, label=label)}
+        return {str(name): _to_table(value, text=text, label=label) for name, value in data.items()}
+    return {"data": _to_table(data, text=text, label=label)}
 
 
-def _table(value: object, *, text: Sequence[str], label: str) -> "datasets.Dataset":
+def _to_table(value: object, *, text: Sequence[str], label: str) -> "datasets.Dataset":
     import datasets
     import pandas
     import pyarrow
@@ -64,34 +64,34 @@ def _table(value: object, *, text: Sequence[str], label: str) -> "datasets.Datas
         if isinstance(value, pandas.DataFrame):
             return datasets.Dataset.from_pandas(value, preserve_index=False)
         if isinstance(value, Mapping):
-            return datasets.Dataset.from_dict(_columns(value))
+            return datasets.Dataset.from_dict(_to_columns(value))
         if isinstance(value, tuple) and len(value) == 2:
-            texts, labels = (_rows(name, column) for name, column in zip(("texts", "labels"), value, strict=True))
+            texts, labels = (_to_list(name, column) for name, column in zip(("texts", "labels"), value, strict=True))
             if len(texts) != len(labels):
                 raise UserError(f"got {len(texts)} texts and {len(labels)} labels, expected as many of both")
-            return datasets.Dataset.from_dict({**_text_columns(texts, text), label: labels})
+            return datasets.Dataset.from_dict({**_split_texts(texts, text), label: labels})
     except pyarrow.ArrowException as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"the data cannot be made a table ({reason}): every column needs values of one type") from error
     raise UserError(f"got data of type {type(value).__name__}, {EXPECTED}")
 
 
-def _columns(table: Mapping[object, object]) -> dict[str, list[Any]]:
-    columns = {str(name): _rows(str(name), column) for name, column in table.items()}
+def _to_columns(table: Mapping[object, object]) -> dict[str, list[Any]]:
+    columns = {str(name): _to_list(str(name), column) for name, column in table.items()}
     if len({len(column) for column in columns.values()}) > 1:
         lengths = ", ".join(f"{name} {len(column)}" for name, column in columns.items())
         raise UserError(f"got columns of unequal lengths ({lengths}), expected as many rows in each")
     return columns
 
 
-def _rows(name: str, column: object) -> list[Any]:
+def _to_list(name: str, column: object) -> list[Any]:
     if isinstance(column, str) or not isinstance(column, Iterable):
         raise UserError(f"got {name} of type {type(column).__name__}, expected a list or an array")
     return list(column)
 
 
-def _text_columns(texts: list[Any], names: Sequence[str]) -> dict[str, list[Any]]:
-    """The columns of texts, or of pairs of texts."""
+def _split_texts(texts: list[Any], names: Sequence[str]) -> dict[str, list[Any]]:
+    """Returns the columns of texts or of pairs of texts."""
     if len(names) == 1:
         return {names[0]: texts}
     for row in texts:

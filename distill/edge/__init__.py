@@ -1,4 +1,4 @@
-"""Predict with a bundle: onnxruntime, tokenizers and numpy, and never torch."""
+"""Prediction with a bundle, which requires onnxruntime, tokenizers and numpy but not torch."""
 
 from distill.edge.bundle import Bundle
 

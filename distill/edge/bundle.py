@@ -1,4 +1,4 @@
-"""A bundle without torch: from text to predictions with onnxruntime, tokenizers and numpy."""
+"""Reads a bundle and predicts with onnxruntime, tokenizers and numpy."""
 
 import json
 from collections.abc import Sequence
@@ -16,61 +16,63 @@ from distill.files import JsonObject, hash_file
 
 FORMAT = 2
 READABLE = (1, 2)
-Tokens = list[int | None] | None  # Of the items of an example; None for one row of logits a text.
+Tokens = list[int | None] | None  # The token of each item; None if a text has one row of logits.
 
 
 class Bundle:
     """An exported student: its tokenizer, its labels, and one of its models.
 
     Args:
-        directory: holds bundle.json, tokenizer.json and the models.
-        model: `fp32`, `int8`, or None for the one that the bundle recommends.
-        threads: of onnxruntime; None leaves the choice to it.
+        directory: contains bundle.json, tokenizer.json and the models.
+        model: `fp32`, `int8`, or None for the recommended one.
+        threads: number of threads of onnxruntime; None uses its default.
 
     Raises:
-        UserError: when the directory is no bundle, a file differs from its recorded SHA-256, or the model is not in it.
+        UserError: if the directory is not a bundle or lacks the model, or a file does not match its SHA-256.
     """
 
     def __init__(self, directory: str | Path, *, model: str | None = None, threads: int | None = None) -> None:
         self.directory = Path(directory)
-        self.about = read_about(self.directory)
-        self.labels: list[str] = self.about["labels"]
-        self.pair: bool = self.about["pair"]
-        self.decoder: decode.Decoder = _decoder(self.about, self.directory)
-        models: dict[str, str] = self.about["models"]
-        self.model = self.about["recommended"] if model is None else model
+        self.manifest = read_manifest(self.directory)
+        self.labels: list[str] = self.manifest["labels"]
+        self.pair: bool = self.manifest["pair"]
+        self.decoder: decode.Decoder = _create_decoder(self.manifest, self.directory)
+        models: dict[str, str] = self.manifest["models"]
+        self.model = self.manifest["recommended"] if model is None else model
         if self.model is None:
-            raise UserError(f"{directory} recommends no model, all failed their check: name one of {', '.join(models)}")
+            raise UserError(
+                f"{directory} recommends no model because all failed the gate: choose one of {', '.join(models)}"
+            )
         if self.model not in models:
             raise UserError(f"{directory} has no model {self.model}, expected one of {', '.join(models)}")
         for name in (models[self.model], "tokenizer.json"):
             if not (self.directory / name).is_file():
-                raise UserError(f"{directory} is not whole: {name} is missing")
-            if hash_file(self.directory / name) != self.about["files"].get(name):
+                raise UserError(f"{directory} is incomplete: {name} is missing")
+            if hash_file(self.directory / name) != self.manifest["files"].get(name):
                 raise UserError(f"{self.directory / name} is damaged: its SHA-256 is not the one in bundle.json")
         self.tokenizer = Tokenizer.from_file(str(self.directory / "tokenizer.json"))
-        self.tokenizer.enable_truncation(self.about["max_length"])
+        self.tokenizer.enable_truncation(self.manifest["max_length"])
         self.tokenizer.no_padding()
         self.session = session(self.directory / models[self.model], threads)
 
     def item_logits(self, records: Sequence[decode.Record], *, batch_size: int = 32) -> list[NDArray[np.floating]]:
-        """For every record the logits `[n, C]` of its items; records of about one length run together."""
+        """Returns the logits `[n, C]` of the items of each record. Records of similar length share a batch."""
         examples = [self.decoder.read(record) for record in records]
         return [logits for _, logits in self._run(examples, batch_size)]
 
     def logits(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, batch_size: int = 32
     ) -> NDArray[np.floating]:
-        """Logits `[texts, C]` of a model that returns one row of logits a text."""
+        """Returns the logits `[texts, C]` of a model with one row of logits for each text."""
         rows = self.item_logits(self._records(texts, pairs), batch_size=batch_size)
         return np.concatenate(rows) if rows else np.empty((0, len(self.labels)), dtype=np.float32)
 
     def predict(
         self, records: Sequence[decode.Record], pairs: Sequence[str] | None = None, *, batch_size: int = 32
     ) -> list[decode.Prediction]:
-        """The prediction for every record, or for every text and its pair.
+        """Returns the prediction for each record, or for each text and its pair.
 
-        For classes it holds `label`, `probability` and the `probabilities` of all labels; for a number `value`.
+        For classes it has `label`, `probability` and the `probabilities` of all labels, for a number `value`.
         """
         examples = [self.decoder.read(record) for record in self._records(records, pairs)]
         outputs = self._run(examples, batch_size)
@@ -83,78 +85,81 @@ class Bundle:
         if pairs is None:
             return list(records)
         if not self.pair:
-            raise UserError("got pairs, the bundle reads single texts")
+            raise UserError("got pairs, the bundle reads single texts: leave out pairs")
         return [list(pair) for pair in zip(cast(Sequence[str], records), pairs, strict=True)]
 
     def _run(self, examples: Sequence[decode.Example], batch_size: int) -> list[tuple[Tokens, NDArray[np.floating]]]:
-        """For each example the tokens of its items, and their logits `[n, C]`."""
+        """Returns the tokens of the items of each example, and their logits `[n, C]`."""
         inputs = [example.text if example.pair is None else (example.text, example.pair) for example in examples]
         encodings: list[Encoding] = self.tokenizer.encode_batch(inputs)
         order = sorted(range(len(encodings)), key=lambda i: len(encodings[i].ids))
         outputs: list[Any] = [None] * len(encodings)
         for start in range(0, len(order), batch_size):
-            members = order[start : start + batch_size]
-            logits = self.session.run(["logits"], self._feed([encodings[i] for i in members]))[0]
-            for row, i in enumerate(members):
-                outputs[i] = self._select(examples[i], encodings[i], logits[row])
+            batch = order[start : start + batch_size]
+            logits = self.session.run(["logits"], self._make_inputs([encodings[i] for i in batch]))[0]
+            for row, i in enumerate(batch):
+                outputs[i] = self._select_items(examples[i], encodings[i], logits[row])
         return outputs
 
-    def _select(
+    def _select_items(
         self, example: decode.Example, encoding: Encoding, logits: NDArray[np.floating]
     ) -> tuple[Tokens, NDArray[np.floating]]:
-        """The items' logits `[n, C]`, out of `[C]` of the text or `[L, C]` of its tokens with padding."""
+        """Returns the items' tokens and logits `[n, C]`, from logits `[C]` of the text or `[L, C]` of its tokens."""
         tokens = self.decoder.items(example, encoding.offsets, encoding.special_tokens_mask)
         if tokens is None:
             return None, np.asarray(logits[None])
-        skipped = len(logits) - len(encoding.ids) if self.about["padding_side"] == "left" else 0
-        rows = [skipped + token for token in tokens if token is not None]
+        padding = len(logits) - len(encoding.ids) if self.manifest["padding_side"] == "left" else 0
+        rows = [padding + token for token in tokens if token is not None]
         return tokens, np.asarray(logits[rows])
 
-    def _feed(self, batch: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
-        """Inputs `[B, L]`, padded to the longest of the batch."""
+    def _make_inputs(self, batch: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
+        """Returns the model's inputs `[B, L]`, padded to the longest of the batch."""
         length = max(len(encoding.ids) for encoding in batch)
         sources = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-        feed = {}
-        for name in self.about["inputs"]:
-            padding = self.about["padding"][name]
+        inputs = {}
+        for name in self.manifest["inputs"]:
+            padding = self.manifest["padding"][name]
             array = np.full((len(batch), length), padding, dtype=np.int64)
             for row, encoding in enumerate(batch):
                 values = getattr(encoding, sources[name])
-                # The tokenizer pads on the side it was trained with.
-                where = slice(-len(values), None) if self.about["padding_side"] == "left" else slice(len(values))
-                array[row, where] = values
-            feed[name] = array
-        return feed
+                columns = slice(-len(values), None) if self.manifest["padding_side"] == "left" else slice(len(values))
+                array[row, columns] = values
+            inputs[name] = array
+        return inputs
 
 
-def read_about(directory: Path) -> dict[str, Any]:
-    """The content of bundle.json; UserError when there is none that this version can read."""
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """Returns the content of bundle.json.
+
+    Raises:
+        UserError: if it is missing, damaged or of an unknown format.
+    """
     path = directory / "bundle.json"
     if not path.is_file():
         raise UserError(f"{directory} is no bundle: it has no bundle.json")
     try:
-        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
-    if not isinstance(about, dict):
-        raise UserError(f"{path} is damaged: expected an object")
-    if about.get("format") not in READABLE:
+    if not isinstance(manifest, dict):
+        raise UserError(f"{path} is damaged: expected a JSON object")
+    if manifest.get("format") not in READABLE:
         known = " and ".join(map(str, READABLE))
-        raise UserError(f"{path} is of format {about.get('format')}, this version of distill reads {known}")
-    return about
+        raise UserError(f"{path} is of format {manifest.get('format')}, this version of distill reads {known}")
+    return manifest
 
 
-def _decoder(about: JsonObject, directory: Path) -> decode.Decoder:
-    # Format 1 has no decoder, but `answer`: classes or number.
-    name = about.get("decoder", about.get("answer"))
+def _create_decoder(manifest: JsonObject, directory: Path) -> decode.Decoder:
+    # Format 1 has `answer` instead of `decoder`.
+    name = manifest.get("decoder", manifest.get("answer"))
     if name not in decode.DECODERS:
         known = ", ".join(decode.DECODERS)
         raise UserError(f"{directory} needs the decoder {name}, this version of distill has {known}: update distill")
-    return decode.DECODERS[name](about["labels"], about["pair"])
+    return decode.DECODERS[name](manifest["labels"], manifest["pair"])
 
 
 def session(path: Path, threads: int | None = None) -> onnxruntime.InferenceSession:
-    """An onnxruntime session on the CPU."""
+    """Returns an onnxruntime session on the CPU."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     if threads is not None:

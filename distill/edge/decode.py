@@ -1,6 +1,6 @@
-"""Decoders: from the logits of a model to predictions, in numpy alone.
+"""Decoders, which turn the logits of a model into predictions with numpy.
 
-A decoder says which tokens of a text are the items of its task, and turns their logits into a prediction.
+A decoder selects the tokens of a text that are the items of its task, and makes a prediction from their logits.
 """
 
 import re
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from distill.errors import UserError
 
 Floats = NDArray[np.floating]
-Span = tuple[int, int]  # First and last (excluded) character, in code points.
+Span = tuple[int, int]  # First and last (exclusive) character, in code points.
 # A text, the two texts of a pair, or `{"tokens": [...]}` for the words of a text.
 Record = str | Sequence[str] | Mapping[str, Sequence[str]]
 # A JSON object: `label`, `probability` and `probabilities`; or `value`; or `entities`.
@@ -23,7 +23,7 @@ Prediction = dict[str, Any]
 
 @dataclass(frozen=True)
 class Example:
-    """A record as a tokenizer reads it: a text, for pairs the second one, and the words of a text with tags."""
+    """A record in the form that a tokenizer reads: a text, the second text of a pair, and the words to tag."""
 
     text: str
     pair: str | None = None
@@ -31,34 +31,34 @@ class Example:
 
 
 class Decoder(Protocol):
-    """Reads the records of one kind of task and makes predictions of its logits."""
+    """Reads the records of one kind of task and decodes the logits of a model."""
 
     def read(self, record: Record) -> Example:
-        """The record as an example; raises UserError for one of another form."""
+        """Returns the record as an example; raises UserError if it has another form."""
         ...
 
     def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int | None] | None:
-        """The token of each item; None for one that was cut off.
+        """Returns the token of each item, None for an item that was truncated.
 
-        None in place of the list is for a model that returns one row of logits for a whole text.
+        Returns None instead of a list if the model has one row of logits for a whole text.
 
         Args:
-            offsets: of each token, the characters of the text that it stands for.
-            special: of each token, 1 for one that stands for no text.
+            offsets: the characters of each token in the text.
+            special: 1 for each special token, 0 for the others.
         """
         ...
 
     def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> Prediction:
-        """The prediction for the logits `[n, C]` of the example's items that were not cut off."""
+        """Returns the prediction from logits `[n, C]` of the items that were not truncated."""
         ...
 
     def format(self, prediction: Prediction) -> str:
-        """The prediction on one line."""
+        """Returns the prediction as one line."""
         ...
 
 
 class _WholeText:
-    """The part that decoders of one row of logits a text have in common."""
+    """Base of the decoders for one row of logits for each text."""
 
     def __init__(self, labels: Sequence[str], pair: bool) -> None:
         self.labels, self.pair = list(labels), pair
@@ -77,7 +77,7 @@ class _WholeText:
 
 
 class Classes(_WholeText):
-    """The class of a text: `label`, its `probability`, and the `probabilities` of all labels."""
+    """Decodes the class of a text: `label`, its `probability`, and the `probabilities` of all labels."""
 
     def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> Prediction:
         row = softmax(logits[0].astype(np.float64))
@@ -90,7 +90,7 @@ class Classes(_WholeText):
 
 
 class Number(_WholeText):
-    """The number of a regression: `value`."""
+    """Decodes the number of a regression: `value`."""
 
     def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> Prediction:
         return {"value": float(logits[0, 0])}
@@ -100,7 +100,7 @@ class Number(_WholeText):
 
 
 class Tags:
-    """The entities of a text, or of its words if the record is `{"tokens": [...]}`.
+    """Decodes the entities of a text, or of the words of a record `{"tokens": [...]}`.
 
     Each has `text`, `type`, `score` (the mean probability of its tags), and `start` and `end` in code points.
     """
@@ -139,19 +139,19 @@ DECODERS: Mapping[str, type[Classes] | type[Number] | type[Tags]] = {"classes": 
 
 
 def softmax(logits: Floats) -> Floats:
-    """Probabilities along the last axis, of the shape of `logits [..., C]`."""
+    """Returns the probabilities along the last axis of `logits [..., C]`."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     exponentials = np.exp(shifted)
     return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
 
 
 def split_words(text: str) -> tuple[Span, ...]:
-    """The words and punctuation marks of a text."""
+    """Returns the words and punctuation marks of a text."""
     return tuple(match.span() for match in re.finditer(r"\w+|[^\w\s]", text))
 
 
 def locate_words(words: Sequence[str]) -> tuple[Span, ...]:
-    """The characters of each word in the text that has a space between them."""
+    """Returns the characters of each word in a text that joins the words with spaces."""
     spans, start = [], 0
     for word in words:
         spans.append((start, start + len(word)))
@@ -160,7 +160,7 @@ def locate_words(words: Sequence[str]) -> tuple[Span, ...]:
 
 
 def find_first_pieces(words: Sequence[Span], offsets: Sequence[Span], special: Sequence[int]) -> list[int | None]:
-    """The first token of each word; None for a word without one."""
+    """Returns the first token of each word, None for a word without tokens."""
     pieces: list[int | None] = []
     token = 0
     for start, end in words:
@@ -172,19 +172,19 @@ def find_first_pieces(words: Sequence[Span], offsets: Sequence[Span], special: S
 
 
 def find_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Type, first and last (excluded) word of every entity, in BIO, IOB1 or BIOES.
+    """Returns the type and the first and last (exclusive) word of each entity in BIO, IOB1 or BIOES tags.
 
-    An `I-X` or `E-X` that continues no `X` starts an entity of its own, as in conlleval.
+    An `I-X` or `E-X` after another type starts a new entity, as in conlleval.
     """
     entities: list[tuple[str, int, int]] = []
-    kind, first, before = "", 0, "O"
+    kind, first, previous = "", 0, "O"
     for word, tag in enumerate([*tags, "O"]):
         prefix, _, name = tag.partition("-")
-        continues = prefix in ("I", "E") and name == kind and before not in ("E", "S")
+        continues = prefix in ("I", "E") and name == kind and previous not in ("E", "S")
         if kind and not continues:
             entities.append((kind, first, word))
             kind = ""
         if prefix in ("B", "I", "E", "S") and not continues:
             kind, first = name, word
-        before = prefix
+        previous = prefix
     return entities

@@ -1,4 +1,4 @@
-"""The bundle that travels to a device: both ONNX files, scored again as they will be shipped, with their tokenizer."""
+"""Writes a bundle: the float32 and int8 ONNX files with their tokenizer, scored through the edge runtime."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ class RawSplit(Protocol):
     """The raw examples of a split."""
 
     def records(self) -> Sequence[decode.Record]:
-        """The examples as a bundle reads them."""
+        """Returns the examples in the form that `edge.Bundle` reads."""
         ...
 
 
@@ -32,7 +32,7 @@ class ScoredSplits(Splits, Protocol):
     """The data of a task whose students are exported."""
 
     def scored(self) -> Mapping[str, RawSplit]:
-        """The splits that are scored, dev first."""
+        """Returns the splits that are scored, dev first."""
         ...
 
 
@@ -46,9 +46,9 @@ def write_bundle(
     scores: Mapping[str, Scores],
     settings: ExportSettings,
 ) -> dict[str, ExportedFile]:
-    """Fills `directory` with a bundle and returns run.json's `export`: each file scored through ONNX Runtime.
+    """Writes a bundle to `directory` and returns the `export` of run.json.
 
-    The files are read back as a device reads them, from the text on, and compared with the torch model's `scores`. A
+    Each file is scored through ONNX Runtime, from raw text, and compared with `scores`, those of the torch model. A
     file whose gate failed is never recommended.
     """
     export_onnx(model, directory / FILES["fp32"])
@@ -57,27 +57,29 @@ def write_bundle(
         "int8": quantize(directory / FILES["fp32"], directory / FILES["int8"], settings),
     }
     _save_tokenizer(tokenizer, directory / "tokenizer.json")
-    about = _describe(directory, model=model, tokenizer=tokenizer, task=task, splits=splits)
-    write_json(directory / "bundle.json", about)
+    manifest = _create_manifest(directory, model=model, tokenizer=tokenizer, task=task, splits=splits)
+    write_json(directory / "bundle.json", manifest)
     formats: dict[str, ExportedFile] = {}
     for name, file in FILES.items():
         bundle = edge.Bundle(directory, model=name)
-        exported = {split: _score(bundle, splits.scored()[split], of_torch) for split, of_torch in scores.items()}
-        row = compare(exported, scores, task=task)
+        bundle_scores = {
+            split: _score(bundle, splits.scored()[split], torch_scores) for split, torch_scores in scores.items()
+        }
+        comparison = compare(bundle_scores, scores, task=task)
         formats[name] = {
-            "file": file, "bytes": (directory / file).stat().st_size, **row,
-            "gate": "passed" if passes(name, row, settings) else "failed", "recipe": recipes[name],
+            "file": file, "bytes": (directory / file).stat().st_size, **comparison,
+            "gate": "passed" if passes(name, comparison, settings) else "failed", "recipe": recipes[name],
         }  # fmt: skip
-    about["metrics"] = {name: row["metrics"] for name, row in formats.items()}
-    about["recommended"] = recommended(formats)
-    write_json(directory / "bundle.json", about)
+    manifest["metrics"] = {name: row["metrics"] for name, row in formats.items()}
+    manifest["recommended"] = recommended(formats)
+    write_json(directory / "bundle.json", manifest)
     return formats
 
 
-def _describe(
+def _create_manifest(
     directory: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Splits
 ) -> dict[str, Any]:
-    """The content of bundle.json before the files of `directory` are scored: no metrics, and no file recommended."""
+    """Returns the content of bundle.json, without metrics and recommendation, for the files in `directory`."""
     return {
         "format": edge.FORMAT,
         "kind": task.kind,
@@ -101,16 +103,16 @@ def _describe(
 
 
 def _score(bundle: edge.Bundle, split: RawSplit, reference: Scores) -> Scores:
-    """The scores of a bundle on the raw examples of a split, for the same items as torch's.
+    """Returns the scores of a bundle on the raw examples of a split.
 
     Raises:
-        ValueError: for a bundle that finds other items in a text than torch does.
+        ValueError: if an example has another number of items than in `reference`, the scores of the torch model.
     """
     logits = bundle.item_logits(split.records())
-    counts = [len(of_example) for of_example in logits]
+    counts = [len(item_logits) for item_logits in logits]
     expected = np.bincount(reference.example_id, minlength=len(counts)).tolist()
     if counts != expected:
-        example = next(i for i, (got, wanted) in enumerate(zip(counts, expected, strict=True)) if got != wanted)
+        example = next(i for i, pair in enumerate(zip(counts, expected, strict=True)) if pair[0] != pair[1])
         raise ValueError(
             f"the bundle has {counts[example]} items in example {example + 1}, expected {expected[example]} as in torch"
         )

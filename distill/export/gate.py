@@ -1,4 +1,4 @@
-"""The gate: whether an exported file predicts like the model it was exported from."""
+"""The gate: compares the predictions of an exported file with those of the torch model."""
 
 from collections.abc import Mapping
 from typing import TypedDict
@@ -10,17 +10,17 @@ from distill.export.settings import ExportSettings
 from distill.training.evaluate import split_metrics
 
 FP32_AGREEMENT = 0.999
-ROUNDING = 1e-9  # 0.762 - 0.752 is a little more than 0.01.
+ROUNDING = 1e-9  # In floating point, 0.762 - 0.752 is a little more than 0.01.
 
 
 class Comparison(TypedDict):
-    """An exported file's scores compared with torch's: on dev, but for the `metrics`, which are of every split.
+    """Comparison of an exported file with the torch model on dev.
 
     Attributes:
-        max_abs_diff: of the logits.
-        agreement: share of the items that both predict alike.
-        metrics: of the exported file.
-        drop: loss of the task's metric; a gain is below 0.
+        max_abs_diff: largest difference of the logits.
+        agreement: share of the items with the same prediction.
+        metrics: metrics of the exported file, on every split.
+        drop: decrease of the task's metric, negative if it increased.
     """
 
     max_abs_diff: float
@@ -33,10 +33,10 @@ class ExportedFile(Comparison):
     """An entry of run.json's `export`.
 
     Attributes:
-        file: its name in the bundle.
-        bytes: its size.
+        file: name in the bundle.
+        bytes: size on disk.
         gate: `passed` or `failed`.
-        recipe: how its weights are stored.
+        recipe: number format of the weights, in words.
     """
 
     file: str
@@ -46,25 +46,25 @@ class ExportedFile(Comparison):
 
 
 def compare(scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, task: Task) -> Comparison:
-    """Compares an exported file's scores with torch's."""
+    """Compares the scores of an exported file with `reference`, those of the torch model."""
     metrics = split_metrics(task, scores)
-    before = task.metrics(reference["dev"])
+    reference_metrics = task.metrics(reference["dev"])
     logits, expected = scores["dev"].columns["logits"], reference["dev"].columns["logits"]
     return {
         "max_abs_diff": float(np.abs(logits - expected).max()),
         "agreement": task.agreement(scores["dev"], reference["dev"]),
         "metrics": metrics,
-        "drop": before[task.metric] - metrics[task.metric],
+        "drop": reference_metrics[task.metric] - metrics[task.metric],
     }
 
 
-def passes(name: str, row: Comparison, settings: ExportSettings) -> bool:
-    """Whether a file keeps enough of the metric; fp32 must agree with torch besides."""
-    within = row["drop"] <= settings.max_drop + ROUNDING
-    return within and (name != "fp32" or row["agreement"] >= FP32_AGREEMENT)
+def passes(name: str, comparison: Comparison, settings: ExportSettings) -> bool:
+    """Returns whether the drop of the metric is small enough and, for fp32, the agreement with torch large enough."""
+    within = comparison["drop"] <= settings.max_drop + ROUNDING
+    return within and (name != "fp32" or comparison["agreement"] >= FP32_AGREEMENT)
 
 
 def recommended(formats: Mapping[str, ExportedFile]) -> str | None:
-    """The smallest file whose gate passed; None where all failed."""
+    """Returns the name of the smallest file whose gate passed, None if all failed."""
     passed = [name for name, row in formats.items() if row["gate"] == "passed"]
     return min(passed, key=lambda name: int(formats[name]["bytes"]), default=None)

@@ -18,7 +18,7 @@ OPSET = 20
 
 
 class _Logits(nn.Module):
-    """The model as a plain function of its inputs, in order, which is what the exporter wants."""
+    """The model as a function of positional inputs to logits, as the exporter requires."""
 
     def __init__(self, model: PreTrainedModel, names: Sequence[str]) -> None:
         super().__init__()
@@ -30,19 +30,19 @@ class _Logits(nn.Module):
 
 
 def export_onnx(model: PreTrainedModel, path: Path) -> None:
-    """Write `model` as float32 ONNX: `logits [B, C]` of the inputs that it reads `[B, L]`, B and L free."""
+    """Writes `model` as float32 ONNX: inputs `[B, L]` -> `logits [B, C]`, with dynamic B and L."""
     names = input_names(model)
     exported = copy.deepcopy(model).cpu().float().eval()
-    length = 9  # Neither 0 nor 1, which the exporter would take for fixed, nor a size of the model.
+    length = 9  # The exporter would treat 0, 1 or a size of the model as a fixed length.
     example = {
         "input_ids": torch.randint(0, model.config.vocab_size, (2, length), generator=torch.Generator().manual_seed(0)),
         "attention_mask": torch.ones((2, length), dtype=torch.long),
         "token_type_ids": torch.zeros((2, length), dtype=torch.long),
     }
     example["attention_mask"][1, length // 2 :] = 0
-    # What the first export of an LSTM leaves behind here fixes the length of the next one.
+    # The cache entry of an exported LSTM would fix the length in the next export.
     torch.ops.aten.lstm.input._dispatch_cache.clear()
-    with _silence(), torch.no_grad():
+    with _silence_exporter(), torch.no_grad():
         program = torch.onnx.export(
             _Logits(exported, names),
             tuple(example[name] for name in names),
@@ -58,8 +58,8 @@ def export_onnx(model: PreTrainedModel, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Without the exporter's account of its own passes, and its notices about libraries nobody asked for."""
+def _silence_exporter() -> Iterator[None]:
+    """Silences the exporter's progress messages and its warnings about optional libraries."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -11,18 +11,18 @@ from distill.export.settings import ExportSettings
 
 
 def quantize(fp32: Path, int8: Path, settings: ExportSettings) -> str:
-    """Write an int8 copy (weights ahead of time, activations on the fly) and return the recipe in words."""
+    """Writes an int8 copy and returns its recipe in words. Activations are quantized at run time."""
     graph = onnx.load(str(fp32))
-    del graph.graph.value_info[:]  # Shapes of the exporter's example would contradict the quantized graph.
+    del graph.graph.value_info[:]  # The shapes of the exporter's example contradict the quantized graph.
     cleaned = int8.with_suffix(".cleaned")
     onnx.save(graph, str(cleaned))
     root = logging.getLogger()
     level = root.level
-    root.setLevel(logging.ERROR)  # It advises a preparation that changes nothing for these graphs.
+    root.setLevel(logging.ERROR)  # Silences advice to preprocess the graph, which changes nothing here.
     try:
         quantize_dynamic(
             cleaned, int8, weight_type=QuantType.QInt8, per_channel=settings.per_channel,
-            reduce_range=settings.reduce_range, nodes_to_exclude=_small_tables(graph),
+            reduce_range=settings.reduce_range, nodes_to_exclude=_find_small_lookups(graph),
         )  # fmt: skip
     finally:
         root.setLevel(level)
@@ -33,11 +33,11 @@ def quantize(fp32: Path, int8: Path, settings: ExportSettings) -> str:
     )
 
 
-def _small_tables(graph: onnx.ModelProto) -> list[str]:
-    """Look-ups in every table but the largest, by the names of their nodes.
+def _find_small_lookups(graph: onnx.ModelProto) -> list[str]:
+    """Returns the names of the embedding look-ups except the one in the largest table.
 
-    A table has one scale for all its rows. Left in float32, the positions of a DistilBERT of 70 MB cost 0.6 MB, and
-    int8 lost 0.000 on SST-2 where it had lost 0.010.
+    A quantized table has one scale for all rows. With position embeddings in float32, a DistilBERT of 70 MB is 0.6 MB
+    larger, and the drop on SST-2 is 0.000 instead of 0.010.
     """
     sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in graph.graph.initializer}
     tables = {

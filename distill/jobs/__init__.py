@@ -1,1 +1,1 @@
-"""The only code that sees the configuration: from it to objects, and one job from start to end."""
+"""The jobs, the only code that reads the configuration."""

@@ -1,4 +1,4 @@
-"""From the configuration to the objects that a job is made of."""
+"""Creates the objects of a job from the configuration."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,17 +17,17 @@ from distill.teaching.teacher import TeacherSource
 
 
 def instantiate(config: DictConfig) -> Any:
-    """The object that a part of the configuration describes."""
+    """Returns the object that a node of the configuration describes."""
     return hydra.utils.instantiate(config, _convert_="all")
 
 
 def cache_dir(config: DictConfig) -> Path:
-    """The directory of everything that runs share."""
+    """Returns the directory that all runs share."""
     return Path(str(config.cache_dir)).expanduser()
 
 
 def plan(config: DictConfig) -> Plan:
-    """Everything that a distillation is made of besides its teacher and student."""
+    """Returns everything that a distillation needs besides teacher and student."""
     return Plan(
         trainer=instantiate(config.trainer),
         objective=instantiate(config.objective),
@@ -44,7 +44,7 @@ def plan(config: DictConfig) -> Plan:
 
 
 def source(config: DictConfig) -> TeacherSource:
-    """The teacher's weights, with the built-in one as their substitute."""
+    """Returns the source of the teacher, with the built-in teacher as its substitute."""
     if not config.teacher.get("cache"):
         raise UserError("the teacher's YAML has no cache: add /cache@cache: default to its defaults list")
     cache = instantiate(config.teacher.cache)
@@ -59,27 +59,27 @@ def _source(
     assert isinstance(values, dict)
     settings = values.pop("finetune", False)
     values.pop("cache", None)
-    # From the configuration, which knows the full names of the options.
+    # Instantiated from the configuration, so that errors have the full names of the options.
     finetune = instantiate(config.finetune) if settings else None
     weights = hydra.utils.instantiate(values)
     return TeacherSource(weights=weights, finetune=finetune, cache=cache, substitute=substitute)
 
 
 def student(config: DictConfig) -> Student:
-    """The student's function with its options."""
+    """Returns the function that creates the student, with its options."""
     values = OmegaConf.to_container(config.student, resolve=True)
     assert isinstance(values, dict)
     name = values.pop("name")
-    build: Any = hydra.utils.instantiate(values, _partial_=True)
-    return Student(name, cast("type[PreTrainedModel]", build))
+    create: Any = hydra.utils.instantiate(values, _partial_=True)
+    return Student(name, cast("type[PreTrainedModel]", create))
 
 
 def logger(config: DictConfig, directory: Path) -> Logger:
-    """The logger of a run; the file of an earlier attempt is renamed."""
-    before = directory / "metrics.csv"
-    if before.exists():  # The logger would start an empty one in its place.
+    """Returns the logger of a run, and renames the file of an interrupted one."""
+    previous = directory / "metrics.csv"
+    if previous.exists():  # The logger would overwrite it.
         number = len(list(directory.glob("metrics*.csv")))
-        before.rename(directory / f"metrics.before-{number}.csv")
-    made: Logger = hydra.utils.instantiate(config.logger, save_dir=str(directory))
-    made.log_hyperparams(cast(dict[str, Any], OmegaConf.to_container(config, resolve=True)))
-    return made
+        previous.rename(directory / f"metrics.before-{number}.csv")
+    created: Logger = hydra.utils.instantiate(config.logger, save_dir=str(directory))
+    created.log_hyperparams(cast(dict[str, Any], OmegaConf.to_container(config, resolve=True)))
+    return created

@@ -29,9 +29,9 @@ _HEX = "[0-9a-f]"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of cache entry: its label, its names below the folder, and whether an entry appears whole.
+    """A kind of cache entry: its label, its names below the folder, and whether it is written atomically.
 
-    Entries that are not `whole` grow file by file while a run writes them.
+    A run adds files one by one to entries that are not `whole`.
     """
 
     label: str
@@ -39,7 +39,7 @@ class Kind:
     whole: bool = True
 
 
-# By the folder below cache_dir.
+# Folder below cache_dir -> kind of its entries.
 KINDS = {
     "teachers": Kind("fine-tuned teacher", re.compile(rf".+-{_HEX}{{16}}")),
     "outputs": Kind("teacher outputs", re.compile(rf"{_HEX}{{20}}"), whole=False),
@@ -48,13 +48,13 @@ KINDS = {
     "datasets": Kind("dataset", re.compile(rf"\w+/default-{_HEX}+.*"), whole=False),
     "data": Kind("built-in data", re.compile(rf"docstrings-{_HEX}+")),
 }
-# As `distill.files` names what it writes before it renames it.
+# The temporary names of `distill.files`.
 _TEMPORARY = re.compile(rf"\.(?P<name>.+)\.{_HEX}{{32}}")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of the cache, or with `temporary` what an unfinished write has left.
+    """An entry of the cache, or with `temporary` the files of an unfinished write.
 
     Attributes:
         used: time of the last use in seconds since the epoch, where the file system records it, otherwise of the
@@ -72,10 +72,10 @@ class Entry:
 
 
 def run_cache(config: DictConfig) -> None:
-    """Lists the cache, or removes what `job.older_than_days` and `job.to_gb` exclude.
+    """Lists the cache, or removes the entries that `job.older_than_days` and `job.to_gb` select.
 
     Raises:
-        UserError: for options out of range or without effect, for a missing directory, and for files that cannot be
+        UserError: if an option is out of range or has no effect, the directory is missing, or a file cannot be
             removed.
     """
     older_than_days = _limit("older_than_days", config.job.older_than_days)
@@ -222,8 +222,8 @@ def _print_removed(
 ) -> None:
     verb = "Would remove" if dry_run else "Removed"
     for entry in removed:
-        what = "unfinished" if entry.temporary else entry.kind.label
-        print_line(f"{verb}  {entry.name}  ({what}, {decimal(entry.bytes)}, last used {_age(entry.used)} ago)")
+        label = "unfinished" if entry.temporary else entry.kind.label
+        print_line(f"{verb}  {entry.name}  ({label}, {decimal(entry.bytes)}, last used {_age(entry.used)} ago)")
     size = sum(entry.bytes for entry in removed)
     left = sum(entry.bytes for entry in entries) - size
     print_line(f"{verb} {_count(removed)}, {decimal(size)}; {decimal(left)} left in {cache_dir}")

@@ -1,4 +1,4 @@
-"""The job `distill`: the whole chain from a teacher to a measured bundle."""
+"""The job `distill`, the whole chain from a teacher to a measured bundle."""
 
 from omegaconf import DictConfig
 
@@ -9,6 +9,6 @@ from distill.records.record import Run
 
 def run_distill(config: DictConfig, run: Run) -> None:
     """Distils the configured student in the run's directory."""
-    # Options are checked before anything is read.
+    # Checks the options before reading any data.
     plan = build.plan(config)
     chain.distill(build.source(config), build.student(config), plan, run)

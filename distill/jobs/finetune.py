@@ -1,4 +1,4 @@
-"""The job `finetune`: a teacher that fits the task, cached and saved in the run's directory."""
+"""The job `finetune`, which fine-tunes a teacher and saves it in the run's directory."""
 
 from omegaconf import DictConfig
 
@@ -13,7 +13,7 @@ from distill.training.settings import TrainerSettings
 
 
 def run_finetune(config: DictConfig, run: Run) -> None:
-    """Fine-tunes the teacher where its head does not fit; on raw text a pre-trained model is trained further."""
+    """Fine-tunes the teacher if its head does not fit. On raw text, trains a pre-trained model further."""
     task: Task = build.instantiate(config.task)
     if not task.fine_tunes_teacher:
         pretrain.train_language_model(config, run, from_scratch=False)

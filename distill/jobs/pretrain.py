@@ -1,4 +1,4 @@
-"""The job `pretrain`, and `finetune` on raw text: a language model is trained without a teacher."""
+"""The job `pretrain`, and the job `finetune` on raw text, which train a language model without a teacher."""
 
 from collections.abc import Mapping
 
@@ -28,7 +28,7 @@ from distill.training.settings import TrainerSettings, check_budget, check_proce
 
 
 def run_pretrain(config: DictConfig, run: Run) -> None:
-    """Trains a language model from random weights, with a vocabulary of its own."""
+    """Trains a language model and its vocabulary from random weights."""
     train_language_model(config, run, from_scratch=True)
 
 
@@ -53,8 +53,8 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     module = DistillationModule(
         student=start.model, objective=objective, task=task, **settings.optimization(len(loaders["train"]))
     )
-    about = preflight.describe_task(task, run.record["task"], splits)
-    _show(module, about, examples, loaders, settings, start, source.weights.resolved(), before)
+    task_line = preflight.describe_task(task, run.record["task"], splits)
+    _show(module, task_line, examples, loaders, settings, start, source.weights.resolved(), before)
     if config.dry_run:
         return
     logger: Logger = build.logger(config, run.directory)
@@ -102,13 +102,13 @@ def _check(
 
 
 def _load(source: TeacherSource, task: MaskedLM, splits: TextData, *, seed: int) -> Start:
-    """The model with a head over its vocabulary, and one for the segments of a pair."""
+    """Loads the model with a head over its vocabulary, and if needed one for two segments."""
     source.weights.locate()
-    torch.manual_seed(seed)  # A head that it lacks is drawn.
+    torch.manual_seed(seed)  # For a new head.
     start = source.weights.load(task.auto_class, None, splits.texts())
     adopt_special_tokens(start.model, start.tokenizer)
     checks.check_length(start.model, start.tokenizer, task.max_length, who="teacher")
-    if task.pair and not hasattr(checks.try_out(start.model), "seq_relationship_logits"):
+    if task.pair and not hasattr(checks.run_sample(start.model), "seq_relationship_logits"):
         raise UserError(
             f"task.pair={task.settings.pair} needs a model with a head for two segments, such as BERT's, and a "
             f"{type(start.model).__name__} has none: set task.pair=null"
@@ -118,7 +118,7 @@ def _load(source: TeacherSource, task: MaskedLM, splits: TextData, *, seed: int)
 
 def _show(
     module: DistillationModule,
-    about: str,
+    task_line: str,
     examples: EncodedSplits,
     loaders: Mapping[str, Loader],
     settings: TrainerSettings,
@@ -134,7 +134,7 @@ def _show(
             ("model", f"{name}, {checks.count_parameters(start.model) / 1e6:.1f} M parameters"),
             ("vocabulary", f"{len(start.tokenizer):,} tokens"),
             *([("before", f"{metric} {before[metric]:.2f} on dev")] if before else []),
-            ("task", about),
+            ("task", task_line),
             ("tokens", preflight.describe_lengths(examples, module.task.max_length)),
             ("batches", preflight.describe_batches(loaders["train"], settings)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),

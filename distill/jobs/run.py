@@ -1,4 +1,4 @@
-"""One job from its configuration to its end: a new run directory or the one to resume, and how it ended."""
+"""Runs one job in a new run directory or in the one to resume."""
 
 import hashlib
 import json
@@ -27,51 +27,51 @@ JOBS: dict[str, Callable[[DictConfig, Run], None]] = {
     "finetune": run_finetune,
     "pretrain": run_pretrain,
 }
-# Options that a job on raw text never reads, by how they begin.
+# Prefixes of the options that a job on raw text ignores.
 _WITHOUT_EFFECT = {
     "distill": ("teacher.finetune", "export", "benchmark"),
     "finetune": ("teacher.finetune", "teacher.cache", "export", "benchmark", "objective"),
     "pretrain": ("teacher.finetune", "teacher.cache", "export", "benchmark", "objective"),
 }
-# What does not change a run's numbers.
-_NO_PART_OF_A_RUN = ("resume", "output_dir", "cache_dir", "dry_run")
+# Options that do not change the results of a run.
+_NOT_IN_DIGEST = ("resume", "output_dir", "cache_dir", "dry_run")
 
 
 def run_job(config: DictConfig) -> Path | None:
-    """Runs the configured job, keeps its record up to date to the end, and returns its directory; None of a dry run."""
+    """Runs the configured job, records its status, and returns its directory, None for a dry run."""
     if config.dry_run:
         _dry_run(config)
         return None
     if config.resume:
-        config, run = _resumed(config)
-        job = _job(config)
+        config, run = _find_run(config)
+        job = _select_job(config)
         if run.record["status"] == "finished":
             print_line(f"{run.directory} is finished already: see {run.directory / 'report.md'}")
             return run.directory
         print_line(f"Resuming {run.directory}")
     else:
-        job = _job(config)
-        run = _new(config)
+        job = _select_job(config)
+        run = _create_run(config)
     with tracked(run, resume_with=f"python -m distill resume={run.directory}"):
         job(config, run)
     return run.directory
 
 
 def _dry_run(config: DictConfig) -> None:
-    """Checks everything and prints the plan; the run's directory is a temporary one."""
+    """Checks everything and prints the plan, with a temporary run directory."""
     if config.resume:
         raise UserError("dry_run=true plans a new run: leave out resume")
     with tempfile.TemporaryDirectory() as directory:
-        job = _job(config)
+        job = _select_job(config)
         job(config, create_run(Path(directory), job=config.job.name, seed=config.seed))
     print_line("Nothing was trained (dry_run=true)")
 
 
-def _job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
-    """The function of the configured job.
+def _select_job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
+    """Returns the function of the configured job.
 
     Raises:
-        UserError: for a job that the task has not, and for options that the job would ignore.
+        UserError: if the job is not for the task, or would ignore an option.
     """
     task = hydra.utils.get_class(config.task._target_)
     job = str(config.job.name)
@@ -89,54 +89,56 @@ def _job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
 
 
 def digest(config: DictConfig) -> str:
-    """SHA-256 of everything in the configuration that can change a run's numbers."""
-    content = {key: value for key, value in _plain(config).items() if key not in _NO_PART_OF_A_RUN}
+    """Returns the SHA-256 of the options that can change the results of a run."""
+    content = {key: value for key, value in _to_dict(config).items() if key not in _NOT_IN_DIGEST}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _plain(config: DictConfig) -> dict[str, object]:
+def _to_dict(config: DictConfig) -> dict[str, object]:
     content = OmegaConf.to_container(config, resolve=True)
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}
 
 
-def _parent(config: DictConfig) -> Path:
-    """Where the runs of this task, teacher and student lie."""
+def _parent_directory(config: DictConfig) -> Path:
+    """Returns the directory of the runs of this task, teacher and student."""
     names = [config.teacher.name]
     if config.job.name == "distill":
         names.append(config.student.name)
     return Path(str(config.output_dir)).expanduser() / str(config.task.name) / "-".join(names)
 
 
-def _new(config: DictConfig) -> Run:
+def _create_run(config: DictConfig) -> Run:
     run = create_run(
-        _parent(config), job=config.job.name, command=["python", "-m", "distill", *sys.argv[1:]],
+        _parent_directory(config), job=config.job.name, command=["python", "-m", "distill", *sys.argv[1:]],
         config_sha256=digest(config), seed=config.seed,
     )  # fmt: skip
     write_text(run.directory / "config.yaml", OmegaConf.to_yaml(config))
     return run
 
 
-def _resumed(config: DictConfig) -> tuple[DictConfig, Run]:
-    """The configuration and the run to go on with."""
+def _find_run(config: DictConfig) -> tuple[DictConfig, Run]:
+    """Returns the configuration and the run to resume."""
     if config.resume is True:
-        wanted = digest(config)
-        candidates = [open_run(path.parent, needs=RUN_FILES) for path in sorted(_parent(config).glob("*/run.json"))]
+        parent, expected = _parent_directory(config), digest(config)
+        candidates = [open_run(path.parent, needs=RUN_FILES) for path in sorted(parent.glob("*/run.json"))]
         unfinished = [
-            run for run in candidates if run.record["status"] != "finished" and digest(_kept(run.directory)) == wanted
+            run
+            for run in candidates
+            if run.record["status"] != "finished" and digest(_load_config(run.directory)) == expected
         ]
         if not unfinished:
-            raise UserError(f"{_parent(config)} has no unfinished run of this configuration: leave out resume=true")
+            raise UserError(f"{parent} has no unfinished run of this configuration: leave out resume=true")
         return config, unfinished[-1]
     directory = Path(str(config.resume)).expanduser()
     run = open_run(directory, needs=RUN_FILES)
-    kept = _kept(directory)
-    kept.resume = True
-    return kept, run
+    run_config = _load_config(directory)
+    run_config.resume = True
+    return run_config, run
 
 
-def _kept(directory: Path) -> DictConfig:
-    """The configuration of an earlier run."""
+def _load_config(directory: Path) -> DictConfig:
+    """Returns the configuration of an earlier run, with today's names."""
     config = OmegaConf.load(directory / "config.yaml")
     assert isinstance(config, DictConfig)
     return upgrade(config)

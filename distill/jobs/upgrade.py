@@ -1,11 +1,11 @@
-"""Kept configurations of earlier versions, in the words of this one."""
+"""Upgrades the saved configurations of earlier versions."""
 
 from collections.abc import Callable
 from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 
-# `_target_` of an earlier version -> its name now.
+# `_target_` of an earlier version -> its current name.
 RENAMED = {
     "distill.benchmark.Settings": "distill.benchmark.settings.BenchmarkSettings",
     "distill.export.Settings": "distill.export.settings.ExportSettings",
@@ -16,12 +16,11 @@ RENAMED = {
     "teachers.cache.OutputCache": "distill.teaching.output_cache.OutputCache",
 }
 
-
 Node = dict[str, object]  # A mapping of a configuration.
 
 
 def upgrade(config: DictConfig) -> DictConfig:
-    """Returns the configuration of a finished or interrupted run with the names that this version knows."""
+    """Returns the configuration of a run with the names of this version."""
     values = OmegaConf.to_container(config)
     upgraded = OmegaConf.create(cast(Node, _walk(values, _upgrade_node)))
     assert isinstance(upgraded, DictConfig)
@@ -30,7 +29,7 @@ def upgrade(config: DictConfig) -> DictConfig:
 
 
 def _walk(value: object, change: Callable[[Node], Node]) -> object:
-    """Applies a function to every mapping, the inner ones first."""
+    """Applies `change` to every mapping, the inner ones first."""
     if isinstance(value, dict):
         return change({key: _walk(inner, change) for key, inner in value.items()})
     return [_walk(inner, change) for inner in value] if isinstance(value, list) else value
@@ -38,11 +37,11 @@ def _walk(value: object, change: Callable[[Node], Node]) -> object:
 
 def _upgrade_node(node: Node) -> Node:
     target = node.get("_target_")
-    if target == "distill.tasks.SequenceTask":  # One class with a switch became two.
+    if target == "distill.tasks.SequenceTask":  # Split into two classes.
         regression = node.pop("regression", False)
         if regression:
             node.pop("labels", None)
         target = f"distill.tasks.{'Regression' if regression else 'Classification'}"
-    elif target == "students.bilstm.from_teacher":  # It is given the task.
+    elif target == "students.bilstm.from_teacher":  # It receives the task.
         node.pop("text", None)
     return {**node, "_target_": RENAMED.get(target, target)} if isinstance(target, str) else node

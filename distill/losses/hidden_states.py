@@ -8,10 +8,10 @@ from distill.losses.term import Term
 
 
 class Cosine(Term):
-    """`1 - cos(h_student, h_teacher)` of the last hidden states, over all tokens but the padding.
+    """`1 - cos(h_student, h_teacher)` of the last hidden states at all tokens except padding.
 
-    From Sanh et al., arXiv 1910.01108, section 3. Unlike in the paper, the widths may differ: then a learned
-    projection carries the student's states `[B, L, H_student]` to the teacher's `[B, L, H_teacher]` first.
+    From Sanh et al., arXiv 1910.01108, section 3. Unlike in the paper, the widths may differ. A learned projection then
+    maps the student's states `[B, L, H_student]` to the teacher's width `[B, L, H_teacher]`.
     """
 
     needs = frozenset({"hidden_states"})

@@ -1,13 +1,13 @@
-"""Loss terms that learn from the data's own labels."""
+"""Loss terms that learn from the labels of the data."""
 
 from torch import Tensor
 
 from distill.contracts import IGNORED, Items, Outputs
-from distill.losses.term import Term, cross_entropy_sum, logits_of, masked, squared_error_sum
+from distill.losses.term import Term, cross_entropy_sum, get_logits, mask_logits, squared_error_sum
 
 
 class HardLabels(Term):
-    """Cross-entropy to the true classes of the labelled items; for a number the squared error."""
+    """Cross-entropy to the true classes of the labelled items, or the squared error of a regression."""
 
     needs_teacher = False
 
@@ -15,33 +15,33 @@ class HardLabels(Term):
         return items.labelled.sum()
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        logits = logits_of(student)
+        logits = get_logits(student)
         if items.likelihood == "gaussian":
             targets = items.labels[items.labelled].unsqueeze(-1)
             return squared_error_sum(logits[items.labelled], targets), self.count(items)
-        return cross_entropy_sum(masked(logits, items.valid), items.labels), self.count(items)
+        return cross_entropy_sum(mask_logits(logits, items.valid), items.labels), self.count(items)
 
 
 class MaskedLanguageModelling(HardLabels):
-    """Cross-entropy at the tokens chosen for prediction, and nowhere else (arXiv 1810.04805, section 3.1)."""
+    """Cross-entropy at the tokens chosen for prediction (arXiv 1810.04805, section 3.1)."""
 
     over_vocabulary_only = True
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
         if not items.over_vocabulary:
             raise ValueError(
-                f"mlm got logits of shape {list(logits_of(student).shape)}, expected those of a vocabulary: "
+                f"mlm got logits of shape {list(get_logits(student).shape)}, expected those of a vocabulary: "
                 "use it with a task over a vocabulary"
             )
         return super().forward(student, teacher, items)
 
 
 class SegmentOrder(Term):
-    """Cross-entropy of a prediction about two segments: did the second follow the first?
+    """Cross-entropy of the prediction whether the second segment follows the first one.
 
-    Either against a segment from elsewhere, next-sentence prediction (arXiv 1810.04805, section 3.1), or against the
-    same two segments in reverse, sentence-order prediction (arXiv 1909.11942, section 3.1). The model's
-    `segment_logits [B, 2]` have 0 for the true order; `pair_labels [B]` are the batch's.
+    In negatives, the second segment is from elsewhere (next-sentence prediction, arXiv 1810.04805, section 3.1), or the
+    two segments are swapped (sentence-order prediction, arXiv 1909.11942, section 3.1). Class 0 of the model's
+    `segment_logits [B, 2]` and of the batch's `pair_labels [B]` is the true order.
     """
 
     needs_teacher = False

@@ -11,15 +11,15 @@ from distill.losses.term import Term
 
 
 class Objective(nn.Module):
-    """The weighted sum of terms, each divided by its own count. A term of weight 0 is left out altogether.
+    """The weighted sum of terms, each divided by its own count. A term of weight 0 is left out.
 
     >>> from distill.losses import HardLabels, Objective, SoftTargets
     >>> Objective(soft=SoftTargets(temperature=2, weight=5), hard=HardLabels(weight=2)).names
     ('soft', 'hard')
 
     Args:
-        name: names the objective in records.
-        terms: the terms by name; terms may be given as keyword arguments instead.
+        name: name of the objective in records.
+        terms: the terms by name; they may also be given as keyword arguments.
     """
 
     def __init__(self, *, name: str = "custom", terms: Mapping[str, Term] | None = None, **named: Term) -> None:
@@ -38,7 +38,7 @@ class Objective(nn.Module):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Outputs that the terms read besides logits: a subset of `hidden_states`, `attentions`."""
+        """Returns the outputs that the terms read besides logits: a subset of `hidden_states`, `attentions`."""
         return frozenset().union(*(term.needs for term in self._terms()))
 
     @property
@@ -51,11 +51,11 @@ class Objective(nn.Module):
 
     @property
     def reads_every_token(self) -> bool:
-        """Whether a term reads logits of tokens that the task does not score."""
+        """Returns whether a term reads logits of tokens that the task does not score."""
         return any(term.reads_every_token for term in self._terms())
 
     def unsuited(self, *, likelihood: Likelihood, over_vocabulary: bool) -> list[str]:
-        """Names of the terms that cannot learn such a task."""
+        """Returns the names of the terms that do not suit such a task."""
         return [
             name
             for name, term in self._named()
@@ -63,20 +63,20 @@ class Objective(nn.Module):
         ]
 
     def needing(self, output: str) -> list[str]:
-        """Names of the terms that read this output of the models."""
+        """Returns the names of the terms that read this output of the models."""
         return [name for name, term in self._named() if output in term.needs]
 
     def needing_all_logits(self) -> list[str]:
-        """Names of the terms for which the largest of a teacher's logits over a vocabulary are not enough."""
+        """Returns the names of the terms that need more than the top k of the teacher's logits."""
         return [n for n, t in self._named() if t.needs_teacher and t.reads_logits and not t.accepts_top_k]
 
     def connect(self, student_width: int, teacher_width: int) -> None:
-        """Creates the projections between these widths; called once, before the optimizer is made."""
+        """Creates the projections between these widths. Call it once, before creating the optimizer."""
         for term in self._terms():
             term.connect(student_width, teacher_width)
 
     def record(self) -> dict[str, object]:
-        """The `objective` of run.json: the name, and the plain values of each term."""
+        """Returns the `objective` of run.json: the name and the options of each term."""
         return {
             "name": self.name,
             "terms": {
@@ -86,35 +86,36 @@ class Objective(nn.Module):
         }
 
     def counts(self, items: Items) -> Tensor:
-        """The count of each term of `names` for these items, `[terms]`."""
+        """Returns the count of each term for these items, `[terms]`."""
         return torch.stack([term.count(items) for term in self._terms()]).float()
 
     def forward(
         self, student: Outputs, teacher: Outputs, items: Items, counts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Loss `[]` and, detached, each term's sum `[terms]`; `counts` as in `weighted`."""
+        """Returns the loss `[]` and the detached sum of each term `[terms]`; `counts` are as in `weighted`."""
         totals = self.totals(student, teacher, items)
         return self.weighted(totals, self.counts(items) if counts is None else counts), totals.detach()
 
     def totals(self, student: Outputs, teacher: Outputs, items: Items, *, reading_logits: bool | None = None) -> Tensor:
-        """Each term's sum `[terms]`.
+        """Returns the sum of each term, `[terms]`.
 
         Args:
-            reading_logits: sums only the terms that do, or do not, read logits of the items; the others are 0.
+            reading_logits: computes only the terms that read logits of the items, or only those that do not. The
+                others are 0. None computes all.
         """
         zero = items.labels.new_zeros((), dtype=torch.float32)
         chosen = [reading_logits is None or term.reads_logits == reading_logits for term in self._terms()]
         terms = zip(self._terms(), chosen, strict=True)
-        return torch.stack([term(student, teacher, items)[0] if wanted else zero for term, wanted in terms])
+        return torch.stack([term(student, teacher, items)[0] if is_chosen else zero for term, is_chosen in terms])
 
     def weighted(self, totals: Tensor, counts: Tensor) -> Tensor:
-        """The loss `[]` of the terms' sums `[terms]`.
+        """Returns the loss `[]` from the sum of each term `[terms]`.
 
         `counts [terms]` are those of the whole optimizer step, so that the losses of its micro-batches add up to
         the loss of one large batch.
         """
         weights = totals.new_tensor([term.weight for term in self._terms()])
-        # Where nothing counts the sum is 0 already; dividing by 1 keeps it so.
+        # A sum over 0 items is 0.
         return (weights * totals / counts.clamp(min=1)).sum()
 
     def _terms(self) -> list[Term]:

@@ -1,1 +1,1 @@
-"""Models of transformers: forward passes, heads over a vocabulary, quicker kernels for a CPU."""
+"""Models of transformers: loading, forward passes, heads over a vocabulary and faster CPU kernels."""

@@ -1,4 +1,4 @@
-"""Checks that a model can do what a training will ask of it."""
+"""Checks that teacher and student suit a training."""
 
 import sys
 from collections.abc import Mapping
@@ -14,22 +14,22 @@ from distill.models.forward import run_model
 
 
 def check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    """One line about who reads which tokens.
+    """Checks that teacher and student have the same vocabulary, and returns the result in one line.
 
-    A student that was trained before says with its `vocabulary` what each token was to it.
+    A student trained before has its `vocabulary` as an attribute.
 
     Raises:
-        UserError: where that differs from the teacher's tokenizer, or a token would be out of a model's reach.
+        UserError: if it differs from the teacher's, or a model has fewer embeddings than the tokenizer has tokens.
     """
-    theirs: Mapping[str, int] = getattr(student, "vocabulary", {})
-    ours = tokenizer.get_vocab()
-    differing = [token for token, number in ours.items() if theirs.get(token) != number] if theirs else []
-    if differing:
-        token = min(differing, key=lambda token: ours[token])
+    student_ids: Mapping[str, int] = getattr(student, "vocabulary", {})
+    teacher_ids = tokenizer.get_vocab()
+    differing = [token for token, index in teacher_ids.items() if student_ids.get(token) != index]
+    if student_ids and differing:
+        token = min(differing, key=lambda token: teacher_ids[token])
         raise UserError(
-            f"teacher and student read different tokens: {token!r} is {ours[token]} to the teacher and "
-            f"{theirs.get(token, 'nothing')} to the student, {len(differing):,} of {len(ours):,} differ: "
-            "take a student with the teacher's tokenizer"
+            f"teacher and student read different tokens: {token!r} has the id {teacher_ids[token]} for the "
+            f"teacher and {student_ids.get(token, 'none')} for the student, {len(differing):,} of {len(teacher_ids):,} "
+            "differ: use a student with the teacher's tokenizer"
         )
     sizes = {"teacher": teacher.config.vocab_size, "student": student.config.vocab_size}
     for name, size in sizes.items():
@@ -39,35 +39,35 @@ def check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel, tokeniz
 
 
 def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Tokens that the model can read."""
-    # Some families keep positions of their table to themselves, and only their tokenizer knows.
+    """Returns the largest number of tokens that the model can read."""
+    # Some families reserve positions, which only the limit of the tokenizer takes into account.
     positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
     return int(min(positions, tokenizer.model_max_length))
 
 
 def check_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, *, who: str) -> None:
-    """Raises UserError for examples that may be longer than the model can read."""
+    """Raises UserError if an example may be longer than the model can read."""
     limit = longest(model, tokenizer)
     if max_length > limit:
         raise UserError(f"task.max_length={max_length}, but the {who} reads {limit} tokens at most")
 
 
 def check_outputs(objective: Objective, **models: PreTrainedModel) -> None:
-    """UserError where a term needs what one of the models does not give."""
-    for who, model in models.items():
-        output = try_out(model, objective.needs)
+    """Raises UserError if a term needs an output that one of the models lacks."""
+    for role, model in models.items():
+        output = run_sample(model, objective.needs)
         for name in sorted(objective.needs):
             if not getattr(output, name, None):
                 terms = ", ".join(objective.needing(name))
                 raise UserError(
-                    f"objective {objective.name}: the term {terms} needs {name}, which the {who} "
+                    f"objective {objective.name}: the term {terms} needs {name}, which the {role} "
                     f"({type(model).__name__}) does not give: set its weight to 0, or take another objective"
                 )
 
 
 def check_head(student: PreTrainedModel, teacher: PreTrainedModel, *, name: str) -> None:
-    """Raises UserError for a student whose logits have another shape than the teacher's."""
-    expected, shape = list(try_out(teacher).logits.shape), list(try_out(student).logits.shape)
+    """Raises UserError if the student's logits have another shape than the teacher's."""
+    expected, shape = list(run_sample(teacher).logits.shape), list(run_sample(student).logits.shape)
     if shape != expected:
         raise UserError(
             f"student {name} ({type(student).__name__}) has logits of shape {shape} for four tokens, expected "
@@ -76,16 +76,16 @@ def check_head(student: PreTrainedModel, teacher: PreTrainedModel, *, name: str)
 
 
 @torch.no_grad()
-def try_out(model: PreTrainedModel, needs: frozenset[str] = frozenset()) -> Any:
-    """What the model says of one text of four tokens."""
+def run_sample(model: PreTrainedModel, needs: frozenset[str] = frozenset()) -> Any:
+    """Returns the model's output for one text of four tokens."""
     tokens = torch.ones((1, 4), dtype=torch.long, device=model.device)
     verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # Its warning says half of what those say who ask here.
+    transformers.logging.set_verbosity_error()  # The checks report errors themselves.
     output = run_model(model, {"input_ids": tokens, "attention_mask": tokens}, needs)
     transformers.logging.set_verbosity(verbosity)
     return output
 
 
 def count_parameters(model: PreTrainedModel) -> int:
-    """All parameters, tied ones once."""
+    """Returns the number of parameters, tied ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())

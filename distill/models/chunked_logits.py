@@ -1,4 +1,4 @@
-"""Logits over a vocabulary: computed from hidden states at the items alone, and some items at a time."""
+"""Logits over a vocabulary, computed only at the items and in chunks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from transformers.modeling_outputs import ModelOutput
 from distill.contracts import Items, Outputs
 from distill.models.forward import ENCODE, run_encoder, run_head
 
-CHUNK_LOGITS = 2**25  # Numbers: 128 MiB in float32, about 1,100 tokens of BERT's vocabulary.
+CHUNK_LOGITS = 2**25  # 128 MiB in float32, about 1,100 tokens of BERT's vocabulary.
 
 
 @dataclass(frozen=True, eq=False)
 class EncoderPass:
-    """The outputs of a model's encoder, from which its head computes the logits of some items at a time.
+    """The outputs of a model's encoder, from which its head computes the logits in chunks of items.
 
-    Logits over a vocabulary are so wide that those of all tokens cost as much as the encoder.
+    For all tokens, the logits over a vocabulary would take as long as the encoder.
 
     Args:
         model: the model with its head.
-        output: of its encoder.
-        states: `[n, H]`, the last hidden states at all items.
-        segments: whether the head of two segments is computed too.
+        output: the output of its encoder.
+        states: the last hidden states at all items, `[n, H]`.
+        segments: whether to compute the head for two segments too.
     """
 
     model: PreTrainedModel
@@ -38,7 +38,7 @@ class EncoderPass:
         return max(1, CHUNK_LOGITS // int(self.model.config.vocab_size))
 
     def whole(self) -> Outputs:
-        """Everything but the items' logits."""
+        """Returns all outputs except the logits of the items."""
         return Outputs(
             hidden_states=self.output.get("hidden_states"),
             attentions=self.output.get("attentions"),
@@ -46,7 +46,7 @@ class EncoderPass:
         )
 
     def at(self, items: Items) -> Outputs:
-        """The logits `[n, V]` of these items, with the segments' where they are computed."""
+        """Returns the logits `[n, V]` of these items, and those of the segments if they are computed."""
         states = self.states[items.first : items.first + len(items)]
         logits = run_head(self.model, self.output, states).logits[0]
         return Outputs(logits=logits, segment_logits=self._segment_logits)
@@ -55,7 +55,7 @@ class EncoderPass:
     def _segment_logits(self) -> Tensor | None:
         if not self.segments:
             return None
-        # The head of the segments reads the pooled output, whatever states it is given.
+        # The head for two segments reads only the pooled output.
         logits: Tensor = run_head(self.model, self.output, self.output.last_hidden_state[:, 0]).seq_relationship_logits
         return logits
 
@@ -68,8 +68,8 @@ def run_encoder_pass(
     *,
     segments: bool = False,
 ) -> EncoderPass:
-    """Runs the encoder and keeps the last hidden states `[n, H]` at the items."""
-    # FSDP gathers sharded weights in a method of their own.
+    """Runs the encoder and selects the last hidden states `[n, H]` at the items."""
+    # A method if FSDP has sharded the model.
     encode: Callable[..., Any] = getattr(model, ENCODE, partial(run_encoder, model))
     output = encode(batch, needs)
     return EncoderPass(model, output, output.last_hidden_state.flatten(0, 1)[items.index], segments)

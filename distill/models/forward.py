@@ -1,4 +1,4 @@
-"""Forward passes: the tensors that a model reads, the whole model, or its encoder and its head one after the other."""
+"""Forward passes of a whole model, or of its encoder and its head separately."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, ModelOutpu
 
 from distill.contracts import Items, Outputs
 
-ENCODE = "run_encoder"  # The method that gathers the weights of a model that FSDP has sharded, and runs its encoder.
+ENCODE = "run_encoder"  # Method of a model sharded by FSDP, which gathers the weights and runs the encoder.
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class FullPass:
     chunk_size: int | None = None
 
     def whole(self) -> Outputs:
-        """Everything but the logits."""
+        """Returns all outputs except the logits."""
         return Outputs(hidden_states=self.output.get("hidden_states"), attentions=self.output.get("attentions"))
 
     def at(self, items: Items) -> Outputs:
-        """Everything with the logits `[n, C]` of these items."""
+        """Returns all outputs with the logits `[n, C]` of these items."""
         return Outputs(
             logits=self.logits[items.first : items.first + len(items)],
             hidden_states=self.output.get("hidden_states"),
@@ -38,7 +38,7 @@ class FullPass:
 
 
 def run_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[str] = frozenset()) -> ModelOutput:
-    """Runs the whole model on those tensors of the batch that it reads."""
+    """Runs the whole model on the tensors of the batch that it reads."""
     return _with_logits(_run(model, model, batch, needs))
 
 
@@ -52,8 +52,8 @@ def run_encoder(
 def run_head(model: PreTrainedModel, encoded: ModelOutput, states: Tensor) -> ModelOutput:
     """Applies only the head to hidden states `[n, H]`: `logits [1, n, V]`.
 
-    Families name the parts of their heads differently, so the whole model runs over a stand-in for its encoder that
-    returns these states. `encoded` is the encoder's own output, whose pooled output the head may read.
+    Model families have different names for their heads, so the whole model runs, with its encoder replaced by one that
+    returns these states. `encoded` is the output of the encoder, whose pooled output the head may read.
     """
     output = BaseModelOutputWithPooling(
         last_hidden_state=states.unsqueeze(0), pooler_output=getattr(encoded, "pooler_output", None)
@@ -112,6 +112,6 @@ def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Te
 
 
 def input_names(model: PreTrainedModel) -> list[str]:
-    """The tensors of a batch that the model's `forward` accepts, in the order of the tokenizer's."""
+    """Returns the names of the tensors of a batch that the model's `forward` accepts."""
     accepted = inspect.signature(model.forward).parameters
     return [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in accepted]

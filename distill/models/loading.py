@@ -1,4 +1,4 @@
-"""Loading a model with its tokenizer and a head for the task from a directory."""
+"""Loads a model with its tokenizer and a head for the task from a directory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,10 +16,13 @@ from distill.errors import UserError
 
 @dataclass(frozen=True)
 class Start:
-    """A model to teach with, or to make a teacher of.
+    """A loaded model with its tokenizer.
 
-    `fits` says that it has a trained head for the task's labels; otherwise `reason` says why not, and `fresh` names the
-    tensors that begin at random. `notices` are for the user's eyes.
+    Args:
+        fits: whether the model has a trained head for the task's labels.
+        reason: why the model does not fit, in words.
+        notices: messages to print.
+        fresh: names of the tensors with random weights.
     """
 
     model: PreTrainedModel
@@ -31,31 +34,31 @@ class Start:
 
 
 def check_directory(directory: Path, given: str) -> None:
-    """UserError, beginning with what was `given`, where there is no model in safetensors with its tokenizer."""
+    """Raises UserError if the directory, named as `given`, lacks a model in safetensors or its tokenizer."""
     if not directory.is_dir():
         raise UserError(f"{given} is no directory, expected one with config.json and weights")
     if not (directory / "config.json").is_file():
         raise UserError(f"{given} has no config.json, expected a directory that save_pretrained wrote")
     if not list(directory.glob("*.safetensors")):
         pickles = ", ".join(sorted(entry.name for entry in directory.glob("*.bin")))
-        found = f"only {pickles}, which can run code when read" if pickles else "no weights"
-        raise UserError(f"{given} holds {found}: save the model there again as safetensors (save_pretrained)")
+        content = f"only {pickles}, which can run code when read" if pickles else "no weights"
+        raise UserError(f"{given} holds {content}: save the model there again as safetensors (save_pretrained)")
     if not has_tokenizer(directory):
         raise UserError(f"{given} holds no tokenizer: call tokenizer.save_pretrained for the same directory")
 
 
 def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | None, *, trust_remote_code: bool) -> Start:
-    """The model with a head for `labels` in float32, its tokenizer, and whether that head is trained.
+    """Loads the model in float32 with a head for `labels`, and its tokenizer.
 
-    A head of the same labels in another order is put into the task's order; without labels it is over the vocabulary.
+    A head with the same labels in another order is put into the task's order. Without labels it is over the vocabulary.
 
     Raises:
-        UserError: for files that are damaged, or a model that has no such head.
+        UserError: if files are damaged, or there is no such head for the model.
     """
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.disable_progress_bar()
-    transformers.logging.set_verbosity_error()  # Its report of a fresh head is told in our own words.
+    transformers.logging.set_verbosity_error()  # `Start.reason` reports a new head.
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
         config = transformers.AutoConfig.from_pretrained(directory, **options)
@@ -70,14 +73,14 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
             **options,
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        # What transformers raises for broken files, unknown kinds of model, and those that have no such head.
+        # Raised by transformers for damaged files, unknown models and missing heads.
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{directory} cannot be loaded: {line}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
     if not tokenizer.is_fast or tokenizer.pad_token_id is None:
-        lacks = "padding token" if tokenizer.is_fast else "fast version (tokenizer.json)"
-        raise UserError(f"the tokenizer of {directory} has no {lacks}, which batches and bundles need")
+        missing = "padding token" if tokenizer.is_fast else "fast version (tokenizer.json)"
+        raise UserError(f"the tokenizer of {directory} has no {missing}, which batches and bundles need")
     fresh = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     if info["missing_keys"]:
         reason = f"its head is not trained ({', '.join(fresh)})"
@@ -90,7 +93,7 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
 
 
 def _fit_labels(config: PreTrainedConfig, labels: Sequence[str] | None) -> tuple[list[int] | None, str, list[str]]:
-    """Give the configuration the task's labels; which of the model's own they are, as `match_labels` says."""
+    """Sets the labels of the configuration, and returns the result of `match_labels` for the model's own labels."""
     if labels is None:
         return [], "", []
     own = [str(config.id2label[index]) for index in sorted(config.id2label)]
@@ -100,7 +103,7 @@ def _fit_labels(config: PreTrainedConfig, labels: Sequence[str] | None) -> tuple
     return match_labels(own, labels)
 
 
-# Searched in this order: a model for masked language modelling may be one for pre-training too.
+# In this order, because a model for masked language modelling may be registered for pre-training too.
 AUTO_CLASSES = (
     "AutoModelForSequenceClassification",
     "AutoModelForTokenClassification",
@@ -112,10 +115,10 @@ AUTO_CLASSES = (
 
 
 def auto_class_of(model: PreTrainedModel) -> str:
-    """The auto class of transformers that the model's class is registered with: its kind of head.
+    """Returns the auto class of transformers that the model's class is registered with: its kind of head.
 
     Raises:
-        UserError: for a class that is registered with none of `AUTO_CLASSES`.
+        UserError: if the class is registered with none of `AUTO_CLASSES`.
     """
     for name in AUTO_CLASSES:
         if model_class(name, type(model.config)) is type(model):
@@ -124,30 +127,30 @@ def auto_class_of(model: PreTrainedModel) -> str:
 
 
 def model_class(auto_class: str, config_class: type[PreTrainedConfig]) -> type[PreTrainedModel] | None:
-    """The class of models with this head for a configuration; None where transformers has none."""
+    """Returns the model class with this head for a configuration, None if transformers has none."""
     mapping = getattr(transformers, auto_class)._model_mapping
     if config_class not in mapping:
         return None
     classes = mapping[config_class]
-    found: type[PreTrainedModel] = classes[0] if isinstance(classes, tuple | list) else classes
-    return found
+    first: type[PreTrainedModel] = classes[0] if isinstance(classes, tuple | list) else classes
+    return first
 
 
 def has_tokenizer(directory: Path) -> bool:
-    """Whether a tokenizer's vocabulary is there; without one transformers makes up a tokenizer of five tokens."""
+    """Returns whether a tokenizer's vocabulary exists. Without one transformers creates a tokenizer of five tokens."""
     names = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
     return any(next(directory.glob(name), None) is not None for name in names)
 
 
 def match_labels(own: Sequence[str], labels: Sequence[str]) -> tuple[list[int] | None, str, list[str]]:
-    """Which of the teacher's outputs is each of the task's labels: `(order, why not, notices)`.
+    """Returns the index of each of the task's labels in the model's `own` ones: `(order, reason, notices)`.
 
-    Names that the teacher gave meet by name, whatever their case; the `LABEL_i` of a teacher that gave none meet by
-    index, with a notice.
+    Labels are matched by name, ignoring case. The default names `LABEL_i` are matched by index, with a notice. If the
+    labels do not match, the order is None, and the reason says why.
     """
     if len(own) != len(labels):
         return None, f"it has {len(own)} labels and the task {len(labels)}", []
-    if len(labels) == 1:  # The number of a regression, whatever it is called.
+    if len(labels) == 1:  # The name of a regression does not matter.
         return [0], "", []
     if all(name == f"LABEL_{index}" for index, name in enumerate(own)):
         pairs = ", ".join(f"{name}={label}" for name, label in zip(own, labels, strict=True))
@@ -164,7 +167,7 @@ def match_labels(own: Sequence[str], labels: Sequence[str]) -> tuple[list[int] |
 
 @torch.no_grad()
 def reorder_head(model: PreTrainedModel, order: Sequence[int]) -> None:
-    """Permute the rows of the last linear layer, so that output `i` is what output `order[i]` was."""
+    """Permutes the rows of the last linear layer, so that output `i` is the former output `order[i]`."""
     if list(order) == list(range(len(order))):
         return
     heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == len(order)]

@@ -1,1 +1,1 @@
-"""run.json, the reports made of it, and runs that are resumed."""
+"""run.json, the reports made from it, and resumed runs."""

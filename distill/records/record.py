@@ -39,7 +39,7 @@ def create_run(parent: Path, **fields: object) -> Run:
     The record is not written yet, because a run.json on disk always receives its final status.
 
     Raises:
-        UserError: when `parent` cannot be written.
+        UserError: if `parent` cannot be written.
     """
     make_directory(parent)
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
@@ -57,11 +57,11 @@ def create_run_in(directory: Path, **fields: object) -> Run:
     """Creates a run in a directory of the user's choice.
 
     Raises:
-        UserError: when the directory holds anything, or cannot be written.
+        UserError: if the directory is not empty or cannot be written.
     """
     make_directory(directory)
     if any(directory.iterdir()):
-        raise UserError(f"{directory} is not empty: give another directory, or resume=True to go on with its run")
+        raise UserError(f"{directory} is not empty: give another directory, or resume=True to resume its run")
     return Run(directory, _new_record(**fields))
 
 
@@ -111,10 +111,10 @@ def _instruction_sets() -> list[str]:
     """Returns the instruction sets of this CPU that determine the speed of bf16 and int8."""
     import torch
 
-    found = [torch.backends.cpu.get_cpu_capability()]
+    detected = [torch.backends.cpu.get_cpu_capability()]
     probes = {
         "AVX512_VNNI": torch.cpu._is_vnni_supported,
         "AVX512_BF16": torch.cpu._is_avx512_bf16_supported,
         "AMX": torch.cpu._is_amx_tile_supported,
     }
-    return found + [name for name, probe in probes.items() if probe()]
+    return detected + [name for name, probe in probes.items() if probe()]

@@ -1,4 +1,4 @@
-"""The status of a run in run.json, whatever ends it, and runs that are opened again."""
+"""Records the status of a run in run.json, and opens existing runs."""
 
 import contextlib
 import json
@@ -15,22 +15,22 @@ from distill.training.checkpoints import handle_signals
 
 @contextmanager
 def tracked(run: Run, *, resume_with: str) -> Iterator[None]:
-    """Writes the run's status: running meanwhile, then finished, or failed with the error.
+    """Records the status of the run: running, then finished, or failed with the error.
 
     Args:
-        resume_with: what to type to go on with an interrupted run.
+        resume_with: the command that resumes an interrupted run.
 
     Raises:
-        Interrupted: for Ctrl-C and SIGTERM.
+        Interrupted: on Ctrl-C and SIGTERM.
     """
     try:
         run.update(status="running", error=None)
-        with handle_signals(signal.default_int_handler, signal.SIGTERM):  # Clusters send it in place of Ctrl-C.
+        with handle_signals(signal.default_int_handler, signal.SIGTERM):  # Sent by clusters.
             yield
-    except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second.
+    except (KeyboardInterrupt, SystemExit) as error:  # Lightning converts the first into the second.
         run.update(status="failed", error="interrupted")
         raise Interrupted(_describe_progress(run, resume_with)) from error
-    except BaseException as error:  # The record has every error; the error itself goes on.
+    except BaseException as error:  # Every error is recorded and raised again.
         with contextlib.suppress(OSError):  # A full disk has no room for the record.
             run.update(status="failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
         raise
@@ -42,10 +42,10 @@ def tracked(run: Run, *, resume_with: str) -> Iterator[None]:
 
 
 def open_run(directory: Path, *, needs: tuple[str, ...] = ("run.json",)) -> Run:
-    """The run that an earlier process left in a directory.
+    """Opens the run in a directory.
 
     Raises:
-        UserError: for a directory without these files, or with a damaged run.json.
+        UserError: if one of these files is missing, or run.json is damaged.
     """
     for name in needs:
         if not (directory / name).is_file():
@@ -57,9 +57,9 @@ def open_run(directory: Path, *, needs: tuple[str, ...] = ("run.json",)) -> Run:
 
 
 def _describe_progress(run: Run, resume_with: str) -> str:
-    """The checkpoint of an interrupted run, and how to go on with it."""
-    for part in ("baseline", "", "teacher"):  # The latest first.
-        last = run.directory / part / "checkpoints" / "last.ckpt"
+    """Returns the message of an interrupted run: its checkpoint and the command that resumes it."""
+    for stage in ("baseline", "", "teacher"):  # The latest first.
+        last = run.directory / stage / "checkpoints" / "last.ckpt"
         if last.is_file():
             return f"interrupted: {last} holds the training so far; {resume_with} goes on from there"
     return f"interrupted before the first checkpoint; {resume_with} begins again, with the teacher if it was ready"

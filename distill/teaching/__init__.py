@@ -1,1 +1,1 @@
-"""The teacher: fine-tuned or adopted, and its outputs, computed once."""
+"""The teacher, fine-tuned if necessary, and the cache of its outputs."""

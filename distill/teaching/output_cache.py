@@ -1,8 +1,8 @@
 """Teacher outputs for the examples of a split, cached on disk for every epoch, run and process.
 
-The files are safetensors, which are mapped into memory and have room for a checksum in their header. Each holds some
-thousand tokens of consecutive examples and is written whole or not at all. An interrupted pass goes on with the files
-that are missing. Two processes that fill the same directory at once may write a file twice, with the same content.
+The files are memory-mapped safetensors with a checksum in their header. Each contains the outputs for some thousand
+tokens of consecutive examples and is written atomically. An interrupted pass continues with the missing files. Two
+processes that fill the same directory at once may write a file twice, with the same content.
 """
 
 import hashlib
@@ -27,18 +27,19 @@ from distill.options import check_arguments
 from distill.teaching.top_k import TopKOutputs, bytes_per_item, top_k_mass
 
 FORMAT = 3
-SHARD_TOKENS = 65_536  # The most that an interruption costs; also bounds the memory of a pass.
+SHARD_TOKENS = 65_536  # An interruption loses at most one shard, and the memory of a pass is limited by it.
 
 
 class OutputCache:
     """The rules for caching a teacher's outputs.
 
     Args:
-        enabled: `auto` caches them where the inputs are the same in every epoch and everything that the objective
-            reads can be cached; True makes anything else an error; False runs the teacher in every step.
-        hidden: caches the last hidden states of every token too, as float16.
-        max_gb: the most that the outputs of one split may take, in GB.
-        top_k: over a vocabulary, the largest logits that are cached of every item, with the mass of all others.
+        enabled: `auto` caches the outputs if every epoch has the same inputs and all outputs that the objective reads
+            can be cached. True raises an error otherwise. False runs the teacher in every step.
+        hidden: whether to cache the last hidden states of all tokens too, as float16.
+        max_gb: largest size of the outputs of one split, in GB.
+        top_k: over a vocabulary, number of the largest logits that are cached for each item, with the mass of the
+            others.
     """
 
     @check_arguments
@@ -55,16 +56,16 @@ class OutputCache:
     def obstacle(
         self, needs: Mapping[str, list[str]], *, fixed_inputs: bool, hidden_gb: float, needing_all: Sequence[str] = ()
     ) -> str | None:
-        """The reason why the teacher runs in every step; None where its outputs are cached.
+        """Returns the reason why the teacher runs in every step, None if its outputs are cached.
 
         Args:
-            needs: an output besides the logits -> the terms of the objective that read it.
-            fixed_inputs: whether every epoch shows the same inputs.
-            hidden_gb: the size of the last hidden states; 0 where that is not known yet.
-            needing_all: terms of the objective for which the largest logits over a vocabulary are not enough.
+            needs: outputs besides the logits, with the terms of the objective that read them.
+            fixed_inputs: whether every epoch has the same inputs.
+            hidden_gb: size of the last hidden states in GB, 0 if unknown.
+            needing_all: terms of the objective that need more than the top k of the logits over a vocabulary.
 
         Raises:
-            UserError: with `enabled=true`, for outputs that cannot be cached.
+            UserError: if the outputs cannot be cached and `enabled` is True.
         """
         if self.enabled is False:
             return "teacher.cache.enabled=false"
@@ -78,71 +79,73 @@ class OutputCache:
         elif "hidden_states" in needs and not self.hidden:
             reason = (
                 f"{', '.join(needs['hidden_states'])} reads hidden states: teacher.cache.hidden=true caches those too"
-                + (f", {_size(hidden_gb)} of disk" if hidden_gb else "")
+                + (f", {_format_size(hidden_gb)} of disk" if hidden_gb else "")
             )
         if reason is not None and self.enabled is True:
             raise UserError(f"cannot cache teacher outputs (teacher.cache.enabled=true): {reason}; use auto or false")
         return reason
 
     def layout(self) -> list[int]:
-        """The numbers that decide how outputs are spread over files."""
+        """Returns the numbers that determine the format of the files."""
         return [FORMAT, SHARD_TOKENS]
 
     def open(
         self, directory: Path, lengths: np.ndarray, *, hidden_size: int | None, top_k: bool = False
     ) -> "CachedOutputs":
-        """The outputs for examples of these lengths in tokens `[N]`, as far as `directory` holds them.
+        """Opens the cached outputs in `directory` for examples of these lengths in tokens `[N]`.
 
         Args:
-            hidden_size: the width of the hidden states among them; None for none.
+            hidden_size: width of the hidden states, None without them.
             top_k: whether only the largest logits are stored.
         """
         return CachedOutputs(directory, lengths, hidden_size=hidden_size, top_k=top_k)
 
     def item_bytes(self, classes: int, *, over_vocabulary: bool) -> int:
-        """The size of one item's logits."""
+        """Returns the size of the logits of one item, in bytes."""
         return bytes_per_item(self.top_k) if over_vocabulary else 4 * classes
 
     def size_gb(self, lengths: np.ndarray, *, logit_bytes: float, hidden_size: int | None) -> float:
-        """The size of logits, and of float16 hidden states of examples of these lengths `[N]`, in GB."""
+        """Returns the size of `logit_bytes` and of float16 hidden states for these lengths `[N]`, in GB."""
         return (logit_bytes + int(lengths.sum()) * (hidden_size or 0) * 2) / 1e9
 
     def check_size(self, lengths: np.ndarray, *, logit_bytes: float, hidden_size: int | None) -> float:
-        """The size of the outputs of examples of these lengths in tokens `[N]`, in GB.
+        """Returns the size of the outputs for examples of these lengths in tokens `[N]`, in GB.
 
         Raises:
-            UserError: for more than `max_gb`.
+            UserError: if it exceeds `max_gb`.
         """
-        needed = self.size_gb(lengths, logit_bytes=logit_bytes, hidden_size=hidden_size)
-        if needed > self.max_gb:
+        size = self.size_gb(lengths, logit_bytes=logit_bytes, hidden_size=hidden_size)
+        if size > self.max_gb:
             raise UserError(
-                f"the teacher's outputs would take {_size(needed)}, more than teacher.cache.max_gb={self.max_gb:g}: "
-                f"raise it, or set teacher.cache.{'hidden' if hidden_size else 'enabled'}=false"
+                f"the teacher's outputs would take {_format_size(size)}, more than "
+                f"teacher.cache.max_gb={self.max_gb:g}: raise it, or set "
+                f"teacher.cache.{'hidden' if hidden_size else 'enabled'}=false"
             )
-        return needed
+        return size
 
     def make_room(self, outputs: "CachedOutputs", examples: int, logit_bytes: float) -> str:
-        """Creates the directory for the outputs of the first examples, and returns their size in words.
+        """Creates the directory for the outputs of the first `examples`, and returns their size in words.
 
         Raises:
-            UserError: for more than `max_gb`, or than the disk has left.
+            UserError: if the size exceeds `max_gb` or the free space of the disk.
         """
-        needed = self.check_size(outputs.lengths[:examples], logit_bytes=logit_bytes, hidden_size=outputs.hidden_size)
+        size = self.check_size(outputs.lengths[:examples], logit_bytes=logit_bytes, hidden_size=outputs.hidden_size)
         make_directory(outputs.directory)
         free = shutil.disk_usage(outputs.directory).free / 1e9
-        if needed > free:
+        if size > free:
             raise UserError(
-                f"the teacher's outputs would take {_size(needed)} and {outputs.directory} has {_size(free)} left: "
+                f"the teacher's outputs would take {_format_size(size)} and {outputs.directory} has "
+                f"{_format_size(free)} left: "
                 "give another cache_dir, or set teacher.cache.enabled=false"
             )
-        return _size(needed)
+        return _format_size(size)
 
 
 class CachedOutputs:
-    """The outputs of one teacher for one split, in place of the teacher.
+    """The cached outputs of one teacher for one split. Calling it with a batch replaces running the teacher.
 
-    Every byte is compared with its checksum once, when the files are opened. `damaged` names the files that did not
-    match; they are computed again.
+    Checksums are compared once, when the files are opened. `damaged` contains the files that do not match, which are
+    computed again.
     """
 
     def __init__(self, directory: Path, lengths: np.ndarray, *, hidden_size: int | None, top_k: bool = False) -> None:
@@ -156,31 +159,28 @@ class CachedOutputs:
             self._shards.append(self._read(number))
 
     def __reduce__(self) -> Any:
-        """Sends the directory to another process, and no copy of the outputs."""
-        made = partial(CachedOutputs, hidden_size=self.hidden_size, top_k=self.top_k)
-        return made, (self.directory, self.lengths)
+        """Pickles only the directory, not the outputs."""
+        create = partial(CachedOutputs, hidden_size=self.hidden_size, top_k=self.top_k)
+        return create, (self.directory, self.lengths)
 
-    def missing(self, wanted: int | None = None) -> list[tuple[int, int]]:
-        """First and last (excluded) example of every shard that is still to be computed.
-
-        Of the `wanted` first examples, or of all.
-        """
+    def missing(self, examples: int | None = None) -> list[tuple[int, int]]:
+        """Returns the first and last (exclusive) example of each missing shard, for the first `examples` or all."""
         ranges = [self._range(number) for number, shard in enumerate(self._shards) if shard is None]
-        return [part for part in ranges if wanted is None or part[0] < wanted]
+        return [(first, last) for first, last in ranges if examples is None or first < examples]
 
     def bytes(self) -> int:
-        """Size of all files."""
+        """Returns the size of all files."""
         return sum(path.stat().st_size for path in self.directory.glob("*.safetensors"))
 
     def add(self, first: int, columns: Mapping[str, Tensor], hidden: Tensor | None) -> None:
         """Stores a shard.
 
         Args:
-            first: its first example.
-            columns: over its items, one example after the other: `logits [n, C]`, or those of `take_top_k` with
-                `profile [V]`, the mean of the items' log-probabilities. `counts [examples]` are the items of each
-                example; without them each has one.
-            hidden: `[tokens, H]`, all tokens of these examples one after the other.
+            first: first example of the shard.
+            columns: outputs of its items in the order of the examples: `logits [n, C]`, or those of `take_top_k` with
+                `profile [V]`, the mean of the items' log-probabilities. `counts [examples]` are the numbers of items,
+                without which each example has one.
+            hidden: hidden states of all tokens of these examples, `[tokens, H]`.
         """
         number = int(np.searchsorted(self._firsts, first))
         last = self._range(number)[1]
@@ -195,14 +195,14 @@ class CachedOutputs:
         self._shards[number] = self._read(number)
 
     def __call__(self, batch: Batch, items: Items) -> "CachedPass":
-        """The outputs for a batch, float32: columns of its items, and hidden states `[B, L, H]`, 0 at the padding."""
+        """Returns the outputs for a batch in float32: columns of its items, and hidden states `[B, L, H]`."""
         ids = batch["example_id"].cpu().numpy()
         numbers = np.searchsorted(self._firsts, ids, side="right") - 1
         columns: list[dict[str, Tensor]] = []
         hidden = []
         for example, number in zip(ids, numbers, strict=True):
             first, shard = self._firsts[number], self._shard(number)
-            columns.append(shard.items_of(int(example - first)))
+            columns.append(shard.get_items(int(example - first)))
             if "hidden" in shard.tensors:
                 begin = self._ends[example] - self.lengths[example] - (self._ends[first] - self.lengths[first])
                 hidden.append(shard.tensors["hidden"][begin : begin + self.lengths[example]])
@@ -217,11 +217,11 @@ class CachedOutputs:
         return CachedPass(joined, None if states is None else (states,), profile)
 
     def mass(self) -> float:
-        """The share of the probability that the largest logits hold, over all items of a vocabulary."""
+        """Returns the share of the probability mass that the top k have, over all items."""
         return top_k_mass(torch.cat([shard.tensors["rest"] for shard in self._shards if shard is not None]))
 
     def logits(self) -> np.ndarray:
-        """The logits `[n, C]` of all items, example by example."""
+        """Returns the logits `[n, C]` of all items, in the order of the examples."""
         return np.concatenate([self._shard(number).tensors["logits"].numpy() for number in range(len(self._shards))])
 
     def _shard(self, number: int) -> "_Shard":
@@ -238,7 +238,7 @@ class CachedOutputs:
         return self.directory / f"{number:05}.safetensors"
 
     def _read(self, number: int) -> "_Shard | None":
-        """The shard as it lies on the disk, mapped into memory; None where it is missing or damaged."""
+        """Returns the memory-mapped shard, None if it is missing or damaged."""
         path = self._path(number)
         if not path.is_file():
             return None
@@ -247,25 +247,25 @@ class CachedOutputs:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            whole = metadata == {"sha256": _digest(tensors), "examples": _examples(first, last)}
+            is_intact = metadata == {"sha256": _digest(tensors), "examples": _examples(first, last)}
         except (SafetensorError, OSError, KeyError):
-            whole = False
-        if not whole:
+            is_intact = False
+        if not is_intact:
             self.damaged.append(path)
             return None
         return _Shard(tensors)
 
 
 class _Shard:
-    """The tensors of one file: columns over items, ragged by example."""
+    """The tensors of one file. Examples may have different numbers of items."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
         self._columns = [name for name in ("logits", "top", "ids", "rest") if name in tensors]
         self._ends = tensors["counts"].cumsum(dim=0).tolist() if "counts" in tensors else None
 
-    def items_of(self, example: int) -> dict[str, Tensor]:
-        """The columns of one example's items."""
+    def get_items(self, example: int) -> dict[str, Tensor]:
+        """Returns the columns of one example's items."""
         first, last = example, example + 1
         if self._ends is not None:
             first, last = self._ends[example - 1] if example else 0, self._ends[example]
@@ -274,7 +274,7 @@ class _Shard:
 
 @dataclass(frozen=True)
 class CachedPass:
-    """Cached outputs for one batch: columns over its items, and the last hidden states."""
+    """Cached outputs for one batch: columns of its items, and the last hidden states."""
 
     columns: Mapping[str, Tensor]
     hidden_states: tuple[Tensor, ...] | None
@@ -282,11 +282,11 @@ class CachedPass:
     chunk_size: int | None = None
 
     def whole(self) -> Outputs:
-        """The hidden states."""
+        """Returns the hidden states."""
         return Outputs(hidden_states=self.hidden_states)
 
     def at(self, items: Items) -> Outputs | TopKOutputs:
-        """The logits `[n, C]` of these items."""
+        """Returns the logits `[n, C]` of these items."""
         columns = {name: column[items.first : items.first + len(items)] for name, column in self.columns.items()}
         if self.profile is not None:
             return TopKOutputs(columns, self.profile)
@@ -305,5 +305,5 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _size(gigabytes: float) -> str:
+def _format_size(gigabytes: float) -> str:
     return f"{gigabytes:.2f} GB" if gigabytes >= 0.1 else f"{gigabytes * 1e3:.1f} MB"

@@ -1,4 +1,4 @@
-"""Teacher outputs for the examples of a split: computed once, then read from the cache."""
+"""Computes the teacher's outputs for the examples of a split once and reads them from the cache afterwards."""
 
 import hashlib
 import json
@@ -27,26 +27,26 @@ ACCELERATOR_TOKENS = 16_384  # In a forward pass of the teacher on a GPU.
 
 @dataclass(frozen=True)
 class ComputedOutputs:
-    """The cached outputs of a teacher for one split, and the seconds that it took to compute them in this run."""
+    """The cached outputs of a teacher for one split, and the seconds that this run took to compute them."""
 
     outputs: CachedOutputs
     seconds: float
 
     def record(self) -> dict[str, Any]:
-        """The `training.teacher_cache` of run.json."""
+        """Returns the `training.teacher_cache` of run.json."""
         return {"hit": self.seconds == 0, "bytes": self.outputs.bytes()}
 
 
 @dataclass(frozen=True)
 class Computation:
-    """Everything that the outputs of a teacher depend on, the examples aside.
+    """Everything that the outputs of a teacher depend on except the examples.
 
     Args:
-        model: loads the teacher; called only if something is missing.
-        fingerprint: of the teacher: its weights, the order of its labels, its precision.
-        task: reads the model's output.
+        model: loads the teacher; called only if outputs are missing.
+        fingerprint: digest of the teacher's weights, labels and precision.
+        task: runs the model.
         cache: the rules for caching.
-        directory: of all cached outputs; those of a split lie below, under a digest of all they depend on.
+        directory: directory of all cached outputs. Those of a split are in a subdirectory named by a digest.
     """
 
     model: Callable[[], PreTrainedModel]
@@ -57,32 +57,32 @@ class Computation:
 
 
 class Teacher(Protocol):
-    """A teacher that is ready, and may have to be loaded."""
+    """A prepared teacher, whose model may have to be loaded."""
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model as it was loaded."""
+        """Returns the float32 model."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Stands for everything that its outputs depend on, the examples aside."""
+        """Returns a digest of everything that its outputs depend on except the examples."""
         ...
 
     def running(self) -> PreTrainedModel:
-        """The model on the device and in the precision of its forward passes."""
+        """Returns the model on the device and in the precision of its forward passes."""
         ...
 
 
 def check_cache(cache: OutputCache, objective: Objective, task: Task) -> None:
-    """Raises UserError where `teacher.cache.enabled=true` asks for outputs that cannot be cached."""
+    """Raises UserError if `teacher.cache.enabled` is true and the outputs cannot be cached."""
     _obstacle(cache, objective, task, hidden_gb=0.0)
 
 
 def check_size(
     objective: Objective, task: Task, teacher: PreTrainedModel, examples: Examples, cache: OutputCache
 ) -> None:
-    """Raises UserError where the outputs for the training would be cached and take more than allowed."""
+    """Raises UserError if the outputs for the training would be cached and exceed the allowed size."""
     if objective.needs_teacher and _obstacle(cache, objective, task, hidden_gb=0.0) is None:
         cache.check_size(
             examples.lengths, logit_bytes=_logit_bytes(cache, task, examples, teacher, len(examples.lengths)),
@@ -100,11 +100,11 @@ def outputs_for_training(
     directory: Path,
     epochs: int = 1,
 ) -> tuple[ComputedOutputs | None, str | None]:
-    """The teacher's cached outputs for the training; or None, with the reason why the teacher runs in every step.
+    """Returns the teacher's cached outputs for the training, or None and the reason why the teacher runs in every step.
 
     Args:
         examples: the training split.
-        epochs: of examples that are shown in several ways, compute only those of so many epochs.
+        epochs: number of epochs to compute outputs for, if the inputs of an example differ between epochs.
     """
     if not objective.needs_teacher:
         return None, None
@@ -129,16 +129,16 @@ def cache_outputs(
     title: str = "teacher",
     epochs: int = 1,
 ) -> ComputedOutputs:
-    """The outputs for all examples of a split, from the cache or computed by the teacher.
+    """Returns the outputs for all examples of a split, and computes those that are not cached.
 
     Args:
-        hidden_size: caches the last hidden states too, which have this width.
-        title: names the work while it is shown.
-        epochs: of examples that are shown in several ways, one in each epoch, compute those of so many epochs.
+        hidden_size: width of the last hidden states, which are cached too; None does not cache them.
+        title: title of the progress bar.
+        epochs: number of epochs to compute outputs for, if the inputs of an example differ between epochs.
 
     Raises:
-        UserError: where there is no room for them.
-        NumericalError: for logits that are not finite.
+        UserError: if there is no room for them.
+        NumericalError: if logits are not finite.
     """
     cache, task = computation.cache, computation.task
     parts = [cache.layout(), computation.fingerprint, examples.digest, hidden_size]
@@ -152,13 +152,13 @@ def cache_outputs(
     )  # fmt: skip
     for path in outputs.damaged:
         print_notice(f"{path} is damaged: the teacher computes it again")
-    wanted = min(epochs, visits) * len(examples)
-    missing = outputs.missing(wanted)
+    number = min(epochs, visits) * len(examples)
+    missing = outputs.missing(number)
     if not missing:
         return ComputedOutputs(outputs, 0.0)
     start = time.perf_counter()
     teacher = computation.model()
-    size = cache.make_room(outputs, wanted, _logit_bytes(cache, task, examples, teacher, wanted))
+    size = cache.make_room(outputs, number, _logit_bytes(cache, task, examples, teacher, number))
     total = sum(last - first for first, last in missing)
     print_line(f"Teacher: computes the outputs for {total:,} examples once, {size} in {outputs.directory}")
     with ProgressMeter(title, total, unit="examples") as meter:
@@ -173,15 +173,15 @@ def cache_outputs(
 
 
 def cached_scores(computation: Computation, examples: EncodedSplits) -> dict[str, Scores]:
-    """The scores of a teacher on every split but `train`, by example, from its cached logits."""
+    """Returns the teacher's scores on every split except `train`, by example, from its cached logits."""
     scores = {}
     for name, split in examples.items():
         if name == "train" or not isinstance(split, Examples):
             continue
         logits = cache_outputs(computation, split, title=f"teacher on {name}").outputs.logits()
-        items = [computation.task.select(split[step]) for step in scoring_steps(split.lengths)]
-        labels = torch.cat([of_batch.labels for of_batch in items]).numpy()
-        example_id = torch.cat([of_batch.example_id() for of_batch in items]).numpy()
+        batches = [computation.task.select(split[step]) for step in scoring_steps(split.lengths)]
+        labels = torch.cat([items.labels for items in batches]).numpy()
+        example_id = torch.cat([items.example_id() for items in batches]).numpy()
         order = example_id.argsort(kind="stable")
         scores[name] = Scores({"logits": logits}, labels[order], example_id[order])
     return scores
@@ -197,9 +197,9 @@ def _obstacle(cache: OutputCache, objective: Objective, task: Task, *, hidden_gb
 
 
 def _logit_bytes(cache: OutputCache, task: Task, examples: Examples, teacher: PreTrainedModel, number: int) -> float:
-    """The size of the logits of so many examples."""
-    of_item = cache.item_bytes(teacher.config.num_labels, over_vocabulary=task.over_vocabulary)
-    return number * examples.items_per_example * of_item
+    """Returns the size of the logits of `number` examples, in bytes."""
+    item_bytes = cache.item_bytes(teacher.config.num_labels, over_vocabulary=task.over_vocabulary)
+    return number * examples.items_per_example * item_bytes
 
 
 def _hidden_size(objective: Objective, teacher: PreTrainedModel) -> int | None:
@@ -228,13 +228,13 @@ def _compute(
     hidden: bool,
     done: Callable[[int], None],
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """The columns of `CachedOutputs.add` for the examples from `first` on, of these lengths, in their order.
+    """Computes the arguments of `CachedOutputs.add` for the examples from `first` on, which have these lengths.
 
-    And `hidden [tokens, H]` (float16), all tokens of these examples one after the other.
+    Returns the columns, and the hidden states of all tokens `[tokens, H]` (float16) if `hidden` is True.
     """
     needs = frozenset({"hidden_states"}) if hidden else frozenset[str]()
     starts = lengths.cumsum() - lengths
-    # Written into one array: views of every batch would keep all of them in memory.
+    # Copied into one array, because views would keep the outputs of all batches in memory.
     states = torch.empty(int(lengths.sum()), teacher.config.hidden_size if hidden else 0, dtype=torch.float16)
     per_example: list[dict[str, Tensor]] = [{} for _ in lengths]
     counts = torch.zeros(len(lengths), dtype=torch.long)
@@ -260,17 +260,17 @@ def _compute(
             for index, tokens in zip(micro_batch, _last_states(outputs, batch), strict=True):
                 states[starts[index] : starts[index] + lengths[index]] = tokens
         done(len(micro_batch))
-    found = {name: torch.cat([columns[name] for columns in per_example]) for name in per_example[0]}
+    result = {name: torch.cat([columns[name] for columns in per_example]) for name in per_example[0]}
     if not bool((counts == 1).all()):
-        found["counts"] = counts
+        result["counts"] = counts
     if task.over_vocabulary:
-        found |= {"counts": counts, "profile": (profile / counts.sum().clamp(min=1)).half().cpu()}
-    return found, states if hidden else None
+        result |= {"counts": counts, "profile": (profile / counts.sum().clamp(min=1)).half().cpu()}
+    return result, states if hidden else None
 
 
 def _last_states(outputs: ItemOutputs, batch: Batch) -> Iterator[Tensor]:
-    """For each example the last hidden states of its tokens, padding excluded: `[tokens, H]` (float16), on the CPU."""
+    """Returns the last hidden states of each example without padding, `[tokens, H]` (float16) on the CPU."""
     hidden_states = outputs.whole().hidden_states
     assert hidden_states is not None
     last, mask = hidden_states[-1].half().cpu(), batch["attention_mask"].bool().cpu()
-    return (of_example[is_token] for of_example, is_token in zip(last, mask, strict=True))
+    return (states[is_token] for states, is_token in zip(last, mask, strict=True))

@@ -1,4 +1,4 @@
-"""A teacher for a task: used as it is, fine-tuned earlier and cached, or fine-tuned now."""
+"""Prepares a teacher for a task: loads it, and fine-tunes and caches it if its head does not fit."""
 
 import copy
 import gc
@@ -32,7 +32,7 @@ from distill.training.module import DistillationModule, freeze
 from distill.training.settings import TrainerSettings, check_budget, check_processes
 
 FORMAT = 3  # Of a fine-tuned teacher in the cache.
-# Called with a teacher's model, tokenizer and examples before it is trained; raises for a student that cannot follow.
+# Called with model, tokenizer and examples before the fine-tuning; raises an error if the student does not suit them.
 Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase, EncodedSplits], None]
 
 
@@ -40,8 +40,8 @@ class Weights(Protocol):
     """A source of a teacher's weights: a class of `teachers/`.
 
     Attributes:
-        name: names the teacher in records and directories.
-        precision: of the teacher's forward passes, `float32` or `bfloat16`.
+        name: name of the teacher in records and directories.
+        precision: precision of the forward passes, `float32` or `bfloat16`.
         is_new: whether the weights are random.
     """
 
@@ -50,32 +50,31 @@ class Weights(Protocol):
     is_new: bool
 
     def locate(self) -> Path | None:
-        """Finds the weights, in seconds; raises UnreachableError where they are not to be had."""
+        """Returns the directory of the weights, if any; raises UnreachableError if they are not available."""
         ...
 
     def resolved(self) -> str:
-        """The teacher as records name it."""
+        """Returns the name in records."""
         ...
 
     def fingerprint(self) -> str:
-        """A digest of everything that the model depends on."""
+        """Returns a digest of everything that the model depends on."""
         ...
 
     def load(self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str]) -> Start:
-        """The model with a head for `labels`, or over the vocabulary, and its tokenizer."""
+        """Loads the model with a head for `labels`, or over the vocabulary, and its tokenizer."""
         ...
 
 
 @dataclass(frozen=True)
 class TeacherSource:
-    """The weights of a teacher, how to fine-tune them, and how to cache its outputs.
+    """The weights of a teacher, the settings of its fine-tuning, and the cache of its outputs.
 
     Args:
-        weights: where they come from.
-        finetune: settings of the fine-tuning where the head does not fit the task; None makes that an error.
+        weights: the source of the weights.
+        finetune: settings of the fine-tuning if the head does not fit the task; None raises an error instead.
         cache: the rules for caching outputs.
-        substitute: makes the source that takes the place of one whose weights cannot be had; only for a task whose
-            data comes with the program.
+        substitute: creates the teacher to use if the weights are not available; only for a task with built-in data.
     """
 
     weights: Weights
@@ -85,10 +84,10 @@ class TeacherSource:
 
 
 class PreparedTeacher:
-    """A teacher that fits its task, its metrics on the splits that are scored, and the seconds of its fine-tuning.
+    """A teacher that fits its task, with its metrics and the seconds of its fine-tuning.
 
-    `model` is the float32 model; `release` frees its memory until it is read again. `fingerprint` stands for
-    everything that its outputs depend on, the inputs aside.
+    `model` is the float32 model. `release` frees its memory, and the next access loads it again. `fingerprint`
+    is a digest of everything that its outputs depend on except the inputs.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class PreparedTeacher:
         return f"{self.weights}-{self.precision}"
 
     def running(self) -> PreTrainedModel:
-        """The model on the device and in the precision of its forward passes."""
+        """Returns the model on the device and in the precision of its forward passes."""
         dtype = getattr(torch, self.precision)
         if dtype == torch.float32 and self.device.type == "cpu":
             return self.model
@@ -140,24 +139,24 @@ class PreparedTeacher:
         gc.collect()  # A frozen model refers to itself.
 
     def record(self) -> dict[str, Any]:
-        """The `teacher` of run.json."""
+        """Returns the `teacher` of run.json."""
         fields = ("requested", "resolved", "substituted", "origin", "precision", "metrics", "parameters")
         return {name: getattr(self, name) for name in fields}
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """Everything that preparing a teacher for a task takes.
+    """Everything that the preparation of a teacher needs.
 
     Args:
         task: the teacher's task.
         splits: the task's data.
-        cache_dir: holds fine-tuned teachers, outputs and tokens.
-        run_directory: holds the checkpoints of a fine-tuning.
-        device: where the teacher runs.
-        resume: goes on with a fine-tuning that was begun in `run_directory`.
-        dry_run: fine-tunes nothing; a teacher that would be fine-tuned is returned as it is.
-        rehearse: called before the teacher is trained, so that what cannot follow it fails early.
+        cache_dir: directory of fine-tuned teachers, outputs and tokens.
+        run_directory: directory of the checkpoints of a fine-tuning.
+        device: device of the teacher.
+        resume: whether to resume a fine-tuning in `run_directory`.
+        dry_run: whether to return the teacher without the fine-tuning.
+        rehearse: called before the fine-tuning, so that errors of later stages occur early.
     """
 
     task: Task
@@ -171,10 +170,10 @@ class Preparation:
 
 
 def locate(source: TeacherSource, task: Task) -> tuple[TeacherSource, bool]:
-    """The source whose weights are there, and whether it is the substitute; takes seconds.
+    """Returns the source, or its substitute if the weights are not available, and whether it is the substitute.
 
     Raises:
-        UserError: where the weights cannot be had and there is no substitute.
+        UserError: if the weights are not available and there is no substitute.
     """
     try:
         source.weights.locate()
@@ -185,10 +184,10 @@ def locate(source: TeacherSource, task: Task) -> tuple[TeacherSource, bool]:
         substitute = source.substitute()
         console.rule("ANOTHER TEACHER TEACHES", style="bold yellow")
         print_line(
-            f"Requested    {source.weights.name}: its weights are not on this machine, and the Hub does not answer."
+            f"Requested    {source.weights.name}: its weights are not on this machine, and the Hub does not respond."
         )
         print_line(f"In its place {substitute.weights.resolved()}.", style="bold")
-        print_line("All numbers below are of that small teacher. With the files of yours at hand: teacher.path=DIR")
+        print_line("All numbers below are of that small teacher. To use your own files, set teacher.path=DIR")
         console.rule(style="bold yellow")
         substitute.weights.locate()
         return substitute, True
@@ -200,7 +199,7 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
     A fine-tuned teacher is cached under a fingerprint of weights, data and settings.
 
     Raises:
-        UserError: for a teacher that does not fit and is not to be fine-tuned.
+        UserError: if the teacher does not fit and must not be fine-tuned.
     """
     task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
     key = _fingerprint(source, task, splits)[:16] if task.fine_tunes_teacher else ""
@@ -234,7 +233,7 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
 
 
 def load_start(source: TeacherSource, task: Task, splits: Splits) -> Start:
-    """The teacher before any training; a head that it lacks is drawn from a fixed seed."""
+    """Loads the teacher before any training. A new head is initialized from a fixed seed."""
     torch.manual_seed(0 if source.finetune is None else source.finetune.seed)
     labels = None if task.over_vocabulary else splits.labels
     start = source.weights.load(task.auto_class, labels, splits.texts())
@@ -243,7 +242,7 @@ def load_start(source: TeacherSource, task: Task, splits: Splits) -> Start:
 
 
 def _check(start: Start, source: TeacherSource, task: Task) -> None:
-    """Raises UserError for a teacher that cannot do this task; shows its notices."""
+    """Raises UserError if the teacher does not suit the task, and prints its notices."""
     check_length(start.model, start.tokenizer, task.max_length, who="teacher")
     name = source.weights.resolved()
     if not task.fine_tunes_teacher:
@@ -272,16 +271,16 @@ def _check(start: Start, source: TeacherSource, task: Task) -> None:
 def score(
     teacher: PreparedTeacher, task: Task, examples: EncodedSplits, *, cache: OutputCache, directory: Path
 ) -> None:
-    """Fills in the teacher's metrics on the splits that are scored; its outputs for them are cached.
+    """Sets the teacher's metrics on the splits that are scored, and caches its outputs for them.
 
     Raises:
-        UserError: for a teacher whose metrics say that it must not teach.
+        UserError: if the metrics are too bad for a teacher.
     """
     if cache.enabled is False or task.over_vocabulary:
         loaders = batching.evaluation_loaders(examples)
         scores = {name: evaluate(teacher.running(), task, loader) for name, loader in loaders.items()}
         if not task.over_vocabulary:
-            scores = {name: of_split.by_example() for name, of_split in scores.items()}
+            scores = {name: split_scores.by_example() for name, split_scores in scores.items()}
     else:
         scores = cached_scores(Computation(teacher.running, teacher.fingerprint, task, cache, directory), examples)
     teacher.metrics = split_metrics(task, scores)
@@ -294,7 +293,7 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
         settings = asdict(replace(source.finetune, precision=source.finetune.resolved_precision()))
         for name in ("checkpoint_steps", "devices", "strategy"):
             settings.pop(name)  # They do not change the result.
-        if source.finetune.processes() > 1:  # A step sees the batches of all of them.
+        if source.finetune.processes() > 1:  # A step contains the batches of all ranks.
             settings["processes"] = source.finetune.processes()
     return _digest([FORMAT, source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings])
 
@@ -306,8 +305,8 @@ def _digest(parts: Sequence[object]) -> str:
 def _finetune(
     source: TeacherSource, start: Start, preparation: Preparation, examples: EncodedSplits, target: Path
 ) -> float:
-    """Fine-tunes on the hard labels, saves the result in `target`, and returns the seconds it took."""
-    began = time.perf_counter()
+    """Fine-tunes on the hard labels, saves the result in `target`, and returns the duration in seconds."""
+    started = time.perf_counter()
     task, splits, settings = preparation.task, preparation.splits, source.finetune
     assert settings is not None
     directory = preparation.run_directory / "teacher"
@@ -332,16 +331,16 @@ def _finetune(
     with atomic_directory(target, reuse_intact=True) as temporary:
         module.student.save_pretrained(temporary)
         start.tokenizer.save_pretrained(temporary)
-        about = {"task": task.name, "data": splits.sha256, "settings": asdict(settings)}
-        write_json(temporary / "distill.json", about)
+        metadata = {"task": task.name, "data": splits.sha256, "settings": asdict(settings)}
+        write_json(temporary / "distill.json", metadata)
     checkpoints.remove(directory / "checkpoints")  # The result is in the cache.
     del module
-    gc.collect()  # Module and trainer refer to each other, and hold the optimizer's state.
-    return time.perf_counter() - began
+    gc.collect()  # Module and trainer refer to each other and to the optimizer's state.
+    return time.perf_counter() - started
 
 
 def _is_cached(directory: Path) -> bool:
-    """Whether the fine-tuned teacher is there; a damaged one is made again."""
+    """Returns whether the fine-tuned teacher is in the cache and intact."""
     if directory.is_dir() and not is_intact(directory):
         print_notice(f"the fine-tuned teacher {directory} is damaged and made again")
         return False
@@ -355,7 +354,7 @@ def _load(directory: Path, task: Task) -> PreTrainedModel:
 
 
 def adopt_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Writes the tokenizer's separator and padding to the model's configuration, where a student reads them."""
+    """Writes the tokenizer's separator and padding to the model's configuration, from which students read them."""
     model.config.sep_token_id = tokenizer.sep_token_id
-    if getattr(model.config, "pad_token_id", None) is None:  # An existing one decides where positions begin.
+    if getattr(model.config, "pad_token_id", None) is None:  # An existing one determines where positions begin.
         model.config.pad_token_id = tokenizer.pad_token_id

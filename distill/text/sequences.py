@@ -1,4 +1,4 @@
-"""Packed sequences of raw text with their masks, cached on disk."""
+"""Packed and masked sequences of raw text, whose tokens are cached on disk."""
 
 import hashlib
 import itertools
@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from distill.console import print_line
 from distill.contracts import IGNORED, BatchOptions, Loader
 from distill.data import docstrings, token_cache
-from distill.data.batching import Batch, bucket_loader, padded, padding_of, places_of
+from distill.data.batching import Batch, bucket_loader, pad_columns, padding_values, token_positions
 from distill.errors import UserError
 from distill.files import atomic_directory, is_intact
 from distill.text.corpus import DOCUMENT_UNITS, Corpus, choose_held_out, is_held_out
@@ -26,32 +26,31 @@ from distill.text.packing import Packer, TokenSequence, find_continuations
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-KEPT_FORMAT = 1
+CACHE_FORMAT = 1
 PACKINGS = ("full_sentences", "doc_sentences", "segment_pair", "sentence")
 PAIRS = ("nsp", "sop")
 
 
 @dataclass(frozen=True)
 class SequenceSettings:
-    """Where raw text comes from, and how it becomes masked sequences: plain values, as the YAML has them.
+    """Settings of raw text and of the masked sequences made from it, the keys of `conf/task/mlm.yaml`.
 
     Args:
-        mask: the tokens that are chosen, and their replacement.
-        data_dir: a file, or a folder of text files, JSONL (these also `.gz`) and Parquet; None takes the Hub's
+        mask: selection and replacement of the masked tokens.
+        data_dir: a file, or a folder of text files, JSONL (these also `.gz`) and Parquet. None uses the Hub's
             `hub_id`.
-        builtin: the text comes with the program.
-        text: the column of JSONL, Parquet and the Hub that holds the text.
-        documents: the unit of a text file that is a document: the `file`, a `paragraph` between blank lines, or a
-            `line`.
+        builtin: whether to use the built-in text.
+        text: column of the text in JSONL, Parquet and the Hub.
+        documents: unit of the documents in a text file: the `file`, a `paragraph` between blank lines, or a `line`.
         packing: one of `PACKINGS`, as in `packing.Packer`.
-        pair: for `segment_pair`, the second objective: `nsp`, `sop` or none.
-        max_length: tokens of a sequence.
-        masking: `dynamic` draws new masks in every epoch; `static` has `masks` fixed ones of every sequence, another
-            one in each epoch until they are used up, so that teacher outputs can be cached.
-        dev_fraction: share of the documents held out as dev.
-        dev_examples: sequences of dev, always the same ones; None scores all.
-        seed: decides which documents are held out, and draws masks and pairs.
-        streaming: reads, tokenizes and masks during the training; `auto` does so for a data set of the Hub and for
+        pair: second objective of `segment_pair`: `nsp`, `sop` or None.
+        max_length: number of tokens in a sequence.
+        masking: `dynamic` draws new masks in every epoch. `static` draws `masks` fixed ones for each sequence and
+            uses them in turn, one in each epoch, so that teacher outputs can be cached.
+        dev_fraction: share of the documents that is held out as dev.
+        dev_examples: number of sequences in dev, always the same ones; None uses all.
+        seed: seed of the held-out documents, the masks and the pairs.
+        streaming: whether to read, tokenize and mask during the training. `auto` streams a data set of the Hub and
             more than `keep_gb` of files.
     """
 
@@ -85,7 +84,7 @@ class SequenceSettings:
                 raise ValueError(f"got task.{option}={value}, expected one of {choices}")
         if self.pair is not None and self.packing != "segment_pair":
             raise ValueError(
-                f"got task.pair={self.pair} and task.packing={self.packing}: pairs want task.packing=segment_pair"
+                f"got task.pair={self.pair} and task.packing={self.packing}: pairs need task.packing=segment_pair"
             )
         if not 0 < self.dev_fraction < 1:
             raise ValueError(f"got task.dev_fraction={self.dev_fraction}, expected a share between 0 and 1")
@@ -100,16 +99,22 @@ class SequenceSettings:
 
 
 class Sequences(Dataset[Batch]):
-    """Packed sequences; an index is a list of them, and of visits, as `LengthBuckets` numbers them.
+    """Packed sequences, masked on access. An index is a list of sequences and visits, as `LengthBuckets` yields it.
 
-    The masks depend on the seed, the sequence and the visit alone. `lengths [N]` are in tokens.
+    The masks depend only on the seed, the sequence and the visit. `lengths [N]` are in tokens.
+
+    Args:
+        tokens: the packed sequences.
+        rows: indices of the sequences to use; None uses all.
+        first: number of the first sequence, on which its masks depend.
+        visits: number of different masks of a sequence; None draws new ones in every epoch.
     """
 
     truncated = 0
 
     def __init__(
         self,
-        kept: token_cache.Tokens,
+        tokens: token_cache.Tokens,
         settings: SequenceSettings,
         tokenizer: "PreTrainedTokenizerBase",
         *,
@@ -119,50 +124,50 @@ class Sequences(Dataset[Batch]):
     ) -> None:
         chosen = slice(None) if rows is None else rows
         self.visits, self.first = visits, first
-        self.lengths = np.diff(kept.offsets)[chosen]
+        self.lengths = np.diff(tokens.offsets)[chosen]
         self.longest = int(self.lengths.max())
         self.items_per_example = float(self.lengths.mean()) * settings.mask.probability
-        part = None if rows is None else rows.tolist()
-        self.digest = _digest([kept.digest, part, _masks(settings, tokenizer), visits])
-        self._columns, self._starts = kept.columns, kept.offsets[:-1][chosen]
-        self._pair_labels = None if kept.pair_labels is None else kept.pair_labels[chosen]
-        self._padding = padding_of(tokenizer) | {"labels": IGNORED}
+        chosen_rows = None if rows is None else rows.tolist()
+        self.digest = _digest([tokens.digest, chosen_rows, _describe_masks(settings, tokenizer), visits])
+        self._columns, self._starts = tokens.columns, tokens.offsets[:-1][chosen]
+        self._pair_labels = None if tokens.pair_labels is None else tokens.pair_labels[chosen]
+        self._padding = padding_values(tokenizer) | {"labels": IGNORED}
         self._pads_left = tokenizer.padding_side == "left"
-        self._masker, self._continues = _masker(settings, tokenizer), _continues(settings, tokenizer)
+        self._masker, self._continues = _create_masker(settings, tokenizer), _find_continuations(settings, tokenizer)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, indices: Sequence[int]) -> Batch:
-        called = np.asarray(indices)
-        visits, chosen = np.divmod(called, len(self))
+        example_id = np.asarray(indices)
+        visits, chosen = np.divmod(example_id, len(self))
         lengths = self.lengths[chosen]
-        places = places_of(self._starts[chosen], lengths)
-        rows = {name: values[places] for name, values in self._columns.items()}
+        positions = token_positions(self._starts[chosen], lengths)
+        columns = {name: values[positions] for name, values in self._columns.items()}
         masked = []
-        for ids, row, visit in zip(np.split(rows["input_ids"], lengths.cumsum()[:-1]), chosen, visits, strict=True):
+        for ids, row, visit in zip(np.split(columns["input_ids"], lengths.cumsum()[:-1]), chosen, visits, strict=True):
             masked.append(self._masker(ids, self._continues[ids], example=self.first + int(row), visit=int(visit)))
-        rows["input_ids"], rows["labels"] = (np.concatenate(parts) for parts in zip(*masked, strict=True))
-        batch = padded(rows, lengths, longest=self.longest, padding=self._padding, left=self._pads_left)
-        batch["example_id"] = called
+        columns["input_ids"], columns["labels"] = (np.concatenate(arrays) for arrays in zip(*masked, strict=True))
+        batch = pad_columns(columns, lengths, longest=self.longest, padding=self._padding, left=self._pads_left)
+        batch["example_id"] = example_id
         if self._pair_labels is not None:
             batch["pair_labels"] = self._pair_labels[chosen].astype(np.int64)
         return {name: torch.from_numpy(array) for name, array in batch.items()}
 
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
-        """A loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
+        """Returns a loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
         return bucket_loader(self, **batches)
 
 
 def keep_sequences(
     corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path
 ) -> dict[str, Sequences]:
-    """`train` and `dev` in packed sequences, tokenized once and cached.
+    """Returns the packed sequences of `train` and `dev`, tokenized once and cached.
 
     Raises:
-        UserError: for a corpus that is empty, a single document, or shorter than one sequence.
+        UserError: if the corpus is empty, a single document, or shorter than one sequence.
     """
-    splits = _keep(corpus, settings, tokenizer, cache_dir)
+    splits = _cache_tokens(corpus, settings, tokenizer, cache_dir)
     dev_rows = None
     if settings.dev_examples is not None and settings.dev_examples < len(splits["dev"]):
         order = np.random.default_rng(settings.seed).permutation(len(splits["dev"]))
@@ -175,20 +180,20 @@ def keep_sequences(
 
 
 def dev_of_stream(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> Sequences:
-    """The `dev` of a corpus that is streamed: the first sequences of its held-out documents.
+    """Returns the `dev` of a streamed corpus: the first sequences of its held-out documents.
 
     Raises:
-        UserError: for settings that a stream cannot follow, or held-out documents shorter than one sequence.
+        UserError: if a stream does not support the settings, or the held-out documents are shorter than one sequence.
     """
-    cached = in_memory(_dev_of_stream(corpus, settings, tokenizer), settings, _kept_digest(corpus, settings, tokenizer))
-    return Sequences(cached, settings, tokenizer)
+    dev, digest = _pack_stream_dev(corpus, settings, tokenizer), _compute_digest(corpus, settings, tokenizer)
+    return Sequences(join_sequences(dev, settings, digest), settings, tokenizer)
 
 
 def open_corpus(settings: SequenceSettings, cache_dir: Path) -> Corpus:
-    """The documents of the corpus."""
+    """Returns the corpus of the settings."""
     builtin_file = None
     if settings.data_dir is None and settings.hub_id is None and settings.builtin:
-        # Without dev.jsonl, on which the classification task is scored.
+        # dev.jsonl is excluded because the classification task is scored on it.
         builtin_file = docstrings.prepare_dataset(cache_dir, seed=0) / "train.jsonl"
     return Corpus(
         data_dir=settings.data_dir,
@@ -200,18 +205,18 @@ def open_corpus(settings: SequenceSettings, cache_dir: Path) -> Corpus:
 
 
 def is_streamed(settings: SequenceSettings, corpus: Corpus) -> bool:
-    """Whether it is read on the way, and not once and for all."""
+    """Returns whether the corpus is read during the training instead of cached before it."""
     if settings.streaming != "auto":
         return bool(settings.streaming)
     size = corpus.count_bytes()
     return size is None or size > settings.keep_gb * 1e9
 
 
-def _keep(
+def _cache_tokens(
     corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path
 ) -> dict[str, token_cache.Tokens]:
-    """Both splits, tokenized and packed once and found again in the cache."""
-    digest = _kept_digest(corpus, settings, tokenizer)
+    """Returns the tokens of both splits from the cache, and tokenizes and packs them if they are missing."""
+    digest = _compute_digest(corpus, settings, tokenizer)
     directory = cache_dir / "tokens" / digest[:20]
     if not is_intact(directory):
         print_line(f"Tokens: {corpus.describe()} is tokenized once, in {directory}")
@@ -227,23 +232,24 @@ def _keep(
                 for sequence in packer.finish():
                     writers[split].write_example(_columns(sequence), sequence.pair_label if settings.pair else None)
                 if not len(writers[split]):
-                    raise UserError(too_short(corpus, settings, split))
+                    raise UserError(too_short_message(corpus, settings, split))
                 writers[split].close()
-        lost = sum(packer.dropped_token_count for packer in packers.values()) / sum(
+        dropped = sum(packer.dropped_token_count for packer in packers.values()) / sum(
             packer.token_count for packer in packers.values()
         )
-        if lost >= 0.01:
+        if dropped >= 0.01:
             print_line(
-                f"Tokens: {lost:.1%} are in no sequence, cut off or too few for one (task.packing={settings.packing})"
+                f"Tokens: {dropped:.1%} are in no sequence, cut off or too few for one "
+                f"(task.packing={settings.packing})"
             )
     return {
         split: token_cache.read_tokens(directory / f"{split}.arrow", f"{digest}-{split}") for split in ("train", "dev")
     }
 
 
-def _kept_digest(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Stands for everything that the sequences depend on, masks aside."""
-    how = [
+def _compute_digest(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Returns a digest of everything that the sequences depend on except masks."""
+    options = [
         settings.packing,
         settings.pair,
         settings.max_length,
@@ -253,49 +259,53 @@ def _kept_digest(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrai
     ]
     return _digest(
         [
-            KEPT_FORMAT,
+            CACHE_FORMAT,
             token_cache.FORMAT_VERSION,
             corpus.compute_fingerprint(),
-            how,
+            options,
             token_cache.describe_tokenizer(tokenizer),
         ]
     )
 
 
 def held_out_of(corpus: Corpus, settings: SequenceSettings) -> Callable[[str], bool]:
-    """Whether a document is held out, by its key; where the draw takes none or all of them, at least one is.
+    """Returns the function that tells by its key whether a document is held out: at least one and never all.
 
-    Reads the corpus up to the first document that is held out and the first that is not.
+    Reads the keys up to the first document that is held out and the first one that is not.
     """
-    drawn = partial(is_held_out, fraction=settings.dev_fraction, seed=settings.seed)
+    is_drawn = partial(is_held_out, fraction=settings.dev_fraction, seed=settings.seed)
     keys: list[str] = []
     for key in corpus.read_keys():
         keys.append(key)
-        if drawn(keys[0]) != drawn(key):
-            return drawn
+        if is_drawn(keys[0]) != is_drawn(key):
+            return is_drawn
     return choose_held_out(keys, fraction=settings.dev_fraction, seed=settings.seed).__contains__
 
 
-def _dev_of_stream(
+def _pack_stream_dev(
     corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[TokenSequence]:
-    """The first sequences of held-out documents, as many as dev is to have."""
+    """Returns the first `dev_examples` sequences of the held-out documents."""
     if settings.masking == "static":
         raise UserError(
             f"{corpus.describe()} is streamed, which shows a text once only: set task.masking=dynamic, or "
-            "task.streaming=false to keep all of it on disk"
+            "task.streaming=false to cache all of it on disk"
         )
     if settings.dev_examples is None:
         raise UserError(f"{corpus.describe()} is streamed: give task.dev_examples, or dev would be read to its end")
     held_out = held_out_of(corpus, settings)
-    found = make_packer(settings, tokenizer, settings.seed).pack_documents(corpus.read_documents(select=held_out))
-    dev = list(itertools.islice(found, settings.dev_examples))
+    packer = make_packer(settings, tokenizer, settings.seed)
+    sequences = packer.pack_documents(corpus.read_documents(select=held_out))
+    dev = list(itertools.islice(sequences, settings.dev_examples))
     if not dev:
-        raise UserError(too_short(corpus, settings, "dev"))
+        raise UserError(too_short_message(corpus, settings, "dev"))
     return dev
 
 
-def in_memory(sequences: Sequence[TokenSequence], settings: SequenceSettings, digest: str = "") -> token_cache.Tokens:
+def join_sequences(
+    sequences: Sequence[TokenSequence], settings: SequenceSettings, digest: str = ""
+) -> token_cache.Tokens:
+    """Returns the sequences as the columns of one split."""
     columns = [_columns(sequence) for sequence in sequences]
     lengths = [len(sequence.ids) for sequence in sequences]
     return token_cache.Tokens(
@@ -316,34 +326,37 @@ def make_packer(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase"
     return Packer(tokenizer, packing=settings.packing, max_length=settings.max_length, pair=settings.pair, seed=seed)
 
 
-def _masker(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> Masker:
+def _create_masker(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> Masker:
     if tokenizer.mask_token_id is None:
         raise UserError(
             f"the tokenizer ({type(tokenizer).__name__}) has no mask token, which masked language modelling needs"
         )
     return Masker(
         settings.mask, mask_id=tokenizer.mask_token_id, special_ids=tokenizer.all_special_ids,
-        vocabulary_size=_size(tokenizer), seed=settings.seed,
+        vocabulary_size=_vocabulary_size(tokenizer), seed=settings.seed,
     )  # fmt: skip
 
 
-def _continues(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
-    """Of every token whether it goes on with a word; nobody asks where single tokens are masked."""
-    return np.zeros(_size(tokenizer), dtype=bool) if settings.mask.unit == "token" else find_continuations(tokenizer)
+def _find_continuations(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
+    """Returns for each token whether it continues a word, `[V]`; all False if single tokens are masked."""
+    if settings.mask.unit == "token":
+        return np.zeros(_vocabulary_size(tokenizer), dtype=bool)
+    return find_continuations(tokenizer)
 
 
-def _size(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """Ids up to the largest; not all of them need be tokens."""
+def _vocabulary_size(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """Returns the largest id plus one; some ids may have no token."""
     return int(max(tokenizer.get_vocab().values())) + 1
 
 
-def _masks(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> list[object]:
+def _describe_masks(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> list[object]:
     return [asdict(settings.mask), settings.seed, tokenizer.mask_token_id, sorted(tokenizer.all_special_ids)]
 
 
-def too_short(
+def too_short_message(
     corpus: Corpus, settings: SequenceSettings, split: str = "train", *, rank: int = 0, world: int = 1
 ) -> str:
+    """Returns the message for a corpus, or the part of one rank, that is shorter than one sequence."""
     if world > 1:
         return (
             f"{corpus.describe()}: process {rank} of {world} has no sequence to train on, as there are too few "
@@ -354,11 +367,11 @@ def too_short(
     if settings.packing == "segment_pair":
         return (
             f"{corpus.describe()}: {part} has no document of two sentences, which make a pair: set task.documents=file "
-            "or paragraph, give more text, or take another task.packing"
+            "or paragraph, give more text, or set another task.packing"
         )
     return (
         f"{corpus.describe()}: {part} is shorter than one sequence of task.max_length={settings.max_length} tokens: "
-        "give more text, a smaller task.max_length or another task.dev_fraction, or take task.packing=sentence"
+        "give more text, a smaller task.max_length or another task.dev_fraction, or set task.packing=sentence"
     )
 
 

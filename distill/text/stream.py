@@ -1,4 +1,4 @@
-"""Optimizer steps out of raw text that is read, packed and masked during the training."""
+"""Streaming of raw text, which is read, packed and masked during the training."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -14,20 +14,27 @@ from distill.data.batching import Batch, LengthBuckets
 from distill.errors import UserError
 from distill.text.corpus import Corpus, Position
 from distill.text.packing import TokenSequence
-from distill.text.sequences import Sequences, SequenceSettings, held_out_of, in_memory, make_packer, too_short
+from distill.text.sequences import (
+    Sequences,
+    SequenceSettings,
+    held_out_of,
+    join_sequences,
+    make_packer,
+    too_short_message,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BUFFER = 8192  # Sequences of a stream, at least, that are shuffled together.
+BUFFER = 8192  # Least number of sequences that are shuffled together.
 
 
 class BufferPosition(TypedDict, total=False):
-    """The beginning of sequences that are shuffled together, in plain values: it is stored in checkpoints.
+    """Position of a buffer, the sequences that are shuffled together, in plain values for checkpoints.
 
     Attributes:
-        number: of the buffer, counted from the beginning of the training.
-        visit: earlier passes over the corpus.
+        number: index of the buffer in the training.
+        visit: number of earlier passes over the corpus.
         corpus: the fields of `Position`.
         packer: the state of the `Packer`.
     """
@@ -39,7 +46,7 @@ class BufferPosition(TypedDict, total=False):
 
 
 class StepPosition(TypedDict):
-    """The position of a step in the corpus: its buffer, and its first micro-batch in that."""
+    """Position of a step: its buffer and the index of its first micro-batch in it."""
 
     buffer: BufferPosition
     micro_batch: int
@@ -47,7 +54,7 @@ class StepPosition(TypedDict):
 
 @dataclass(frozen=True)
 class StreamedText:
-    """The training split of a corpus that is too large to be kept as tokens."""
+    """The training split of a corpus that is too large to be cached as tokens."""
 
     corpus: Corpus
     settings: SequenceSettings
@@ -56,14 +63,14 @@ class StreamedText:
 
     @cached_property
     def digest(self) -> str:
-        """Stands for the corpus."""
+        """Returns the fingerprint of the corpus."""
         return self.corpus.compute_fingerprint()
 
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
-        """Yields one optimizer step at a time, `steps` in all.
+        """Returns a loader of `steps` optimizer steps.
 
         Raises:
-            UserError: without a number of steps, and for fewer documents than processes.
+            UserError: without a number of steps, or if there are fewer documents than processes.
         """
         if steps is None:
             raise UserError(
@@ -71,26 +78,26 @@ class StreamedText:
             )
         world = batches.pop("world", 1)
         stream = Stream(self.corpus, self.settings, self.tokenizer, steps=steps, batches=batches, world=world)
-        found = len(list(itertools.islice(filter(stream.is_wanted, self.corpus.read_keys()), world)))
-        if found < world:
+        count = len(list(itertools.islice(filter(stream.is_training_document, self.corpus.read_keys()), world)))
+        if count < world:
             raise UserError(
-                f"{self.corpus.describe()} has {found} documents to train on, fewer than the {world} processes: start "
+                f"{self.corpus.describe()} has {count} documents to train on, fewer than the {world} processes: start "
                 "fewer, set task.documents=paragraph or line, or give more text"
             )
         return DataLoader(stream, batch_size=None, pin_memory=torch.cuda.is_available())
 
 
 class Stream(IterableDataset[list[Batch]]):
-    """Optimizer steps out of a corpus that is read as they are asked for, again from its beginning at its end.
+    """Optimizer steps of a corpus that is read during the training, repeatedly if it is too short.
 
-    Some thousand sequences at a time are shuffled and masked like those that are kept. Each process reads its own
-    documents. Its length is that of the whole training.
+    A buffer of sequences is shuffled and masked like cached sequences. Each rank reads its own documents. The length
+    is the number of steps of the whole training.
 
-    `place` says, in plain values, where the last step stands that it gave: a stream that is given it, and in `skip` how
-    many steps there were so far, begins with the next one. Of what is behind it, one file at most is read again.
+    `place` is the position of the last step. To resume after it, set `place` and, in `skip`, the number of finished
+    steps. At most one file is read again.
 
     Raises:
-        UserError: for a process whose documents make no sequence.
+        UserError: if the documents of a rank are shorter than one sequence.
     """
 
     def __init__(
@@ -110,17 +117,17 @@ class Stream(IterableDataset[list[Batch]]):
         self.place: StepPosition | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """To another process goes what is read, and nothing of what it says."""
-        return {name: value for name, value in vars(self).items() if name not in ("sample", "is_wanted")}
+        """Omits the cached properties."""
+        return {name: value for name, value in vars(self).items() if name not in ("sample", "is_training_document")}
 
     @cached_property
     def sample(self) -> Sequences:
-        """The first sequences."""
+        """Returns the first buffer."""
         return next(self._buffers())[1]
 
     @cached_property
-    def is_wanted(self) -> Callable[[str], bool]:
-        """Whether a document is trained on, by its key."""
+    def is_training_document(self) -> Callable[[str], bool]:
+        """Returns the function that tells by its key whether a document is in the training split."""
         held_out = held_out_of(self.corpus, self.settings)
         return lambda key: not held_out(key)
 
@@ -136,13 +143,13 @@ class Stream(IterableDataset[list[Batch]]):
         else:
             micro_batches = self._micro_batches()
         for _ in range(done, self.steps):
-            # Of whichever buffers they are: all processes need as many.
+            # A step may continue in the next buffer, because all ranks need equally many micro-batches.
             step = list(itertools.islice(micro_batches, size))
             self.place = step[0][0]
             yield [examples[rows] for _, examples, rows in step]
 
     def buckets(self, examples: Sequences, epoch: int = 0) -> LengthBuckets:
-        """The steps of so many sequences."""
+        """Returns the steps of these sequences."""
         buckets = LengthBuckets(examples.lengths, **self.batches)
         buckets.set_epoch(epoch)
         return buckets
@@ -150,45 +157,46 @@ class Stream(IterableDataset[list[Batch]]):
     def _micro_batches(
         self, beginning: BufferPosition | None = None
     ) -> Iterator[tuple[StepPosition, Sequences, list[int]]]:
-        """Endlessly: where each stands, and its rows of which sequences."""
+        """Yields, endlessly, each micro-batch as its position, its buffer and its rows in the buffer."""
         for buffer, examples in self._buffers(beginning):
             steps = self.buckets(examples, buffer["number"])
             for number, rows in enumerate(itertools.chain.from_iterable(steps)):
                 yield {"buffer": buffer, "micro_batch": number}, examples, rows
 
     def _buffers(self, beginning: BufferPosition | None = None) -> Iterator[tuple[BufferPosition, Sequences]]:
-        """Endlessly: sequences that are shuffled together, and what it takes to begin with them."""
+        """Yields, endlessly, each buffer with its position, from which the stream can be resumed."""
         state: BufferPosition = beginning or {"number": 0, "visit": 0}
         number = state["number"]
         for visit in itertools.count(state["visit"]):
             packer = make_packer(self.settings, self.tokenizer, self.settings.seed, visit, self.rank)
-            place = Position(**state.get("corpus", {}))
+            corpus_position = Position(**state.get("corpus", {}))
             if "packer" in state:
                 packer.load_state_dict(state["packer"])
             state = {}
             documents = self.corpus.read_documents(
-                rank=self.rank, world_size=self.world, select=self.is_wanted, position=place
+                rank=self.rank, world_size=self.world, select=self.is_training_document, position=corpus_position
             )
             ended = False
             while not ended:
-                at: BufferPosition = {
+                position: BufferPosition = {
                     "number": number,
                     "visit": visit,
-                    "corpus": asdict(place),
+                    "corpus": asdict(corpus_position),
                     "packer": packer.state_dict(),
                 }
-                some: list[TokenSequence] = []
+                sequences: list[TokenSequence] = []
                 for document in documents:
-                    some += packer.add_document(document)
-                    if len(some) >= BUFFER:
+                    sequences += packer.add_document(document)
+                    if len(sequences) >= BUFFER:
                         break
                 else:
-                    some += packer.finish()
+                    sequences += packer.finish()
                     ended = True
-                if some:
-                    # No two processes, and no two buffers, have sequences of one number.
+                if sequences:
+                    # Unique among all ranks and buffers.
                     first = (number * self.world + self.rank) << 32
-                    yield at, Sequences(in_memory(some, self.settings), self.settings, self.tokenizer, first=first)
+                    tokens = join_sequences(sequences, self.settings)
+                    yield position, Sequences(tokens, self.settings, self.tokenizer, first=first)
                     number += 1
-                elif not at["corpus"]["parts"] and not at["corpus"]["file"]:
-                    raise UserError(too_short(self.corpus, self.settings, rank=self.rank, world=self.world))
+                elif not position["corpus"]["parts"] and not position["corpus"]["file"]:
+                    raise UserError(too_short_message(self.corpus, self.settings, rank=self.rank, world=self.world))

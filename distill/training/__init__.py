@@ -1,1 +1,1 @@
-"""One training: the module, its settings, checkpoints, progress and processes."""
+"""Training: the module, its settings, checkpoints, progress and processes."""

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from distill.contracts import Batch, Loader, Scores, Task
 from distill.models.forward import to_device
 
-_NOTHING = frozenset[str]()
+_NO_OUTPUTS = frozenset[str]()
 Columns = dict[str, Tensor]
 
 
@@ -20,12 +20,12 @@ def score_batch(
 ) -> tuple[Columns, Columns]:
     """Scores one batch: the task's columns, and `labels [n]` and `example_id [n]`, all on the CPU."""
     items = task.select(batch)
-    outputs = task.run(model, batch, items, _NOTHING).at(items)
+    outputs = task.run(model, batch, items, _NO_OUTPUTS).at(items)
     reference_outputs = None
     if reference is not None:
         reference_batch = to_device(batch, reference.device)
         reference_items = task.select(reference_batch)
-        reference_outputs = task.run(reference, reference_batch, reference_items, _NOTHING).at(reference_items)
+        reference_outputs = task.run(reference, reference_batch, reference_items, _NO_OUTPUTS).at(reference_items)
     columns = {name: column.cpu() for name, column in task.score(outputs, items, reference_outputs).items()}
     return columns, {"labels": items.labels.cpu(), "example_id": items.example_id().cpu()}
 
@@ -72,9 +72,9 @@ def evaluate_splits(model: PreTrainedModel, task: Task, loaders: Mapping[str, Lo
 
 
 def split_metrics(task: Task, scores: Mapping[str, Scores]) -> dict[str, float]:
-    """The metrics of dev under their own names, and those of every other split as `split/metric`."""
+    """Returns the metrics of dev under their own names, and those of every other split as `split/metric`."""
     metrics: dict[str, float] = {}
-    for split, of_split in scores.items():
+    for split, split_scores in scores.items():
         prefix = "" if split == "dev" else f"{split}/"
-        metrics |= {f"{prefix}{name}": value for name, value in task.metrics(of_split).items()}
+        metrics |= {f"{prefix}{name}": value for name, value in task.metrics(split_scores).items()}
     return metrics

@@ -1,4 +1,4 @@
-"""Fitting one module with Lightning: precision, checkpoints, progress, and what the training took."""
+"""Training of a module with Lightning, its duration estimated before and its throughput measured."""
 
 import copy
 import ctypes
@@ -32,7 +32,14 @@ from distill.training.strategies import create_strategy, select_devices
 
 @dataclass(frozen=True)
 class Fit:
-    """What a training took: `padding` is the share of computed tokens that were padding; a stream has no epochs."""
+    """Duration, throughput and memory of a training.
+
+    Attributes:
+        epochs: number of epochs; None for a stream.
+        padding: share of the computed tokens that are padding.
+        peak_rss_mb: largest resident memory of rank 0, in MB.
+        best: best metric on dev.
+    """
 
     seconds: float
     epochs: float | None
@@ -57,22 +64,23 @@ def fit(
     identity: Mapping[str, object] | None = None,
     resume: bool = False,
 ) -> Fit:
-    """Train, and leave the module with the weights that scored best on dev.
+    """Trains the module and loads the weights with the best metric on dev.
 
-    With `resume` the training goes on from `checkpoints/last.ckpt` where there is one. `identity` is what it depends
-    on besides its settings and the shape of the module.
+    Args:
+        identity: further properties that a resumed training must share with the checkpoint.
+        resume: whether to continue from `checkpoints/last.ckpt`, if it exists.
 
     Raises:
-        UserError: for a checkpoint that is damaged or of another training.
-        KeyboardInterrupt: when the training was asked to stop, by Ctrl-C or SIGTERM.
+        UserError: if the checkpoint is damaged or belongs to another training.
+        KeyboardInterrupt: if Ctrl-C or SIGTERM stopped the training.
     """
-    work = (module, train, dev, settings, checkpoints, title, dict(identity or {}), resume)
+    arguments = (module, train, dev, settings, checkpoints, title, dict(identity or {}), resume)
     if settings.processes() == 1:
-        return _fit(*work, logger=logger)
+        return _fit(*arguments, logger=logger)
     for model in (module, module.teacher):
         if model is not None:
-            model.cpu()  # On its way to other processes, which have other GPUs.
-    return distributed.run(_fit, *work, world_size=settings.processes(), device=settings.device(), logger=logger)
+            model.cpu()  # Pickled for processes with other GPUs.
+    return distributed.run(_fit, *arguments, world_size=settings.processes(), device=settings.device(), logger=logger)
 
 
 def _fit(
@@ -86,9 +94,9 @@ def _fit(
     resume: bool,
     logger: Logger | None = None,
 ) -> Fit:
-    """`fit` in one of the processes that train."""
+    """Runs `fit` in one rank."""
     keep_freed_memory()
-    steps = cast(StepSource, train.batch_sampler or train.dataset)  # A stream makes its own steps.
+    steps = cast(StepSource, train.batch_sampler or train.dataset)  # A stream has no batch sampler.
     if distributed.rank() > 0:
         steps.rank = distributed.rank()
     metric, selects = f"dev/{module.task.metric}", module.task.selects
@@ -99,21 +107,21 @@ def _fit(
     last = ModelCheckpoint(dirpath=checkpoints, filename="last", enable_version_counter=False)
     last_path = checkpoints / "last.ckpt"
     resuming = resume and last_path.is_file()
-    saving = Checkpoints(
+    saver = Checkpoints(
         last_path,
         every=settings.checkpoint_steps,
-        identity={**identity, **_identity(module, len(train), settings)},
+        identity={**identity, **_describe_training(module, len(train), settings)},
         steps=steps,
     )
     if resuming:
-        saving.skip_finished_steps()
+        saver.skip_finished_steps()
     timer = Timer()  # Its state is in the checkpoint, so that a resumed run continues counting.
-    shown = [ProgressBar(title, metric, selects)] if distributed.rank() == 0 else []
-    callbacks = [best, _EvaluateAtTheEnd(), saving, last, timer, *shown]
+    progress_bars = [ProgressBar(title, metric, selects)] if distributed.rank() == 0 else []
+    callbacks = [best, _EvaluateAfterLastStep(), saver, last, timer, *progress_bars]
     trainer = _create_trainer(module, settings, steps_per_epoch=len(train), callbacks=callbacks, logger=logger)
-    with _kept_whole(module, settings), _made_fast(module.student, settings), saving.stop_on_signals():
+    with _copy_before_sharding(module, settings), _accelerate(module.student, settings), saver.stop_on_signals():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
-    if distributed.rank() == 0:  # The others have done their part.
+    if distributed.rank() == 0:
         state = torch.load(best.best_model_path, map_location="cpu", weights_only=True)["state_dict"]
         module.load_state_dict(state)
     return _summarize(
@@ -129,7 +137,7 @@ def _create_trainer(
     callbacks: list[Callback],
     logger: Logger | None,
 ) -> L.Trainer:
-    """Lightning's trainer for one of the processes that train."""
+    """Returns Lightning's trainer of this rank."""
     return L.Trainer(
         accelerator=settings.accelerator,
         devices=select_devices(settings.device()),
@@ -145,7 +153,7 @@ def _create_trainer(
         callbacks=callbacks,
         use_distributed_sampler=False,
         plugins=[AtomicCheckpointIO()],
-        inference_mode=settings.strategy != "fsdp",  # Gathered weights are no tensors for it.
+        inference_mode=settings.strategy != "fsdp",  # Inference mode fails on gathered weights.
     )
 
 
@@ -158,7 +166,7 @@ def _summarize(
     steps: int,
     best: ModelCheckpoint,
 ) -> Fit:
-    """What the training took, by the counts of the module."""
+    """Returns duration and throughput, computed from the counters of the module."""
     seconds = max(seconds, 1e-9)
     return Fit(
         seconds=seconds,
@@ -173,8 +181,8 @@ def _summarize(
     )
 
 
-def _identity(module: DistillationModule, steps_per_epoch: int, settings: TrainerSettings) -> dict[str, Any]:
-    """What a training that is resumed must have in common with its beginning."""
+def _describe_training(module: DistillationModule, steps_per_epoch: int, settings: TrainerSettings) -> dict[str, Any]:
+    """Returns the properties that a resumed training must share with the checkpoint."""
     shapes = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
     steps = [module.total_steps, steps_per_epoch, settings.accumulate]
     return {
@@ -184,11 +192,11 @@ def _identity(module: DistillationModule, steps_per_epoch: int, settings: Traine
 
 
 def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, settings: TrainerSettings) -> float:
-    """How long `fit` will take, from a few steps over examples of median length; the weights stay as they are.
+    """Estimates the duration of `fit` from a few steps on examples of median length, which do not change the weights.
 
-    Scoring an example of dev is taken for a third of training on one: it is spared the backward pass.
+    Scoring an example is assumed to take a third of a training step on it, because it needs no backward pass.
     """
-    dataset, buckets = batching.shown(train)
+    dataset, buckets = batching.examples_and_buckets(train)
     steps = module.total_steps * settings.accumulate
     size = max(1, round(len(dataset) / (len(buckets) * settings.accumulate * settings.processes())))
     by_length = np.argsort(dataset.lengths, kind="stable")
@@ -200,44 +208,44 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
     batch = to_device(dataset[by_length[middle : middle + size].tolist()], device)
     optimizer = module.configure_optimizers()[0][0]
     for group in optimizer.param_groups:
-        group["lr"] = group["weight_decay"] = 0.0  # All the work of a step, and nothing moves.
-    took, optimizing = [], []
-    with _made_fast(module.student, settings), distributed.limit_threads(settings.devices):
+        group["lr"] = group["weight_decay"] = 0.0  # The same work without a change of the weights.
+    step_seconds, optimizer_seconds = [], []
+    with _accelerate(module.student, settings), distributed.limit_threads(settings.devices):
         for _ in range(4):
             start = time.perf_counter()
             with torch.autocast(device.type, torch.bfloat16, enabled=settings.resolved_precision() == "bf16-mixed"):
                 loss, _ = module.losses(batch)
             loss.backward()
-            took.append(time.perf_counter() - start)
+            step_seconds.append(time.perf_counter() - start)
             optimizer.step()
-            optimizing.append(time.perf_counter() - start - took[-1])
+            optimizer_seconds.append(time.perf_counter() - start - step_seconds[-1])
             optimizer.zero_grad()
-    module.teacher_seconds = 0.0  # These answers are no part of the training.
-    # The quickest: the others waited for something that comes once, or for others.
+    module.teacher_seconds = 0.0  # The training has not begun.
     evaluations = max(1, round(settings.evaluations * module.total_steps / len(train)))
     scored = evaluations * len(cast(Examples, dev.dataset))
-    return min(took) * (steps + scored / size / 3) + min(optimizing) * module.total_steps
+    # The minimum excludes the warm-up and the load of other processes.
+    return min(step_seconds) * (steps + scored / size / 3) + min(optimizer_seconds) * module.total_steps
 
 
 @contextmanager
-def _kept_whole(module: DistillationModule, settings: TrainerSettings) -> Iterator[None]:
-    """Train copies of student and objective where these are cut into shares; the module has its own at the end."""
+def _copy_before_sharding(module: DistillationModule, settings: TrainerSettings) -> Iterator[None]:
+    """Replaces student and objective by copies if FSDP shards them, and restores them on exit."""
     if settings.strategy != "fsdp" or distributed.world_size() == 1:
         yield
         return
-    whole = module.student, module.objective
-    module.student, module.objective = copy.deepcopy(whole)
+    originals = module.student, module.objective
+    module.student, module.objective = copy.deepcopy(originals)
     try:
         yield
     finally:
-        module.student, module.objective = whole
+        module.student, module.objective = originals
 
 
 @contextmanager
-def _made_fast(student: PreTrainedModel, settings: TrainerSettings) -> Iterator[None]:
-    """The student with what makes its training quick on this device, and as it was at the end."""
+def _accelerate(student: PreTrainedModel, settings: TrainerSettings) -> Iterator[None]:
+    """Compiles the encoder or uses the CPU kernels, and restores the student on exit."""
     if settings.compile:
-        encoder = student.base_model  # A head is small, or is asked for some tokens alone.
+        encoder = student.base_model  # The head is small, or computes only some tokens.
         encoder.compile(dynamic=True)
         try:
             yield
@@ -250,8 +258,8 @@ def _made_fast(student: PreTrainedModel, settings: TrainerSettings) -> Iterator[
         yield
 
 
-class _EvaluateAtTheEnd(Callback):
-    """Scores dev after the very last step too, wherever in an epoch `max_steps` ends."""
+class _EvaluateAfterLastStep(Callback):
+    """Evaluates on dev after the last step, also if `max_steps` ends within an epoch."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
         if trainer.global_step >= trainer.max_steps:
@@ -259,7 +267,7 @@ class _EvaluateAtTheEnd(Callback):
 
 
 def _peak_rss_mb() -> float:
-    """Largest resident memory of this process so far, in MB."""
+    """Returns the largest resident memory of this process so far, in MB."""
     memory = psutil.Process().memory_info()
     peak = getattr(memory, "peak_wset", None)  # Windows
     if peak is None:
@@ -270,15 +278,15 @@ def _peak_rss_mb() -> float:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep large freed blocks for the next step instead of giving them back to the system.
+    """Makes glibc reuse large freed blocks instead of returning them to the system.
 
-    A step's gradients are as large as the model, and the system clears every page that it hands out: filling two
-    47 MB gradients took 102 ms a time, and 20 ms with memory that was kept.
+    The gradients of a step are as large as the model, and the system clears every new page. Filling two gradients of
+    47 MB took 102 ms, and 20 ms with reused memory.
     """
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # Other C libraries have none.
+    if mallopt is not None:  # Other C libraries lack it.
         trim_threshold, mmap_max = -1, -4  # From malloc.h.
         mallopt(mmap_max, 0)
         mallopt(trim_threshold, 2**31 - 1)

@@ -1,4 +1,4 @@
-"""Pickles a training for other processes, with transformers models that have been used before."""
+"""Pickles a training for other processes, including transformers models that have run before."""
 
 import io
 import pickle
@@ -15,7 +15,7 @@ _CAPTURING = "transformers.utils.output_capturing"
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves out what transformers adds to a model when it is made or run, which cannot be pickled."""
+    """Omits the hooks of transformers, which cannot be pickled."""
 
     def reducer_override(self, value: object) -> Any:
         if not isinstance(value, nn.Module):
@@ -25,7 +25,7 @@ class _Pickler(pickle.Pickler):
         picklable = {number: hook for number, hook in hooks if getattr(hook, "__module__", "") != _CAPTURING}
         state = {**state, "_forward_hooks": OrderedDict(picklable)}
         if isinstance(value, PreTrainedModel):
-            state.pop("_output_capturing_hooks_installed", None)  # Installed again when hidden states are asked for.
+            state.pop("_output_capturing_hooks_installed", None)  # Installed again when hidden states are requested.
             make, arguments = _create_model, (type(value), value.config)
         return make, arguments, state
 
@@ -40,7 +40,7 @@ def dumps(value: object) -> bytes:
     """Returns the pickled value.
 
     Raises:
-        UserError: for what cannot be pickled.
+        UserError: if it cannot be pickled.
     """
     pickled = io.BytesIO()
     try:

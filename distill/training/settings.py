@@ -119,7 +119,7 @@ class TrainerSettings:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether a GPU `device`, or else the CPU, computes bf16 in hardware."""
+    """Returns whether a GPU `device`, or else the CPU, computes bf16 in hardware."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

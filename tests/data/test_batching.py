@@ -100,7 +100,7 @@ def test_fewer_examples_than_processes_need_are_refused(number: int, size: dict[
 
 
 def test_an_example_that_is_longer_than_the_budget_is_refused():
-    with pytest.raises(UserError, match="got batch_tokens=32, expected at least 40: so long is the longest example"):
+    with pytest.raises(UserError, match="got batch_tokens=32, expected at least 40, the length of the longest example"):
         LengthBuckets(np.array([5, 40]), batch_tokens=32)
 
 

@@ -175,7 +175,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
     "a layer twice": (_options("student.layers=[0,0]"), "student.layers=[0, 0] repeats a layer"),
     "a number of layers": (
         _options("student.layers=3"),
-        "student.layers=3 is one number: student.depth=3 takes so many",
+        "student.layers=3 is one number: student.depth=3 copies this many layers",
     ),
     "half a layer": (_options("student.depth=1.5"), "student.depth=1.5 is no whole number"),
     "no layer": (_options("student.layers=[]"), "student.layers=[] keeps no layer"),

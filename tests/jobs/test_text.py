@@ -24,7 +24,7 @@ from distill.data.batching import evaluation_loader
 from distill.tasks import MaskedLM
 from distill.text.masking import Masking
 from distill.text.packing import TokenSequence
-from distill.text.sequences import Sequences, in_memory
+from distill.text.sequences import Sequences, join_sequences
 from distill.training.evaluate import evaluate
 from distill.training.module import DistillationModule
 from tests.conftest import BAD, GOOD, sentences
@@ -274,7 +274,7 @@ def test_a_model_agrees_with_itself(pretrained: tuple[Path, dict[str, Any]]) -> 
     tokenizer = AutoTokenizer.from_pretrained(pretrained[0])
     task = MaskedLM(name="text", mask=Masking(), max_length=32)
     ids = [tokenizer(text)["input_ids"] for text, _ in sentences(20)]
-    tokens = in_memory([TokenSequence(torch.tensor(row).numpy()) for row in ids], task.settings)
+    tokens = join_sequences([TokenSequence(torch.tensor(row).numpy()) for row in ids], task.settings)
     dev = evaluation_loader(Sequences(tokens, task.settings, tokenizer))
     found = task.metrics(evaluate(model, task, dev, reference=model))
     assert (found["agreement_top1"], found["agreement_top5"]) == (1, 1)
@@ -305,7 +305,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
         "got task.mask.span_longest=0, expected",
     ),
     "an unknown packing": (("task.packing=lines",), "got task.packing=lines, expected one of full_sentences"),
-    "a pair that is none": (("task.pair=nsp",), "pairs want task.packing=segment_pair"),
+    "a pair that is none": (("task.pair=nsp",), "pairs need task.packing=segment_pair"),
     "another trainer": (
         ("teacher.finetune.max_epochs=1",),
         "teacher.finetune.max_epochs=1 would change nothing in job=pretrain task=mlm: leave it out, trainer.* is what",

@@ -200,7 +200,7 @@ def test_where_the_draw_takes_none_or_all_one_is_on_the_other_side(
         task = task_of(tmp_path / "a.txt", packing="sentence", dev_fraction=fraction, streaming=streaming)
         splits = encode(task, tokenizer, tmp_path / "cache")
         assert len(splits["dev"]) == (2 if fraction < 0.5 else 4)
-    examples, _ = batching.shown(splits["train"].training_loader(steps=1, **BATCHES))
+    examples, _ = batching.examples_and_buckets(splits["train"].training_loader(steps=1, **BATCHES))
     assert len(examples) == 6 - len(splits["dev"])
 
 
@@ -270,7 +270,7 @@ def test_writing_holds_little(tokenizer: PreTrainedTokenizerBase, tmp_path: Path
     monkeypatch.setattr("distill.text.packing._BATCH_CHARACTERS", 2**14)
     for size in (200, 1200):  # noqa: B007 - the corpus reads it
         tracemalloc.start()
-        sequences._keep(Long(), task_of("no", max_length=128).settings, tokenizer, tmp_path)  # type: ignore[arg-type]
+        sequences._cache_tokens(Long(), task_of("no", max_length=128).settings, tokenizer, tmp_path)  # type: ignore[arg-type]
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert 1200 * len(paragraph) > 1.2e6

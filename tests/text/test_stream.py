@@ -89,7 +89,7 @@ def test_what_is_behind_is_not_read_again(
     monkeypatch.setattr(readers, "read_blocks", lambda path: opened.append(path.name) or original(path))
     stream = stream_of(tmp_path, tokenizer, steps=30, documents="file")
     stream.skip, stream.place = 20, whole.place
-    stream.is_wanted  # noqa: B018 - what is held out is known from the first files, which this reads
+    stream.is_training_document  # noqa: B018 - what is held out is known from the first files, which this reads
     opened.clear()
     assert len(list(stream)) == 30 - len(steps)
     assert opened[0] > "08.txt"
@@ -162,7 +162,7 @@ def test_the_first_step_reads_a_little_only(
 
 def test_how_a_stream_is_shown(place: Path, tokenizer: PreTrainedTokenizerBase):
     loader = streamed_text(task_of(place, streaming=True), tokenizer).training_loader(steps=7, **BATCHES)
-    examples, buckets = batching.shown(loader)
+    examples, buckets = batching.examples_and_buckets(loader)
     assert len(loader) == 7
     assert len(examples[next(iter(buckets))[0]]["input_ids"]) == 4
 
