@@ -1,9 +1,9 @@
-"""How much faster is an exported BiLSTM than BERT-large in torch? The published figure is 434 (arXiv 1903.12136).
+"""Speed of an exported BiLSTM relative to BERT-large in torch. The published factor is 434 (arXiv 1903.12136).
 
     python benchmarks/bilstm_against_bert_large.py
 
-Both have random weights, which cost the same time as trained ones: batch 1, length 32, hidden 150 in each direction.
-They take turns through the code that times every run (distill.benchmark.latency).
+Both have random weights, because trained weights take the same time. The batch size is 1, the length 32, and the hidden
+size 150 in each direction. The models take turns, timed by the code that times every run (distill.benchmark.latency).
 """
 
 import argparse
@@ -24,7 +24,7 @@ from distill.models.forward import input_names
 from distill.tasks import Classification
 from students import bilstm
 
-LARGE = {
+BERT_LARGE = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
@@ -35,14 +35,14 @@ LARGE = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=latency.count_cores())
-    parser.add_argument("--seconds", type=float, default=5.0, help="spent on each model")
+    parser.add_argument("--seconds", type=float, default=5.0, help="measuring time per model")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
-    teacher = BertForSequenceClassification(BertConfig(**LARGE)).eval()
+    teacher = BertForSequenceClassification(BertConfig(**BERT_LARGE)).eval()
     student = bilstm.from_teacher(teacher, task=Classification(text="sentence"), hidden_dim=150).eval()
 
-    def answer(feed: latency.Inputs) -> object:
+    def run_teacher(feed: latency.Inputs) -> object:
         with torch.inference_mode():
             return teacher(**{key: torch.from_numpy(array) for key, array in feed.items()}).logits
 
@@ -51,7 +51,7 @@ def main() -> None:
         export_onnx(student, files["fp32"])
         quantize(files["fp32"], files["int8"], ExportSettings())
         size = sum(parameter.numel() * parameter.element_size() for parameter in teacher.parameters())
-        candidates = [latency.Candidate("BERT-large", "torch", input_names(teacher), size, answer)]
+        candidates = [latency.Candidate("BERT-large", "torch", input_names(teacher), size, run_teacher)]
         for name, path in files.items():
             candidates.append(
                 latency.load_onnx_candidate("BiLSTM", f"onnx-{name}", path, input_names(student), options.threads)
@@ -60,18 +60,18 @@ def main() -> None:
             candidates, batches=[1], lengths=[32], threads=options.threads, seconds=options.seconds,
             vocabulary=teacher.config.vocab_size,
         )  # fmt: skip
-    counted = sum(p.numel() for name, p in student.named_parameters() if not name.startswith("embeddings"))
+    parameters = sum(p.numel() for name, p in student.named_parameters() if not name.startswith("embeddings"))
     table = Table(title=f"Batch 1, length 32, {options.threads} thread(s)")
-    for column in ("model", "format", "runs", "p50 ms", "p90 ms", "size MB", "faster"):
+    for column in ("model", "format", "runs", "p50 ms", "p90 ms", "size MB", "speed-up"):
         table.add_column(column, justify="right")
     for row in rows:
-        faster = rows[0]["p50_ms"] / row["p50_ms"]
+        speedup = rows[0]["p50_ms"] / row["p50_ms"]
         table.add_row(
             row["model"], row["format"], str(row["runs"]), f"{row['p50_ms']:.3f}", f"{row['p90_ms']:.3f}",
-            f"{row['bytes'] / 1e6:.1f}", f"{faster:.0f}x",
+            f"{row['bytes'] / 1e6:.1f}", f"{speedup:.0f}x",
         )  # fmt: skip
     Console().print(table)
-    print(f"BiLSTM parameters without embeddings: {counted / 1e6:.2f} M")
+    print(f"BiLSTM parameters without embeddings: {parameters / 1e6:.2f} M")
 
 
 if __name__ == "__main__":

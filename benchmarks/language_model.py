@@ -1,13 +1,13 @@
-"""How fast is DistilBERT's triple loss over a vocabulary, next to a plain loop that computes all of it?
+"""Speed and memory of DistilBERT's triple loss over a vocabulary, next to a plain loop that computes all logits.
 
     python benchmarks/language_model.py --batch 64 --compile              # BERT-base to DistilBERT, on a GPU
-    python benchmarks/language_model.py --layers 2 --width 128 --batch 8  # a try on a CPU
+    python benchmarks/language_model.py --layers 2 --width 128 --batch 8  # a quick test on a CPU
 
-Soft targets at T=2 and MLM at the 15% of the tokens that are predicted, cosine between the last hidden states at all of
-them; weights 5, 2 and 1. Both begin from the same random weights and see the same tokens. The plain loop runs both
-models whole, in float32 or under bf16 autocast; this project's step gives their heads the predicted positions alone,
-its teacher answers in bf16, and its optimizer is fused. The losses of the first step are compared before anything is
-timed; each way runs in processes of its own, in turns.
+The terms are soft targets at T=2 and MLM at the 15% of tokens that are masked, and cosine between the last hidden
+states of all tokens, with weights 5, 2 and 1. Both loops start from the same weights and see the same tokens. The plain
+loop applies both heads to all tokens, in float32 or under bf16 autocast. This project's step applies them to the masked
+tokens only, runs the teacher in bf16 and uses a fused optimizer. Both losses of the same student are printed before
+timing. The variants take turns, each in a process of its own.
 """
 
 import argparse
@@ -23,7 +23,14 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from machine import describe, forward_flops, has_bf16, median_seconds, peak_flops, training_step
+from machine import (
+    count_forward_flops,
+    describe_machine,
+    has_bf16,
+    make_training_step,
+    measure_median_seconds,
+    measure_peak_flops,
+)
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -40,8 +47,8 @@ from students.distilbert import from_teacher
 TEMPERATURE, SOFT, MLM, COSINE = 2.0, 5.0, 2.0, 1.0
 
 
-def batch_of(options: argparse.Namespace, device: str) -> dict[str, Tensor]:
-    """Random tokens, 15% of them to be predicted."""
+def make_batch(options: argparse.Namespace, device: str) -> dict[str, Tensor]:
+    """Returns a batch of random tokens, 15% of them masked."""
     random = torch.Generator().manual_seed(0)
     size = (options.batch, options.length)
     ids = torch.randint(1000, 30000, size, generator=random)
@@ -55,22 +62,24 @@ def batch_of(options: argparse.Namespace, device: str) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def plain_loss(student: Any, teacher: Any, batch: dict[str, Tensor], positions: str = "masked") -> Tensor:
-    """Everything computed, then chosen from."""
+def compute_plain_loss(student: Any, teacher: Any, batch: dict[str, Tensor], positions: str = "masked") -> Tensor:
+    """Returns the triple loss, computed from all logits of both models."""
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
-        told = teacher(**inputs, output_hidden_states=True)
-    said = student(**inputs, output_hidden_states=True)
+        teacher_output = teacher(**inputs, output_hidden_states=True)
+    student_output = student(**inputs, output_hidden_states=True)
     chosen = batch["labels"] != IGNORED if positions == "masked" else batch["attention_mask"].bool()
-    student_logits, teacher_logits = said.logits[chosen].float(), told.logits[chosen].float()
+    student_logits = student_output.logits[chosen].float()
+    teacher_logits = teacher_output.logits[chosen].float()
     soft = (teacher_logits / TEMPERATURE).softmax(-1) * (student_logits / TEMPERATURE).log_softmax(-1)
-    mlm = nn.functional.cross_entropy(said.logits.flatten(0, 1).float(), batch["labels"].flatten())
-    cosine = 1 - nn.functional.cosine_similarity(said.hidden_states[-1].float(), told.hidden_states[-1].float(), dim=-1)
+    mlm = nn.functional.cross_entropy(student_output.logits.flatten(0, 1).float(), batch["labels"].flatten())
+    student_states, teacher_states = student_output.hidden_states[-1], teacher_output.hidden_states[-1]
+    cosine = 1 - nn.functional.cosine_similarity(student_states.float(), teacher_states.float(), dim=-1)
     return -SOFT * TEMPERATURE**2 * soft.sum(-1).mean() + MLM * mlm + COSINE * cosine.mean()
 
 
-def models_of(options: argparse.Namespace, device: str) -> tuple[BertForMaskedLM, BertForMaskedLM]:
-    """A teacher in float32, with random weights where none is given, and the same in what it answers distill in."""
+def build_teachers(options: argparse.Namespace, device: str) -> tuple[BertForMaskedLM, BertForMaskedLM]:
+    """Returns the teacher in float32 and a copy in distill's precision; random weights without `--teacher`."""
     torch.manual_seed(0)
     if options.teacher:
         teacher = BertForMaskedLM.from_pretrained(options.teacher, dtype=torch.float32)
@@ -82,11 +91,11 @@ def models_of(options: argparse.Namespace, device: str) -> tuple[BertForMaskedLM
             )
         )  # fmt: skip
     teacher = freeze(teacher.to(device))
-    answering = freeze(copy.deepcopy(teacher))
-    return teacher, answering.to(torch.bfloat16) if has_bf16() else answering
+    distill_teacher = freeze(copy.deepcopy(teacher))
+    return teacher, distill_teacher.to(torch.bfloat16) if has_bf16() else distill_teacher
 
 
-def module_of(student: PreTrainedModel, answering: BertForMaskedLM, positions: str) -> DistillationModule:
+def build_module(student: PreTrainedModel, teacher: BertForMaskedLM, positions: str) -> DistillationModule:
     terms = {
         "soft": SoftTargets(temperature=TEMPERATURE, weight=SOFT, positions=positions),
         "mlm": MaskedLanguageModelling(weight=MLM),
@@ -94,91 +103,94 @@ def module_of(student: PreTrainedModel, answering: BertForMaskedLM, positions: s
     }
     return DistillationModule(
         student=student, objective=Objective(name="language_model", terms=terms),
-        task=MaskedLM(), teacher=answering, learning_rate=1e-5,
+        task=MaskedLM(), teacher=teacher, learning_rate=1e-5,
     )  # fmt: skip
 
 
-def measure(options: argparse.Namespace, way: str, device: str) -> dict[str, float]:
-    """In this process: median seconds of a step, and the most bytes that steps took beyond both models."""
-    teacher, answering = models_of(options, device)
-    batch, student = batch_of(options, device), from_teacher(teacher).to(device).train()
-    if way.startswith("plain"):
-        del answering
+def measure(options: argparse.Namespace, variant: str, device: str) -> dict[str, float]:
+    """Returns the median seconds and the peak bytes of a step; the bytes include the models on a GPU only."""
+    teacher, distill_teacher = build_teachers(options, device)
+    batch, student = make_batch(options, device), from_teacher(teacher).to(device).train()
+    if variant.startswith("plain"):
+        del distill_teacher
     else:
         del teacher
     with ExitStack() as stack:
-        if way.startswith("plain"):
-            step = training_step(
-                lambda: plain_loss(student, teacher, batch, options.positions), student.parameters(),
-                torch.optim.AdamW(student.parameters(), lr=1e-5), device, autocast=way == "plain, bf16",
+        if variant.startswith("plain"):
+            step = make_training_step(
+                lambda: compute_plain_loss(student, teacher, batch, options.positions), student.parameters(),
+                torch.optim.AdamW(student.parameters(), lr=1e-5), device, autocast=variant == "plain, bf16",
             )  # fmt: skip
         else:
-            module = module_of(student, answering, options.positions)
+            module = build_module(student, distill_teacher, options.positions)
             optimizer = module.configure_optimizers()[0][0]
-            step = training_step(lambda: module.losses(batch)[0], student.parameters(), optimizer, device)
-        if way == "distill, compiled":
+            step = make_training_step(lambda: module.losses(batch)[0], student.parameters(), optimizer, device)
+        if variant == "distill, compiled":
             student.base_model.compile()
-            answering.base_model.compile()
-        elif way == "distill" and device == "cpu":
+            distill_teacher.base_model.compile()
+        elif variant == "distill" and device == "cpu":
             stack.enter_context(cpu_kernels.use_cpu_kernels(student))
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-            seconds = median_seconds(step, times=20, before=5)
+            seconds = measure_median_seconds(step, repeats=20, warmup=5)
             return {"seconds": seconds, "bytes": torch.cuda.max_memory_allocated()}
-        with resident_peak() as peak:
-            seconds = median_seconds(step, times=options.steps, before=2)
+        with ResidentPeak() as peak:
+            seconds = measure_median_seconds(step, repeats=options.steps, warmup=2)
     return {"seconds": seconds, "bytes": peak.bytes}
 
 
-class resident_peak:
-    """Meanwhile, the most resident memory beyond what there was at its beginning; looked at every 2 ms."""
+class ResidentPeak:
+    """Context manager whose `bytes` is the peak of resident memory above its start, sampled every 2 ms."""
 
     bytes = 0
 
-    def __enter__(self) -> "resident_peak":
-        self._process, self._over = psutil.Process(), threading.Event()
+    def __enter__(self) -> "ResidentPeak":
+        self._process, self._stop = psutil.Process(), threading.Event()
         self._before = self._process.memory_info().rss
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-        self._watcher.start()
+        self._sampler = threading.Thread(target=self._sample, daemon=True)
+        self._sampler.start()
         return self
 
-    def _watch(self) -> None:
-        while not self._over.wait(0.002):
+    def _sample(self) -> None:
+        while not self._stop.wait(0.002):
             self.bytes = max(self.bytes, self._process.memory_info().rss - self._before)
 
     def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._watcher.join()
+        self._stop.set()
+        self._sampler.join()
 
 
-def elsewhere(way: str) -> dict[str, float]:
-    """`measure` in a process of its own, whose memory nothing else has been in."""
-    done = subprocess.run([sys.executable, *sys.argv, "--only", way], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{way}: {done.stderr}")
-    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+def measure_in_subprocess(variant: str) -> dict[str, float]:
+    """Runs `measure` in a process of its own, so that other variants do not affect its memory."""
+    command = [sys.executable, *sys.argv, "--only", variant]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(f"{variant} failed:\n{process.stderr}")
+    result: dict[str, float] = json.loads(process.stdout.strip().splitlines()[-1])
+    return result
 
 
-def needed_flops(teacher: BertForMaskedLM, student: PreTrainedModel, options: argparse.Namespace, items: int) -> float:
-    """What a step cannot do without: the teacher's pass, the student's training step, both heads at the items."""
+def count_needed_flops(
+    teacher: BertForMaskedLM, student: PreTrainedModel, options: argparse.Namespace, items: int
+) -> float:
+    """Returns the operations of the teacher's pass, the student's training step, and both heads at `items` tokens."""
     lengths = np.full(options.batch, options.length)
     width = teacher.config.hidden_size
     head = 2 * items * (width * teacher.config.vocab_size + width**2)
-    return forward_flops(teacher, lengths) + 3 * forward_flops(student, lengths) + 4 * head
+    return count_forward_flops(teacher, lengths) + 3 * count_forward_flops(student, lengths) + 4 * head
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=12, help="of the teacher; the student has half")
+    parser.add_argument("--layers", type=int, default=12, help="layers of the teacher; the student has half of them")
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--teacher", help="a directory with a BERT language model, in place of layers and width")
-    parser.add_argument("--positions", choices=("masked", "all"), default="masked", help="of the soft targets")
-    parser.add_argument("--steps", type=int, default=8, help="that are timed in each round, on a CPU")
-    parser.add_argument("--rounds", type=int, default=3, help="the medians of so many are shown")
-    parser.add_argument("--compile", action="store_true", help="also with torch.compile")
+    parser.add_argument("--teacher", help="directory of a BERT language model, instead of --layers and --width")
+    parser.add_argument("--positions", choices=("masked", "all"), default="masked", help="tokens of the soft targets")
+    parser.add_argument("--steps", type=int, default=8, help="timed steps per round on a CPU")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds; medians are shown")
+    parser.add_argument("--compile", action="store_true", help="also measure distill with torch.compile")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -187,51 +199,52 @@ def main() -> None:
     if options.only:
         print(json.dumps(measure(options, options.only, device)))
         return
-    teacher, _ = models_of(options, device)
-    batch = batch_of(options, device)
+    teacher, _ = build_teachers(options, device)
+    batch = make_batch(options, device)
     student = from_teacher(teacher).to(device).eval()
     with torch.no_grad():
-        ours = float(module_of(student, teacher, options.positions).eval().losses(batch)[0])
-        plain = float(plain_loss(student, teacher, batch, options.positions))
-    print(f"Loss of the same student in float32: {ours:.5f}, plain loop {plain:.5f}")
-    ways = ["plain", *(["plain, bf16"] if has_bf16() else []), "distill"]
-    ways += ["distill, compiled"] if options.compile else []
-    took: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+        distill_loss = float(build_module(student, teacher, options.positions).eval().losses(batch)[0])
+        plain_loss = float(compute_plain_loss(student, teacher, batch, options.positions))
+    print(f"Loss of the same student in float32: distill {distill_loss:.5f}, plain loop {plain_loss:.5f}")
+    variants = ["plain", *(["plain, bf16"] if has_bf16() else []), "distill"]
+    variants += ["distill, compiled"] if options.compile else []
+    results: dict[str, list[dict[str, float]]] = {variant: [] for variant in variants}
     peaks = []
     for _ in range(options.rounds):
-        peaks.append(peak_flops(torch.bfloat16 if has_bf16() else torch.float32, device))
-        for way in ways:
-            took[way].append(elsewhere(way))
+        peaks.append(measure_peak_flops(torch.bfloat16 if has_bf16() else torch.float32, device))
+        for variant in variants:
+            results[variant].append(measure_in_subprocess(variant))
     masked = int((batch["labels"] != IGNORED).sum())
-    peak, work = statistics.median(peaks), needed_flops(teacher, student, options, masked)
+    peak, step_flops = statistics.median(peaks), count_needed_flops(teacher, student, options, masked)
     medians = {
-        way: {name: statistics.median(one[name] for one in found) for name in ("seconds", "bytes")}
-        for way, found in took.items()
+        variant: {name: statistics.median(result[name] for result in rounds) for name in ("seconds", "bytes")}
+        for variant, rounds in results.items()
     }
-    base = medians["plain"]
+    plain_median = medians["plain"]
     rows = {
-        way: {
-            "ms": 1e3 * found["seconds"],
-            "tokens_per_second": options.batch * options.length / found["seconds"],
-            "share_of_peak": work / found["seconds"] / peak,
-            "ratio": base["seconds"] / found["seconds"],
-            "megabytes": found["bytes"] / 1e6,
-            "memory": found["bytes"] / base["bytes"],
+        variant: {
+            "ms": 1e3 * median["seconds"],
+            "tokens_per_second": options.batch * options.length / median["seconds"],
+            "share_of_peak": step_flops / median["seconds"] / peak,
+            "ratio": plain_median["seconds"] / median["seconds"],
+            "megabytes": median["bytes"] / 1e6,
+            "memory": median["bytes"] / plain_median["bytes"],
         }
-        for way, found in medians.items()
+        for variant, median in medians.items()
     }
-    show(rows, title=f"Batch {options.batch}, length {options.length}; {describe()}; {peak / 1e12:.2f} TFLOP/s at most")
+    title = f"Batch {options.batch}, length {options.length}; {describe_machine()}; {peak / 1e12:.2f} TFLOP/s at most"
+    show(rows, title)
     if options.json:
-        print(json.dumps({"machine": describe(), "loss": [ours, plain], "ways": rows}))
+        print(json.dumps({"machine": describe_machine(), "loss": [distill_loss, plain_loss], "ways": rows}))
 
 
 def show(rows: dict[str, dict[str, float]], title: str) -> None:
     table = Table(title=title)
     for column in ("", "ms", "tokens/s", "of the peak", "ratio", "MB", "of plain"):
         table.add_column(column, justify="right")
-    for way, row in rows.items():
+    for variant, row in rows.items():
         table.add_row(
-            way, f"{row['ms']:.1f}", f"{row['tokens_per_second']:,.0f}", f"{row['share_of_peak']:.2f}",
+            variant, f"{row['ms']:.1f}", f"{row['tokens_per_second']:,.0f}", f"{row['share_of_peak']:.2f}",
             f"{row['ratio']:.2f}x", f"{row['megabytes']:,.0f}", f"{row['memory']:.2f}",
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 140).print(table)

@@ -1,4 +1,4 @@
-"""What the machine can do at most, what a model asks of it, and a plain training step: what the benchmarks share."""
+"""Peak speed of the machine, operations of a model, and a plain training step, shared by the benchmarks."""
 
 import statistics
 import sys
@@ -11,50 +11,50 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # This checkout, whatever is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Imports this checkout, not an installed distill.
 
 from distill.records.record import environment
 from distill.training import settings
 
 
-def median_seconds(work: Callable[[], object], *, times: int = 8, before: int = 2) -> float:
-    """Median of the seconds that `work` takes, after some calls that are not counted."""
-    took = []
-    for number in range(before + times):
+def measure_median_seconds(function: Callable[[], object], *, repeats: int = 8, warmup: int = 2) -> float:
+    """Returns the median seconds of `repeats` calls, after `warmup` calls that are not timed."""
+    seconds = []
+    for number in range(warmup + repeats):
         synchronize()
         start = time.perf_counter()
-        work()
+        function()
         synchronize()
-        if number >= before:
-            took.append(time.perf_counter() - start)
-    return statistics.median(took)
+        if number >= warmup:
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 def synchronize() -> None:
-    """Wait for the GPU, if there is one."""
+    """Waits for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
-def peak_flops(dtype: torch.dtype, device: str = "cpu") -> float:
-    """Floating-point operations in a second of this machine's best matrix product, out of some square ones."""
+def measure_peak_flops(dtype: torch.dtype, device: str = "cpu") -> float:
+    """Returns the operations per second of the fastest of two square matrix products."""
     best = 0.0
     for size in (1024, 2048) if device == "cpu" else (4096, 8192):
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        best = max(best, 2 * size**3 / median_seconds(lambda left=left, right=right: left @ right))
+        best = max(best, 2 * size**3 / measure_median_seconds(lambda left=left, right=right: left @ right))
     return best
 
 
 def has_bf16() -> bool:
-    """Whether bf16 is computed in hardware."""
+    """Returns whether the GPU, or the CPU if there is none, computes bf16 in hardware."""
     return settings.has_bf16(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def forward_flops(model: PreTrainedModel, lengths: np.ndarray) -> float:
-    """Floating-point operations of one forward pass over texts of these lengths in tokens `[N]`, no padding.
+def count_forward_flops(model: PreTrainedModel, lengths: np.ndarray) -> float:
+    """Returns the floating-point operations of one forward pass without padding; `lengths` in tokens `[N]`.
 
-    Two for every weight of the encoder's linear layers and every token, and the two products inside attention. A
-    training step asks for three times as much.
+    They are two per token and weight of the encoder's linear layers, plus the two matrix products of attention. A
+    training step takes three times as many.
     """
     weights = sum(
         module.weight.numel()
@@ -66,36 +66,36 @@ def forward_flops(model: PreTrainedModel, lengths: np.ndarray) -> float:
     return float(2 * weights * tokens.sum() + 4 * config.num_hidden_layers * config.hidden_size * (tokens**2).sum())
 
 
-def soft_and_hard(student: Tensor, teacher: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Half soft targets, half labels; logits `[B, C]`, labels `[B]`."""
-    soft = (teacher / temperature).softmax(-1) * (student / temperature).log_softmax(-1)
-    return -0.5 * temperature**2 * soft.sum(-1).mean() + 0.5 * nn.functional.cross_entropy(student, labels)
+def soft_and_hard_loss(student_logits: Tensor, teacher_logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Returns half soft-target loss plus half cross-entropy; logits `[B, C]`, labels `[B]`."""
+    soft = (teacher_logits / temperature).softmax(-1) * (student_logits / temperature).log_softmax(-1)
+    return -0.5 * temperature**2 * soft.sum(-1).mean() + 0.5 * nn.functional.cross_entropy(student_logits, labels)
 
 
-def training_step(
-    loss_of: Callable[[], Tensor],
-    weights: Iterable[nn.Parameter],
+def make_training_step(
+    compute_loss: Callable[[], Tensor],
+    parameters: Iterable[nn.Parameter],
     optimizer: torch.optim.Optimizer,
     device: str,
     *,
     autocast: bool = True,
 ) -> Callable[[], None]:
-    """One optimizer step as a function, with `autocast` in bf16 where there is hardware for it."""
-    weights = list(weights)
+    """Returns a function that runs one optimizer step, with `autocast` in bf16 where the hardware supports it."""
+    parameters = list(parameters)
 
     def step() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=autocast and has_bf16()):
-            loss = loss_of()
+            loss = compute_loss()
         loss.backward()
-        nn.utils.clip_grad_norm_(weights, 1.0)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
     return step
 
 
-def describe() -> str:
-    """The machine in a line."""
-    about = environment()
-    machine = about["accelerator"] or f"{about['cpu']}, {about['cores']} cores, {', '.join(about['isa'])}"
-    return f"{machine}, torch {about['torch']}"
+def describe_machine() -> str:
+    """Returns one line about the processor and torch."""
+    record = environment()
+    machine = record["accelerator"] or f"{record['cpu']}, {record['cores']} cores, {', '.join(record['isa'])}"
+    return f"{machine}, torch {record['torch']}"

@@ -1,9 +1,9 @@
-"""Do time and memory of a distillation grow with the data as they should?
+"""Growth of the time and the memory of a distillation with the number of examples.
 
     python benchmarks/scaling.py --data DIR --teacher DIR [--sizes 4000,16000,64000] [--json]
 
-Each size is one epoch of benchmarks/throughput.py's distill, with an empty cache, in a process of its own. `--teacher`
-is a BERT with a head for SST-2.
+Each size is one epoch of distill as in benchmarks/throughput.py, with an empty cache and in a process of its own.
+`--teacher` is a BERT that is fine-tuned on SST-2.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from rich.table import Table
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, type=throughput.absolute)
-    parser.add_argument("--teacher", required=True, type=throughput.absolute)
+    parser.add_argument("--data", required=True, type=throughput.resolve_path)
+    parser.add_argument("--teacher", required=True, type=throughput.resolve_path)
     parser.add_argument("--sizes", default="4000,16000,64000")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args()
@@ -33,8 +33,8 @@ def main() -> None:
         for size in map(int, options.sizes.split(",")):
             options.examples = size
             cache = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            rows.append({"examples": size, **throughput.run(options, "distill", options.teacher, cache)})
-    # Whatever is paid once: where the line through the first and the last point meets no examples at all.
+            rows.append({"examples": size, **throughput.run_contestant(options, "distill", options.teacher, cache)})
+    # The fixed cost is the time at zero examples on the line through the first and the last size.
     sizes, seconds = (np.array([row[key] for row in rows]) for key in ("examples", "seconds"))
     slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
     fixed = seconds[0] - slope * sizes[0]
@@ -51,7 +51,7 @@ def main() -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     growth = rows[-1]["peak_rss_mb"] - rows[0]["peak_rss_mb"]
     ratio = seconds[-1] / seconds[0] / (sizes[-1] / sizes[0])
-    print(f"Fixed cost {fixed:.1f} s; {ratio:.2f} times the time in proportion; {growth:+.0f} MB of memory")
+    print(f"Fixed cost {fixed:.1f} s; time relative to proportional growth {ratio:.2f}; memory {growth:+.0f} MB")
     if options.json:
         print(json.dumps({"rows": rows, "proportion": ratio, "fixed_seconds": fixed, "memory_growth_mb": growth}))
 

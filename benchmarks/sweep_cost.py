@@ -1,9 +1,9 @@
-"""What do 1, 4 and 8 runs of a temperature sweep cost, and how soon does a run with kept outputs begin to train?
+"""Cost of 1, 4 and 8 runs of a temperature sweep, and the time to the first training step with cached outputs.
 
     python benchmarks/sweep_cost.py --data DIR --teacher DIR [--examples 8000 --runs 1,4,8] [--json]
 
-The sweeps go through the command itself, each with a cache that holds the fine-tuned teacher and none of its outputs.
-`--teacher` is a BERT for SST-2; where its head does not fit it is fine-tuned first, once for all.
+Each sweep is one call of the command. Its cache holds the fine-tuned teacher and none of its outputs. `--teacher` is a
+BERT. Without a head for SST-2 it is fine-tuned once, before the sweeps.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 TEMPERATURES = (1, 2, 3, 4, 5, 6, 8, 10)
-# Tells when the first step is done, in seconds since the process began, and ends the process there.
-UNTIL_THE_FIRST_STEP = """
+# Prints the seconds from the start of the process to the end of the first step, then exits.
+EXIT_AFTER_FIRST_STEP = """
 import os, sys, time, psutil
 from distill.training import module
 original = module.DistillationModule.training_step
@@ -38,26 +38,31 @@ sys.exit(main())
 """
 
 
-def command(options: argparse.Namespace, cache: Path, *more: str, program: tuple[str, ...] = ("-m", "distill")) -> str:
-    """What the command printed."""
-    done = subprocess.run(
-        [sys.executable, *program, *more, "+teacher=minilm", f"teacher.path={options.teacher}", "+student=distilbert",
-         "task=sst2", f"task.data_dir={options.data}", f"task.train_examples={options.examples}", "objective=hinton",
-         "trainer.max_epochs=1", "benchmark.enabled=false", f"cache_dir={cache}"],
+def run_command(
+    options: argparse.Namespace, cache: Path, *arguments: str, program: tuple[str, ...] = ("-m", "distill")
+) -> str:
+    """Runs the command and returns its standard output."""
+    process = subprocess.run(
+        [sys.executable, *program, *arguments, "+teacher=minilm", f"teacher.path={options.teacher}",
+         "+student=distilbert", "task=sst2", f"task.data_dir={options.data}", f"task.train_examples={options.examples}",
+         "objective=hinton", "trainer.max_epochs=1", "benchmark.enabled=false", f"cache_dir={cache}"],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    if done.returncode != 0:
-        sys.exit(done.stdout + done.stderr)
-    return done.stdout
+    if process.returncode != 0:
+        sys.exit(process.stdout + process.stderr)
+    return process.stdout
 
 
-def sweep(options: argparse.Namespace, work: Path, number: int) -> dict[str, Any]:
+def run_sweep(options: argparse.Namespace, work: Path, number: int) -> dict[str, Any]:
+    """Runs the first `number` temperatures and returns the seconds and cache hits of the sweep."""
     shutil.rmtree(work / "cache" / "outputs", ignore_errors=True)
     output = Path(tempfile.mkdtemp(dir=work))
-    began = time.perf_counter()
+    start = time.perf_counter()
     temperatures = ",".join(map(str, TEMPERATURES[:number]))
-    command(options, work / "cache", "-m", f"objective.terms.soft.temperature={temperatures}", f"output_dir={output}")
-    seconds = time.perf_counter() - began
+    run_command(
+        options, work / "cache", "-m", f"objective.terms.soft.temperature={temperatures}", f"output_dir={output}"
+    )
+    seconds = time.perf_counter() - start
     runs = [json.loads(path.read_text())["training"] for path in sorted(output.rglob("run.json"))]
     return {
         "runs": number,
@@ -79,24 +84,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
-        command(options, work / "cache", "trainer.max_steps=1", f"output_dir={work / 'first'}")  # The teacher itself.
-        rows = [sweep(options, work, int(number)) for number in options.runs.split(",")]
-        told = command(options, work / "cache", f"output_dir={work / 'start'}", program=("-c", UNTIL_THE_FIRST_STEP))
-    start = float(told.rpartition("first step")[2])
+        # Fine-tunes the teacher if necessary, so that no sweep includes it.
+        run_command(options, work / "cache", "trainer.max_steps=1", f"output_dir={work / 'first'}")
+        rows = [run_sweep(options, work, int(number)) for number in options.runs.split(",")]
+        output = run_command(
+            options, work / "cache", f"output_dir={work / 'start'}", program=("-c", EXIT_AFTER_FIRST_STEP)
+        )
+    seconds_to_first_step = float(output.rpartition("first step")[2])
     table = Table(title=f"{options.examples:,} examples, 1 epoch")
-    for column in ("runs", "seconds", "for a run", "teacher s", "passes", "from the cache"):
+    for column in ("runs", "seconds", "per run", "teacher s", "teacher passes", "cache hits"):
         table.add_column(column, justify="right")
-    one = rows[0]["teacher_seconds"]
+    seconds_per_pass = rows[0]["teacher_seconds"]
     for row in rows:
-        row["passes"] = row["teacher_seconds"] / one
+        row["passes"] = row["teacher_seconds"] / seconds_per_pass
         table.add_row(
             str(row["runs"]), f"{row['seconds']:.0f}", f"{row['seconds'] / row['runs']:.1f}",
             f"{row['teacher_seconds']:.1f}", f"{row['passes']:.2f}", str(row["hits"]),
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    print(f"From the start of the command to the end of the first step, with kept outputs: {start:.1f} s")
+    print(f"Seconds to the end of the first step, with cached outputs: {seconds_to_first_step:.1f}")
     if options.json:
-        print(json.dumps({"sweeps": rows, "seconds_to_first_step": start}))
+        print(json.dumps({"sweeps": rows, "seconds_to_first_step": seconds_to_first_step}))
 
 
 if __name__ == "__main__":

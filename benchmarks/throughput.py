@@ -1,21 +1,21 @@
-"""How fast is a whole distillation, next to what a user would run instead?
+"""Speed of a whole distillation next to the tools that a user would run instead.
 
     python benchmarks/throughput.py --data DIR --teacher DIR --install
     python benchmarks/throughput.py --data DIR --teacher DIR [--examples 8000 --epochs 3 --rounds 3] --json
 
-Everybody gets the same fine-tuned teacher, the same student out of its alternate layers, the same examples, batch size,
-learning rate and loss (half soft targets at T=2, half labels), and trains in a process of its own, in turns:
+All contestants get the same fine-tuned teacher, the same student made of its alternate layers, the same examples, batch
+size, learning rate and loss (half soft targets at T=2, half labels). They take turns, each in a process of its own:
 
-- distill: this project; once with an empty cache, once with what that left behind
+- distill: this project, once with an empty cache and once ("distill, again") with the cached outputs of the first run
 - plain: a PyTorch loop with dynamic padding
-- plain-bf16: the same under bf16 autocast, for whoever has the hardware
-- trainer, trainer-bf16: a Hugging Face Trainer whose loss asks the teacher, as it comes and with `bf16=True`
+- plain-bf16: the same loop under bf16 autocast
+- trainer, trainer-bf16: a Hugging Face Trainer that runs the teacher in its loss, by default and with `bf16=True`
 - textbrewer: TextBrewer's GeneralDistiller with dynamic padding
-- textbrewer-caching: TextBrewer's BasicDistiller, which keeps batches and logits in memory
+- textbrewer-caching: TextBrewer's BasicDistiller, which caches batches and logits in memory
 
-The time is that from texts to a trained student: tokenizing, the teacher's pass, training, scoring dev once (distill
-scores it, and writes checkpoints, in every epoch). Loading libraries, data and models is left out for all. The accuracy
-is that of the last step. distill trains in bf16 where there is hardware for it, the others as they do by themselves.
+The time covers tokenization, the teacher's pass, training and one evaluation on dev. distill evaluates and writes a
+checkpoint in every epoch. Importing libraries and loading data and models is not timed. The accuracy is that of the
+last step. distill trains in bf16 where the hardware supports it, the others in their default precision.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 import transformers
-from machine import describe, has_bf16, peak_flops
+from machine import describe_machine, has_bf16, measure_peak_flops
 from rich.console import Console
 from rich.table import Table
 
@@ -40,72 +40,76 @@ PEERS = {"trainer": ["accelerate"], "textbrewer": ["textbrewer", "tensorboardX"]
 CONTESTANTS = ("distill", "plain", "plain-bf16", "trainer", "trainer-bf16", "textbrewer", "textbrewer-caching")
 
 
-def prepared_teacher(options: argparse.Namespace) -> Path:
-    """The teacher, fine-tuned on the same examples if its head does not fit; kept in the working directory."""
+def prepare_teacher(options: argparse.Namespace) -> Path:
+    """Returns the teacher, fine-tuned in the working directory on the same examples if it has no classifier."""
     config = transformers.AutoConfig.from_pretrained(options.teacher)
     if "SequenceClassification" in str(config.architectures):
         return Path(options.teacher)
     runs = options.work / "teacher-runs"
     if not list(runs.rglob("teacher/model/config.json")):
-        print("The teacher is fine-tuned on these examples first.", file=sys.stderr)
+        print("Fine-tuning the teacher on these examples first.", file=sys.stderr)
         subprocess.run(
             [sys.executable, "-m", "distill", "job=finetune", "+teacher=minilm", f"teacher.path={options.teacher}",
              "task=sst2", f"task.data_dir={options.data}", f"task.train_examples={options.examples}",
              f"cache_dir={options.work}", f"output_dir={runs}"],
-            check=True, stdout=sys.stderr, env=environment(options),
+            check=True, stdout=sys.stderr, env=make_environment(options),
         )  # fmt: skip
     return next(runs.rglob("teacher/model/config.json")).parent
 
 
-def run(options: argparse.Namespace, contestant: str, teacher: Path, cache: Path, seed: int = 0) -> dict[str, Any]:
-    done = subprocess.run(
+def run_contestant(
+    options: argparse.Namespace, contestant: str, teacher: Path, cache: Path, seed: int = 0
+) -> dict[str, Any]:
+    """Trains with one contestant in a process of its own and returns the JSON that it prints."""
+    process = subprocess.run(
         [sys.executable, ROOT / "benchmarks/contestants.py", contestant, "--data", options.data, "--teacher", teacher,
          "--examples", str(options.examples), "--epochs", str(options.epochs), "--work", options.work,
          "--cache", cache, "--teacher-precision", options.teacher_precision, "--seed", str(seed)],
-        capture_output=True, text=True, check=False, env=environment(options),
+        capture_output=True, text=True, check=False, env=make_environment(options),
     )  # fmt: skip
-    if done.returncode != 0:
-        sys.exit(f"{contestant} failed:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print(f"{contestant:20} {found['seconds']:8.1f} s   accuracy {found['accuracy']:.4f}", file=sys.stderr)
-    return found
+    if process.returncode != 0:
+        sys.exit(f"{contestant} failed:\n{process.stderr}")
+    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    print(f"{contestant:20} {result['seconds']:8.1f} s   accuracy {result['accuracy']:.4f}", file=sys.stderr)
+    return result
 
 
-def environment(options: argparse.Namespace) -> dict[str, str]:
-    """Of a child: it finds this project and the peers."""
+def make_environment(options: argparse.Namespace) -> dict[str, str]:
+    """Returns the environment of a subprocess that imports this checkout and the peers."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(options.work / "peers")])}
 
 
-def install(directory: Path) -> None:
-    """The peers, without what they depend on: torch, numpy and transformers are here."""
+def install_peers(directory: Path) -> None:
+    """Installs the peers without their dependencies, because torch, numpy and transformers are installed."""
     packages = sorted({package for needed in PEERS.values() for package in needed})
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(directory), *packages]
     subprocess.run(pip, check=True, stdout=sys.stderr)
 
 
-def are_there(contestant: str, peers: Path) -> bool:
+def has_packages(contestant: str, peers: Path) -> bool:
+    """Returns whether the packages of a contestant are installed among the peers."""
     needed = PEERS.get(contestant.partition("-")[0], [])
     return all((peers / package).is_dir() for package in needed)
 
 
-def absolute(path: str) -> Path:
+def resolve_path(path: str) -> Path:
     return Path(path).expanduser().resolve()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, type=absolute, help="SST-2: train.tsv and dev.tsv")
-    parser.add_argument("--teacher", required=True, type=absolute, help="a BERT, fine-tuned on SST-2 or not")
+    parser.add_argument("--data", required=True, type=resolve_path, help="SST-2: train.tsv and dev.tsv")
+    parser.add_argument("--teacher", required=True, type=resolve_path, help="a BERT, fine-tuned on SST-2 or not")
     parser.add_argument("--examples", type=int, default=8000)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=1, help="the medians of so many are shown")
-    parser.add_argument("--seed", type=int, default=0, help="of the first round; each has its own")
+    parser.add_argument("--rounds", type=int, default=1, help="number of rounds; medians are shown")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first round; each further round adds 1")
     parser.add_argument("--contestants", default=",".join(CONTESTANTS))
-    parser.add_argument("--teacher-precision", default="float32", choices=("float32", "bfloat16"), help="distill's")
+    parser.add_argument("--teacher-precision", default="float32", choices=("float32", "bfloat16"), help="in distill")
     parser.add_argument(
-        "--work", type=absolute, help="keeps teacher, peers and caches; a temporary directory by default"
+        "--work", type=resolve_path, help="directory of teacher, peers and caches; temporary by default"
     )
-    parser.add_argument("--install", action="store_true", help="get the peers from the package registry")
+    parser.add_argument("--install", action="store_true", help="install the peers from the package registry")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
@@ -116,27 +120,42 @@ def main() -> None:
 def compare(options: argparse.Namespace) -> None:
     peers = options.work / "peers"
     if options.install:
-        install(peers)
-    teacher = prepared_teacher(options)
-    chosen = [name for name in options.contestants.split(",") if are_there(name, peers)]
+        install_peers(peers)
+    teacher = prepare_teacher(options)
+    chosen = [name for name in options.contestants.split(",") if has_packages(name, peers)]
     for name in set(options.contestants.split(",")) - set(chosen):
-        print(f"{name} is left out: --install gets its packages", file=sys.stderr)
-    found: dict[str, list[dict[str, Any]]] = {}
+        print(f"{name} is skipped because its packages are missing: add --install", file=sys.stderr)
+    results: dict[str, list[dict[str, Any]]] = {}
     peaks = []
     for seed in range(options.seed, options.seed + options.rounds):
-        peaks.append(peak_flops(torch.bfloat16 if has_bf16() else torch.float32))
+        peaks.append(measure_peak_flops(torch.bfloat16 if has_bf16() else torch.float32))
         with tempfile.TemporaryDirectory() as temporary:
             for name in chosen:
-                found.setdefault(name, []).append(run(options, name, teacher, Path(temporary), seed))
+                results.setdefault(name, []).append(run_contestant(options, name, teacher, Path(temporary), seed))
                 if name == "distill":
-                    found.setdefault("distill, again", []).append(run(options, name, teacher, Path(temporary), seed))
-    rows = {name: {key: statistics.median(one[key] for one in runs) for key in runs[0]} for name, runs in found.items()}
+                    result = run_contestant(options, name, teacher, Path(temporary), seed)
+                    results.setdefault("distill, again", []).append(result)
+    rows = {
+        name: {key: statistics.median(result[key] for result in rounds) for key in rounds[0]}
+        for name, rounds in results.items()
+    }
     peak = statistics.median(peaks)
     table = Table(
-        title=f"{options.examples:,} examples, {options.epochs} epochs, median of {options.rounds}; {describe()}; "
-        f"matrix products {peak / 1e9:.0f} GFLOP/s in {'bf16' if has_bf16() else 'float32'}"
+        title=f"{options.examples:,} examples, {options.epochs} epochs, median of {options.rounds}; "
+        f"{describe_machine()}; matrix products {peak / 1e9:.0f} GFLOP/s in {'bf16' if has_bf16() else 'float32'}"
     )
-    for column in ("", "seconds", "examples/s", "tokens/s", "padding", "peak MB", "of the peak", "dev", "distill is"):
+    columns = (
+        "",
+        "seconds",
+        "examples/s",
+        "tokens/s",
+        "padding",
+        "peak MB",
+        "of the peak",
+        "dev",
+        "distill's speed-up",
+    )
+    for column in columns:
         table.add_column(column, justify="right" if column else "left")
     for name, row in rows.items():
         row["share_of_peak"] = row["useful_flops"] / row["seconds"] / peak
@@ -150,13 +169,14 @@ def compare(options: argparse.Namespace) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     accuracies = [row["accuracy"] for row in rows.values()]
     spread = max(accuracies) - min(accuracies)
-    print(f"Dev accuracies lie within {spread:.4f}" + ("" if spread <= 0.01 else ": more than 0.01, not equally good"))
+    warning = "" if spread <= 0.01 else ": more than 0.01, the students are not equally good"
+    print(f"Dev accuracies differ by at most {spread:.4f}{warning}")
     if options.json:
         others = [name for name in rows if not name.startswith("distill")]
         print(json.dumps({
             "ratios": {name: rows[name]["ratio"] for name in others},
             "ratios_with_cache": {name: rows[name]["ratio_again"] for name in others},
-            "accuracy_spread": spread, "peak_gflops": peak / 1e9, "machine": describe(), "rows": rows,
+            "accuracy_spread": spread, "peak_gflops": peak / 1e9, "machine": describe_machine(), "rows": rows,
         }))  # fmt: skip
 
 

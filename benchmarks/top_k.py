@@ -1,10 +1,10 @@
-"""The loss for a student when its teacher's outputs over a vocabulary are cached as their largest logits.
+"""Error of the loss when the teacher's outputs over a vocabulary are cached as their largest logits.
 
     python benchmarks/top_k.py --teacher DIR --data DIR
 
-The soft targets of a half-depth student on masked text, from all logits of the teacher and from what
-`teacher.cache.top_k` keeps of them: the share of the probability that is kept, and how far loss and gradient are from
-those of all logits, as a share of these. No training, no clock: the numbers are the same on every machine.
+Computes the soft-target loss of a half-depth student on masked text, once from all logits of the teacher and once from
+its `teacher.cache.top_k` largest ones. Reports the share of the probability that is cached, and the relative errors of
+the loss and of its gradient. Nothing is trained or timed, so the numbers are the same on every machine.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import describe
+from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -28,8 +28,8 @@ from distill.training.module import freeze
 from students.distilbert import from_teacher
 
 
-def loss_and_gradient(student_logits: Tensor, teacher_output: Any, temperature: float) -> tuple[float, Tensor]:
-    """The soft loss of an item, and its gradient with respect to the student's logits."""
+def compute_loss_and_gradient(student_logits: Tensor, teacher_output: Any, temperature: float) -> tuple[float, Tensor]:
+    """Returns the mean soft-target loss and its gradient with respect to the student's logits."""
     logits = student_logits.detach().requires_grad_()
     labels = torch.zeros(len(logits), dtype=torch.long)
     items = Items(batch={}, row=labels, labels=labels, labelled=labels == 0, over_vocabulary=True)
@@ -39,8 +39,8 @@ def loss_and_gradient(student_logits: Tensor, teacher_output: Any, temperature: 
     return float((total / count).detach()), logits.grad
 
 
-def masked_logits(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
-    """Logits `[n, V]` of teacher and student at the masked tokens of some held-out sequences."""
+def compute_masked_logits(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    """Returns the logits `[n, V]` of teacher and student at the masked tokens of held-out sequences."""
     tokenizer = AutoTokenizer.from_pretrained(options.teacher)
     task = MaskedLM(name="top_k", data_dir=options.data, dev_examples=options.sequences)
     with tempfile.TemporaryDirectory() as directory:
@@ -62,14 +62,14 @@ def masked_logits(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teacher", required=True, help="a directory with a BERT language model")
-    parser.add_argument("--data", required=True, help="text: a folder or a file")
-    parser.add_argument("--sequences", type=int, default=64, help="of 128 tokens")
+    parser.add_argument("--data", required=True, help="a folder or a file of text")
+    parser.add_argument("--sequences", type=int, default=64, help="number of sequences of 128 tokens")
     parser.add_argument("--top-k", type=int, nargs="+", default=[8, 16, 64, 256, 1024])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 2.0, 4.0])
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args()
-    teacher_logits, student_logits = masked_logits(options)
-    half = len(teacher_logits) // 2  # The profile is of other tokens than those that it is tried on.
+    teacher_logits, student_logits = compute_masked_logits(options)
+    half = len(teacher_logits) // 2  # The profile comes from other tokens than those it is evaluated on.
     profile = teacher_logits[half:].log_softmax(dim=-1).mean(dim=0)
     teacher_logits, student_logits = teacher_logits[:half], student_logits[:half]
     rows = []
@@ -77,16 +77,19 @@ def main() -> None:
         largest = TopKOutputs(take_top_k(teacher_logits.log_softmax(dim=-1), top_k), profile)
         mass = float(teacher_logits.softmax(dim=-1).topk(top_k, dim=-1).values.sum(dim=-1).mean())
         for temperature in options.temperatures:
-            exact, gradient = loss_and_gradient(student_logits, Outputs(logits=teacher_logits), temperature)
-            found, other = loss_and_gradient(student_logits, largest, temperature)
+            exact_loss, exact_gradient = compute_loss_and_gradient(
+                student_logits, Outputs(logits=teacher_logits), temperature
+            )
+            loss, gradient = compute_loss_and_gradient(student_logits, largest, temperature)
             rows.append(
                 {
-                    "top_k": top_k, "temperature": temperature, "mass": mass, "loss": abs(found - exact) / exact,
-                    "gradient": float((other - gradient).norm() / gradient.norm()),
+                    "top_k": top_k, "temperature": temperature, "mass": mass,
+                    "loss": abs(loss - exact_loss) / exact_loss,
+                    "gradient": float((gradient - exact_gradient).norm() / exact_gradient.norm()),
                     "bytes": bytes_per_item(top_k),
                 }
             )  # fmt: skip
-    table = Table(title=f"{len(teacher_logits):,} masked tokens; {describe()}")
+    table = Table(title=f"{len(teacher_logits):,} masked tokens; {describe_machine()}")
     for column in ("top_k", "T", "of the probability", "error of the loss", "of the gradient", "bytes a token"):
         table.add_column(column, justify="right")
     for row in rows:

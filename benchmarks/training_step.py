@@ -1,10 +1,10 @@
-"""What share of the best matrix product of this processor does a training step reach, optimizer included?
+"""Share of the processor's best matrix product that a training step reaches, optimizer included.
 
     python benchmarks/training_step.py [--length 128 --batch 32 --rounds 3]
 
-Plain Hugging Face under bf16 autocast, this project's step, and that step with torch's own dropout and attention, with
-one of the two replaced, and compiled, in turns. The shapes are those of a half-depth MiniLM (3 layers of 384) and of
-DistilBERT (6 of 768); dropout is BERT's 0.1.
+The variants take turns: plain Hugging Face under bf16 autocast, this project's step, this step with torch's own dropout
+and attention, with only one of the two replaced, and compiled. The shapes are those of a half-depth MiniLM (3 layers of
+384) and of DistilBERT (6 layers of 768). Dropout is BERT's 0.1.
 """
 
 import argparse
@@ -17,7 +17,15 @@ from unittest import mock
 
 import numpy as np
 import torch
-from machine import describe, forward_flops, has_bf16, median_seconds, peak_flops, soft_and_hard, training_step
+from machine import (
+    count_forward_flops,
+    describe_machine,
+    has_bf16,
+    make_training_step,
+    measure_median_seconds,
+    measure_peak_flops,
+    soft_and_hard_loss,
+)
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -31,52 +39,56 @@ from distill.training import fitting
 from distill.training.module import DistillationModule
 
 SHAPES = {"3 layers of 384": (3, 384, 12), "6 layers of 768": (6, 768, 12)}
-WAYS = ("plain", "distill", "torch's own", "dropout alone", "attention alone", "compiled")
+VARIANTS = ("plain", "distill", "torch's own", "dropout alone", "attention alone", "compiled")
 
 
-def student_of(layers: int, width: int, heads: int) -> PreTrainedModel:
+def build_student(layers: int, width: int, heads: int) -> PreTrainedModel:
     torch.manual_seed(0)
     config = DistilBertConfig(n_layers=layers, dim=width, hidden_dim=4 * width, n_heads=heads)
     return DistilBertForSequenceClassification(config).train()
 
 
 @contextmanager
-def made_fast(student: PreTrainedModel, way: str) -> Iterator[None]:
+def apply_variant(student: PreTrainedModel, variant: str) -> Iterator[None]:
+    """Context manager that compiles the student or replaces its dropout and attention, as the variant requires."""
     with ExitStack() as stack:
-        if way == "compiled":
+        if variant == "compiled":
             student.compile(dynamic=True)
-        elif way == "attention alone":
+        elif variant == "attention alone":
             stack.enter_context(mock.patch.object(cpu_kernels, "_forward_dropout", nn.Dropout.forward))
             stack.enter_context(cpu_kernels.use_cpu_kernels(student))
-        elif way == "dropout alone":
+        elif variant == "dropout alone":
             stack.enter_context(mock.patch.object(student, "set_attn_implementation"))
             stack.enter_context(cpu_kernels.use_cpu_kernels(student))
-        elif way == "distill":
+        elif variant == "distill":
             stack.enter_context(cpu_kernels.use_cpu_kernels(student))
         yield
         student._compiled_call_impl = None
 
 
-def step_of(student: PreTrainedModel, batch: dict[str, Tensor], teacher: Tensor, *, plain: bool) -> Callable[[], None]:
-    """One optimizer step, as a function: from the batch to the changed weights."""
+def make_step(
+    student: PreTrainedModel, batch: dict[str, Tensor], teacher_logits: Tensor, *, plain: bool
+) -> Callable[[], None]:
+    """Returns a function that runs one optimizer step on the batch, in plain Hugging Face or in distill."""
     if plain:
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        return training_step(
-            lambda: soft_and_hard(student(**inputs).logits.float(), teacher, batch["labels"], temperature=2.0),
+        return make_training_step(
+            lambda: soft_and_hard_loss(student(**inputs).logits.float(), teacher_logits, batch["labels"], 2.0),
             student.parameters(), torch.optim.AdamW(student.parameters(), lr=1e-5), "cpu",
         )  # fmt: skip
     terms = {"soft": SoftTargets(temperature=2.0, weight=0.5), "hard": HardLabels(weight=0.5)}
     module = DistillationModule(
         student=student, objective=Objective(name="hinton", terms=terms), learning_rate=1e-5,
-        task=Classification(name="step", text=["text"]), cached_outputs=lambda batch, items: _FixedPass(teacher),
+        task=Classification(name="step", text=["text"]),
+        cached_outputs=lambda batch, items: _FixedOutputs(teacher_logits),
     )  # fmt: skip
     optimizer = module.configure_optimizers()[0][0]
-    return training_step(lambda: module.losses(batch)[0], student.parameters(), optimizer, "cpu")
+    return make_training_step(lambda: module.losses(batch)[0], student.parameters(), optimizer, "cpu")
 
 
 @dataclass(frozen=True)
-class _FixedPass:
-    """A teacher's outputs that cost nothing: always the same logits."""
+class _FixedOutputs:
+    """Teacher outputs with the same logits for every batch, at no cost."""
 
     logits: Tensor
     chunk_size: int | None = None
@@ -92,8 +104,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3, help="the medians of so many are shown")
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds; medians are shown")
+    parser.add_argument("--ways", default=",".join(VARIANTS), help="variants, separated by commas")
     options = parser.parse_args()
     fitting.keep_freed_memory()
     random = torch.Generator().manual_seed(0)
@@ -104,27 +116,27 @@ def main() -> None:
         "labels": torch.randint(0, 2, size[:1], generator=random),
         "example_id": torch.arange(size[0]),
     }
-    teacher = torch.randn(size[0], 2, generator=random)
+    teacher_logits = torch.randn(size[0], 2, generator=random)
     dtype = torch.bfloat16 if has_bf16() else torch.float32
-    table = Table(title=f"Batch {size[0]}, length {size[1]}, median of {options.rounds}; {describe()}")
+    table = Table(title=f"Batch {size[0]}, length {size[1]}, median of {options.rounds}; {describe_machine()}")
     for column in ("student", "step", "ms", "GFLOP/s", "of the peak"):
         table.add_column(column, justify="left" if column in ("student", "step") else "right")
     for name, shape in SHAPES.items():
-        took: dict[str, list[float]] = {}
+        seconds: dict[str, list[float]] = {}
         peaks = []
         for _ in range(options.rounds):
-            peaks.append(peak_flops(dtype))
-            for way in options.ways.split(","):
-                student = student_of(*shape)
-                step = step_of(student, batch, teacher, plain=way == "plain")
-                with made_fast(student, way):
-                    took.setdefault(way, []).append(median_seconds(step, times=5, before=3))
-        work = 3 * forward_flops(student, np.full(size[0], size[1]))
-        for way, seconds in took.items():
-            speed = work / statistics.median(seconds)
+            peaks.append(measure_peak_flops(dtype))
+            for variant in options.ways.split(","):
+                student = build_student(*shape)
+                step = make_step(student, batch, teacher_logits, plain=variant == "plain")
+                with apply_variant(student, variant):
+                    seconds.setdefault(variant, []).append(measure_median_seconds(step, repeats=5, warmup=3))
+        step_flops = 3 * count_forward_flops(student, np.full(size[0], size[1]))
+        for variant, variant_seconds in seconds.items():
+            speed = step_flops / statistics.median(variant_seconds)
             share = speed / statistics.median(peaks)
-            milliseconds = 1e3 * statistics.median(seconds)
-            table.add_row(name, way, f"{milliseconds:.0f}", f"{speed / 1e9:.0f}", f"{share:.2f}")
+            milliseconds = 1e3 * statistics.median(variant_seconds)
+            table.add_row(name, variant, f"{milliseconds:.0f}", f"{speed / 1e9:.0f}", f"{share:.2f}")
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
