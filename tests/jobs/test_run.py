@@ -381,7 +381,9 @@ def test_the_built_in_task_runs_with_a_substitute_teacher_and_reports_it(tmp_pat
         assert record["teacher"]["resolved"] in text
 
 
-def test_the_finetune_job_reuses_a_fine_tuned_teacher(chain: dict[str, Any], data_dir: Path, encoder_dir: Path) -> None:
+def test_the_finetune_job_reuses_a_fine_tuned_teacher_and_accepts_a_trained_one(
+    chain: dict[str, Any], data_dir: Path, encoder_dir: Path
+) -> None:
     arguments = [argument for argument in chain["arguments"] if not argument.startswith("+student")]
     output = chain["root"] / "finetune"
     done = run_command("job=finetune", *arguments, f"output_dir={output}", cwd=chain["root"])
