@@ -1,4 +1,4 @@
-"""Toy teachers, data and trainings: everything is made on the spot, offline, in seconds."""
+"""Toy teachers, data and trainings, built offline in seconds."""
 
 import os
 
@@ -34,7 +34,7 @@ LABELS = ("negative", "positive")
 
 
 def sentences(count: int) -> list[tuple[str, int]]:
-    """Sentences that a toy model can tell apart, of different lengths."""
+    """Returns sentences of different lengths that a toy model can tell apart."""
     rows = []
     for index in range(count):
         label = index % 2
@@ -49,21 +49,21 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return train_tokenizer([text for text, _ in sentences(64)], 300)
 
 
-def at_once(work: Callable[..., None], directory: Path) -> list[Any]:
-    """What three processes put into `results` that run `work(directory, barrier, results)` at the same time."""
+def run_concurrently(work: Callable[..., None], directory: Path) -> list[Any]:
+    """Runs `work(directory, barrier, results)` in three processes at once; returns what they put into `results`."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(3), context.Queue()
     processes = [context.Process(target=work, args=(directory, barrier, results)) for _ in range(3)]
     for process in processes:
         process.start()
-    found = [results.get(timeout=120) for _ in processes]
+    values = [results.get(timeout=120) for _ in processes]
     for process in processes:
         process.join()
-    return found
+    return values
 
 
-def outputs_of(output: Any, items: Items) -> Outputs:
-    """A whole model's output over tokens as the terms read it: with the logits `[n, V]` at the items."""
+def outputs_at_items(output: Any, items: Items) -> Outputs:
+    """Returns a model's full output as the terms read it, with its logits only at the items `[n, V]`."""
     logits = output.get("prediction_logits", output.get("logits"))
     return Outputs(
         logits=logits.flatten(0, 1)[items.index],
@@ -73,9 +73,9 @@ def outputs_of(output: Any, items: Items) -> Outputs:
 
 
 def toy_bert(
-    vocab_size: int, *, layers: int = 4, seed: int = 0, width: int = 32, spread: float = 0.3
+    vocab_size: int, *, layers: int = 4, seed: int = 0, width: int = 32, initializer_range: float = 0.3
 ) -> PreTrainedModel:
-    """A BERT with two labels, by default with weights that are large enough for differences to show."""
+    """Returns a BERT with two labels, by default with weights large enough for differences to show."""
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=vocab_size,
@@ -84,7 +84,7 @@ def toy_bert(
         num_attention_heads=4,
         intermediate_size=2 * width,
         max_position_embeddings=80,
-        initializer_range=spread,
+        initializer_range=initializer_range,
         id2label=dict(enumerate(LABELS)),
         label2id={label: index for index, label in enumerate(LABELS)},
     )
@@ -98,7 +98,7 @@ def teacher(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory laid out as SST-2: 64 examples to train on, 24 in dev."""
+    """A data directory laid out as SST-2: 64 training examples, 24 in dev."""
     directory = tmp_path_factory.mktemp("data")
     for name, rows in (("train", sentences(64)), ("dev", sentences(24))):
         lines = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in rows)]
@@ -110,14 +110,14 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def encoder_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> Path:
     """A pre-trained encoder without a classification head, in float16 as many checkpoints are."""
     directory = tmp_path_factory.mktemp("encoder")
-    encoder = toy_bert(len(tokenizer), spread=0.05).bert.half()
+    encoder = toy_bert(len(tokenizer), initializer_range=0.05).bert.half()
     encoder.config.id2label, encoder.config.label2id = {0: "LABEL_0", 1: "LABEL_1"}, {"LABEL_0": 0, "LABEL_1": 1}
     encoder.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
 
 
-# 64 examples to train on: four steps an epoch.
+# 64 training examples: four steps an epoch.
 SETTINGS = TrainerSettings(
     learning_rate=3e-3, batch_size=16, max_epochs=2, precision="32-true", accelerator="cpu", seed=1
 )
@@ -125,7 +125,7 @@ SETTINGS = TrainerSettings(
 
 @dataclass
 class Toy:
-    """A module that is ready to be fitted, and everything it was made of."""
+    """A module that is ready to be fitted, with its loaders, settings and tokenizer."""
 
     module: DistillationModule
     loaders: dict[str, Any]
@@ -140,7 +140,7 @@ class Toy:
         )  # fmt: skip
 
 
-Make = Callable[..., Toy]
+MakeToy = Callable[..., Toy]
 
 
 @pytest.fixture(scope="session")
@@ -154,21 +154,21 @@ def splits(task: Classification, tmp_path_factory: pytest.TempPathFactory) -> ta
 
 
 @pytest.fixture(scope="session")
-def make(
+def make_toy(
     task: Classification,
     splits: tables.LabelledData,
     tokenizer: PreTrainedTokenizerBase,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Make:
-    """`toy_training` in a directory of its own."""
+) -> MakeToy:
+    """Returns `build_toy` with the session's task and data, and a new directory by default."""
 
-    def made(*, directory: Path | None = None, **options: Any) -> Toy:
-        return toy_training(task, splits, tokenizer, directory or tmp_path_factory.mktemp("run"), **options)
+    def build(*, directory: Path | None = None, **options: Any) -> Toy:
+        return build_toy(task, splits, tokenizer, directory or tmp_path_factory.mktemp("run"), **options)
 
-    return made
+    return build
 
 
-def toy_training(
+def build_toy(
     task: Classification,
     splits: tables.LabelledData,
     tokenizer: PreTrainedTokenizerBase,
@@ -179,7 +179,7 @@ def toy_training(
     cosine: float = 1,
     **options: Any,
 ) -> Toy:
-    """Two layers of width 32 out of a teacher's four, under soft, hard and cosine; `options` are the trainer's."""
+    """Builds a two-layer student of width 32 with soft, hard and cosine terms; `options` are the trainer's."""
     teacher = toy_bert(len(tokenizer), width=teacher_width)
     source = teacher if teacher_width == 32 else toy_bert(len(tokenizer))
     source.config.hidden_dropout_prob = source.config.attention_probs_dropout_prob = dropout
@@ -200,19 +200,19 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
-def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(tensor, right[name]) for name, tensor in left.items())
+def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(make: Make) -> Toy:
-    toy = make()
+def uninterrupted(make_toy: MakeToy) -> Toy:
+    toy = make_toy()
     toy.fit()
     return toy
 
 
-def steps_of(toy: Toy) -> list[list[int]]:
-    """What will be the examples of every optimizer step."""
+def record_steps(toy: Toy) -> list[list[int]]:
+    """Returns a list that fills with the example ids of every optimizer step."""
     seen: list[list[int]] = []
     original = toy.module.training_step
 
@@ -224,8 +224,8 @@ def steps_of(toy: Toy) -> list[list[int]]:
     return seen
 
 
-def scores(toy: Toy, values: list[float], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, Tensor]]]:
-    """Dev's score becomes these values in turn; returns what will be the step and the weights of each evaluation."""
+def fake_scores(toy: Toy, values: list[float], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, Tensor]]]:
+    """Replaces dev's scores by these values; returns a list that fills with the step and weights of each evaluation."""
     seen: list[tuple[int, dict[str, Tensor]]] = []
 
     def metrics(of_dev: Scores) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The Python door: the blocks of the documents run, and both doors give the same numbers."""
+"""Tests of the Python API: the documented blocks run, and the API and the command give the same results."""
 
 import ast
 import doctest
@@ -77,7 +77,7 @@ def distill_by_api(teacher_dir: Path, data: Any, root: Path, **options: Any) -> 
     )
 
 
-def test_both_doors_give_the_same_numbers(
+def test_the_api_and_the_command_give_the_same_results(
     teacher_dir: Path, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = distill_by_api(teacher_dir, {"data": data_dir}, tmp_path)
@@ -104,9 +104,9 @@ def test_both_doors_give_the_same_numbers(
 def test_the_defaults_are_those_of_the_configuration() -> None:
     from distill import api, plan
     from distill.jobs.build import instantiate
-    from tests.jobs.test_config import composed
+    from tests.jobs.test_config import compose_config
 
-    config = composed("+teacher=pretrained", "teacher.path=.", "+student=distilbert")
+    config = compose_config("+teacher=pretrained", "teacher.path=.", "+student=distilbert")
     assert instantiate(config.trainer) == api.TRAINER
     assert instantiate(config.teacher.finetune) == api.FINETUNE
     assert instantiate(config.export) == d.ExportSettings()
@@ -115,11 +115,11 @@ def test_the_defaults_are_those_of_the_configuration() -> None:
     assert built.seconds == api.BENCHMARK.seconds
     task = d.tasks.Classification(text="sentence", data="nowhere")
     assert instantiate(config.objective).record() == plan.default_objective(task).record()
-    text = composed("task=mlm", "objective=language_model")
+    text = compose_config("task=mlm", "objective=language_model")
     assert instantiate(text.objective).record() == plan.default_objective(instantiate(text.task)).record()
 
 
-def test_data_in_memory_gives_the_numbers_of_files(teacher_dir: Path, data_dir: Path, tmp_path: Path) -> None:
+def test_data_in_memory_has_the_digest_of_the_files(teacher_dir: Path, data_dir: Path, tmp_path: Path) -> None:
     import datasets
     import pandas
 
@@ -135,7 +135,7 @@ def test_data_in_memory_gives_the_numbers_of_files(teacher_dir: Path, data_dir: 
         assert task.read(tmp_path).sha256 == expected.sha256
 
 
-def test_a_loaded_teacher_and_a_loaded_student(
+def test_loaded_models_are_distilled_and_not_modified(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data_dir: Path, tmp_path: Path
 ) -> None:
     before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
@@ -157,7 +157,7 @@ def test_a_loaded_teacher_and_a_loaded_student(
     assert again.record == result.record
 
 
-def test_errors_are_exceptions_with_the_texts_of_the_command(teacher_dir: Path, data_dir: Path, tmp_path: Path) -> None:
+def test_errors_are_raised_with_the_messages_of_the_command(teacher_dir: Path, data_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="is not empty: give another directory, or resume=True"):
@@ -172,7 +172,7 @@ def test_errors_are_exceptions_with_the_texts_of_the_command(teacher_dir: Path, 
         d.Tacher  # noqa: B018
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_can_be_read() -> None:
     for name in d.__all__:
         assert getattr(d, name) is not None
         assert name in dir(d)
@@ -186,22 +186,22 @@ def test_every_public_name_is_there() -> None:
         ("import distill; distill.distill, distill.Teacher, distill.tasks.Classification", ("hydra", "omegaconf")),
     ],
 )
-def test_nothing_is_imported_before_it_is_needed(program: str, absent: tuple[str, ...]) -> None:
+def test_heavy_packages_are_imported_only_when_needed(program: str, absent: tuple[str, ...]) -> None:
     check = f"{program}; import sys; sys.exit(bool(set({absent!r}) & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", check], check=False, cwd=Path(d.__file__).parents[1]).returncode == 0
 
 
-def test_a_notebook_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_shows_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
     from distill import console
 
     monkeypatch.setattr(console, "console", Console(force_jupyter=True))
-    shown: list[str] = []
-    monkeypatch.setattr(console.Progress, "start", lambda self: shown.append("bar"))
+    started: list[str] = []
+    monkeypatch.setattr(console.Progress, "start", lambda self: started.append("bar"))
     with console.ProgressMeter("student", 3):
         pass
-    assert shown == ["bar"]
+    assert started == ["bar"]
 
 
 EXAMPLES = [

@@ -1,4 +1,4 @@
-"""What the command line answers to mistakes: one line, the names there are, exit code 2."""
+"""Tests that the command line reports mistakes in one line, with the valid names and exit code 2."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["resume=nowhere"], "nowhere is no run: it has no run.json"),
     ],
 )
-def test_a_mistake_is_answered_in_one_line(arguments: list[str], expected: str, tmp_path: Path) -> None:
+def test_invalid_arguments_are_reported_in_one_line(arguments: list[str], expected: str, tmp_path: Path) -> None:
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert expected in done.stderr
@@ -50,7 +50,7 @@ def test_a_mistake_is_answered_in_one_line(arguments: list[str], expected: str, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_values_that_cannot_be_are_answered_before_anything_is_trained(tmp_path: Path, data_dir: Path) -> None:
+def test_a_missing_teacher_directory_is_reported(tmp_path: Path, data_dir: Path) -> None:
     encoder = f"teacher.path={tmp_path / 'nowhere'}"
     done = run(
         "+teacher=pretrained", encoder, "+student=distilbert", "task=sst2", f"task.data_dir={data_dir}",
@@ -60,14 +60,14 @@ def test_values_that_cannot_be_are_answered_before_anything_is_trained(tmp_path:
     assert "is no directory, expected one with config.json and weights" in done.stderr
 
 
-def test_a_traceback_is_for_those_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hydra_full_error_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     done = run("task=sst3", cwd=tmp_path)
     assert done.returncode != 0
     assert "Traceback" in done.stderr
 
 
-def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hydra_full_error_is_not_left_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     monkeypatch.setattr("sys.argv", ["distill", "task=sst3"])
     assert command_line.main() == 2
@@ -90,7 +90,7 @@ def test_help_names_the_groups(tmp_path: Path) -> None:
         assert expected in done.stdout
 
 
-def test_a_folder_called_students_is_answered_in_one_line(tmp_path: Path) -> None:
+def test_a_folder_called_students_is_reported(tmp_path: Path) -> None:
     (tmp_path / "students").mkdir()
     (tmp_path / "students" / "__init__.py").write_text("")
     done = run("+teacher=bert_base", "+student=distilbert", cwd=tmp_path)
@@ -101,9 +101,9 @@ def test_a_folder_called_students_is_answered_in_one_line(tmp_path: Path) -> Non
 def test_without_the_extra_the_install_command_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = command_line.importlib.util.find_spec
+    find_spec = command_line.importlib.util.find_spec
     monkeypatch.setattr(
-        command_line.importlib.util, "find_spec", lambda name: None if name in ("torch", "hydra") else real(name)
+        command_line.importlib.util, "find_spec", lambda name: None if name in ("torch", "hydra") else find_spec(name)
     )
     assert command_line.main() == 2
     assert capsys.readouterr().err == (
@@ -111,7 +111,7 @@ def test_without_the_extra_the_install_command_is_named(
     )
 
 
-def test_a_wheel_carries_the_configuration(tmp_path: Path) -> None:
+def test_a_wheel_contains_the_configuration_and_runs(tmp_path: Path) -> None:
     source = tmp_path / "source"  # Building leaves files behind.
     for name in ("conf", "distill", "students", "teachers"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))

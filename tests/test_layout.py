@@ -1,4 +1,4 @@
-"""The architecture, read from the source: who may import whom, no cycles, short functions, and types."""
+"""Tests of the architecture, read from the source: import levels, cycles, lengths of functions, and types."""
 
 import ast
 import subprocess
@@ -13,7 +13,7 @@ import distill
 
 ROOT = Path(distill.__file__).resolve().parents[1]
 PACKAGES = ("distill", "students", "teachers")
-# A room imports itself and rooms of lower levels.
+# A unit, a file or folder right below `distill`, imports itself and units of lower levels.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "sentences", "files", "options", "console", "hub"),
     ("contracts",),
@@ -34,22 +34,22 @@ WITHIN = {
     "options": {"errors"},
     "chain": {"preflight", "plan"},
 }
-# Rooms that import less than their level allows.
+# Units that import less than their level allows.
 ONLY = {"edge": {"errors", "files"}}
-VERSION = {"distill.__version__"}  # Of the package itself every module may import its version, and nothing else.
+VERSION = {"distill.__version__"}  # Every module may import this name, and no other, from the package itself.
 FOR_STUDENTS_AND_TEACHERS = {"errors", "files", "hub", "contracts", "models"}
 HEAVY = ("torch", "transformers", "lightning", "hydra", "datasets", "sklearn", "pydantic")
 
 
 def module_name(path: Path) -> str:
-    """`distill.losses.term`, and for an `__init__.py` the name of its package."""
+    """Returns a name such as `distill.losses.term`, and for an `__init__.py` the name of its package."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
 def sources() -> dict[str, ast.Module]:
-    """Every module of the packages by its name."""
+    """Returns every module of the packages by its name."""
     paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     return {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
@@ -58,72 +58,76 @@ def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes, those inside functions too, but those for type checking alone."""
+def walk_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields all nodes, also inside functions, except those only for type checking."""
     for child in ast.iter_child_nodes(node):
         if is_type_checking(child):
             assert isinstance(child, ast.If)
             for other in child.orelse:
                 yield other
-                yield from statements(other)
+                yield from walk_statements(other)
             continue
         yield child
-        yield from statements(child)
+        yield from walk_statements(child)
 
 
 @cache
 def imports(module: str) -> frozenset[str]:
-    """Modules of the packages that this one imports anywhere."""
-    found: set[str] = set()
-    for node in statements(sources()[module]):
+    """Returns the modules of the packages that this one imports anywhere."""
+    names: set[str] = set()
+    for node in walk_statements(sources()[module]):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} has a relative import"
             assert node.module is not None
             inner = {f"{node.module}.{alias.name}" for alias in node.names} - VERSION
-            found |= {name if name in sources() else node.module for name in inner}
-    return frozenset(name for name in found if name.split(".")[0] in PACKAGES)
+            names |= {name if name in sources() else node.module for name in inner}
+    return frozenset(name for name in names if name.split(".")[0] in PACKAGES)
 
 
-def room(module: str) -> str:
-    """The file or folder right below `distill`."""
+def unit_of(module: str) -> str:
+    """Returns the file or folder right below `distill`."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def allowed(name: str) -> set[str]:
-    """The rooms that a room may import, itself among them."""
-    level = next(number for number, rooms in enumerate(LEVELS) if name in rooms)
-    lower = {other for rooms in LEVELS[:level] for other in rooms}
+def allowed_units(name: str) -> set[str]:
+    """Returns the units that a unit may import, itself among them."""
+    level = next(number for number, units in enumerate(LEVELS) if name in units)
+    lower = {other for units in LEVELS[:level] for other in units}
     return {name} | WITHIN.get(name, set()) | ONLY.get(name, lower)
 
 
-OURS = [name for name in sources() if name.split(".")[0] == "distill"]
+MODULES = [name for name in sources() if name.split(".")[0] == "distill"]
 
 
 def test_every_module_has_a_level() -> None:
-    known = {name for rooms in LEVELS for name in rooms}
-    assert {room(module) for module in OURS} <= known
+    known = {name for units in LEVELS for name in units}
+    assert {unit_of(module) for module in MODULES} <= known
     assert {"distill.losses.term", "distill.edge.bundle", "students.bilstm", "teachers.embedded"} <= sources().keys()
 
 
-@pytest.mark.parametrize("module", OURS)
-def test_imports_point_downwards(module: str) -> None:
-    above = {name for name in imports(module) if name.startswith("distill") and room(name) not in allowed(room(module))}
-    assert not above, f"{module} may import {', '.join(sorted(allowed(room(module))))}"
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_import_only_allowed_units(module: str) -> None:
+    above = {
+        name
+        for name in imports(module)
+        if name.startswith("distill") and unit_of(name) not in allowed_units(unit_of(module))
+    }
+    assert not above, f"{module} may import {', '.join(sorted(allowed_units(unit_of(module))))}"
 
 
 def test_no_modules_import_each_other_in_a_cycle() -> None:
-    assert cycles({module: imports(module) & sources().keys() for module in sources()}) == []
+    assert find_cycles({module: imports(module) & sources().keys() for module in sources()}) == []
 
 
-def cycles(graph: dict[str, frozenset[str]]) -> list[list[str]]:
-    """The strongly connected components of more than one module, or of one that imports itself (Tarjan)."""
+def find_cycles(graph: dict[str, frozenset[str]]) -> list[list[str]]:
+    """Returns the strongly connected components of several modules, or of one that imports itself (Tarjan)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    components: list[list[str]] = []
 
     def visit(node: str) -> None:
         index[node] = low[node] = len(index)
@@ -138,41 +142,41 @@ def cycles(graph: dict[str, frozenset[str]]) -> list[list[str]]:
             component = stack[stack.index(node) :]
             del stack[stack.index(node) :]
             if len(component) > 1 or node in graph[node]:
-                found.append(sorted(component))
+                components.append(sorted(component))
 
     for node in sorted(graph):
         if node not in index:
             visit(node)
-    return found
+    return components
 
 
-def test_a_cycle_is_found() -> None:
+def test_cycles_are_detected() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"e"}}
-    assert cycles({name: frozenset(others) for name, others in graph.items()}) == [["b", "c"], ["e"]]
+    assert find_cycles({name: frozenset(others) for name, others in graph.items()}) == [["b", "c"], ["e"]]
 
 
-@pytest.mark.parametrize("module", OURS)
+@pytest.mark.parametrize("module", MODULES)
 def test_the_package_never_imports_students_or_teachers(module: str) -> None:
     if module not in ("distill", "distill.api"):
         assert not {name for name in imports(module) if name.startswith(("students", "teachers"))}
 
 
 @pytest.mark.parametrize("package", ["students", "teachers"])
-def test_students_and_teachers_know_only_what_they_are_given(package: str) -> None:
+def test_students_and_teachers_import_only_allowed_units(package: str) -> None:
     other = {"students": "teachers", "teachers": "students"}[package]
     for module in sources():
         if module.split(".")[0] == package:
             assert not {name for name in imports(module) if name.split(".")[0] == other}, module
-            rooms = {room(name) for name in imports(module) if name.split(".")[0] == "distill"}
-            assert rooms <= FOR_STUDENTS_AND_TEACHERS, module
+            units = {unit_of(name) for name in imports(module) if name.split(".")[0] == "distill"}
+            assert units <= FOR_STUDENTS_AND_TEACHERS, module
 
 
 def test_readers_of_text_and_labelled_data_do_not_import_each_other() -> None:
-    for module in OURS:
-        if room(module) == "data":
-            assert "text" not in set(map(room, imports(module))), module
+    for module in MODULES:
+        if unit_of(module) == "data":
+            assert "text" not in set(map(unit_of, imports(module))), module
     for name in ("readers", "corpus", "packing", "masking"):
-        assert "data" not in set(map(room, imports(f"distill.text.{name}"))), name
+        assert "data" not in set(map(unit_of, imports(f"distill.text.{name}"))), name
 
 
 def test_the_edge_runtime_needs_no_torch() -> None:
@@ -208,16 +212,16 @@ def test_functions_are_short() -> None:
     assert not {name: count for name, count in lines.items() if count > LONGEST}
 
 
-def parameters(function: Function) -> list[ast.arg]:
-    """The parameters, `self` and `cls` aside."""
-    given = function.args
-    named = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+def list_parameters(function: Function) -> list[ast.arg]:
+    """Returns the parameters except `self` and `cls`."""
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
     return [p for p in named if p is not None and not (p.arg in ("self", "cls") and p.annotation is None)]
 
 
-def test_few_parameters_may_be_anything() -> None:
-    known = {f"{name}({p.arg})": p.annotation for name, function in functions() for p in parameters(function)}
-    every = [p.annotation for _, function in functions() for p in parameters(function)]
+def test_few_parameters_are_annotated_with_any() -> None:
+    known = {f"{name}({p.arg})": p.annotation for name, function in functions() for p in list_parameters(function)}
+    every = [p.annotation for _, function in functions() for p in list_parameters(function)]
     anything = [annotation for annotation in every if annotation is not None and mentions_any(annotation)]
     names = [name for name, annotation in known.items() if annotation is not None and mentions_any(annotation)]
     assert all(annotation is not None for annotation in every)

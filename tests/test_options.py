@@ -1,4 +1,4 @@
-"""An option that cannot be is reported in one line: its name, its value as it was typed, and what was expected."""
+"""Tests that an invalid option is reported in one line: its name, its value as typed, and what was expected."""
 
 import pickle
 import re
@@ -65,7 +65,7 @@ class Task:
         ({"rates": 1}, "got rates=1, expected one of the options rate, steps, sizes, shares, cache, unit"),
     ],
 )
-def test_a_value_that_cannot_be_is_reported_in_one_line(options: dict[str, Any], message: str) -> None:
+def test_an_invalid_value_is_reported_in_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$") as caught:
         Settings(**{"rate": 1.0} | options)
     assert caught.value.__cause__ is None
@@ -81,7 +81,7 @@ def test_a_user_error_of_a_check_of_several_options_is_unchanged() -> None:
         Settings(rate=1.0, unit="word", cache=True)
 
 
-def test_what_yaml_writes_is_accepted() -> None:
+def test_values_from_yaml_are_accepted() -> None:
     settings = Settings(rate=1, steps=3, sizes=[1, 8], shares=[1, 0], cache=False)  # type: ignore[arg-type]
     assert settings == replace(settings)
     assert asdict(settings) == {
@@ -104,12 +104,14 @@ def test_what_yaml_writes_is_accepted() -> None:
         (("other",), {}, "the body is no check of options"),
     ],
 )
-def test_arguments_are_checked_alike(arguments: tuple[Any, ...], options: dict[str, Any], message: str) -> None:
+def test_arguments_of_functions_are_checked_too(
+    arguments: tuple[Any, ...], options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Task(*arguments, **options)
 
 
-def test_arguments_arrive_as_they_were_given() -> None:
+def test_arguments_are_passed_unchanged() -> None:
     settings, columns = Settings(rate=1.0), {"x": "y"}
     task = Task("a", settings=settings, columns=columns)
     assert (task.name, task.columns) == ("a", columns)
@@ -162,11 +164,11 @@ def test_the_option_is_named_as_the_user_typed_it() -> None:
     config.rate, config.trainer.unit = 1, "span"
     assert report("trainer") == "trainer: got unit=span without steps"
     config.task.settings = config.trainer
-    config.task.settings.rate = 0  # Of an object within another one.
+    config.task.settings.rate = 0  # In a nested object.
     assert report("task") == "got task.settings.rate=0, expected a number above 0"
 
 
-def test_an_option_error_travels_between_processes() -> None:
+def test_an_option_error_can_be_pickled() -> None:
     error = OptionError("rate", "0", "a number above 0").with_prefix("trainer")
     assert str(pickle.loads(pickle.dumps(error))) == str(error) == "got trainer.rate=0, expected a number above 0"
     assert error.exit_code == 2

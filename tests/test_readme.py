@@ -1,4 +1,4 @@
-"""The README and the pages of `docs/`: their size, their code blocks, the site, and the Run block in a fresh copy."""
+"""Tests of the README and the pages of `docs/`: size, code blocks, site, and the Run block in a fresh copy."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""Every model is timed on the same work, and the figures are those of its own runs."""
+"""Tests that all models are timed on the same inputs, each from its own runs."""
 
 import time
 from typing import Any
@@ -18,7 +18,7 @@ def candidate(name: str, seconds: float, seen: list[Any], inputs: tuple[str, ...
     return latency.Candidate(name, "torch", inputs, 123, run)
 
 
-def test_rows_hold_what_was_measured() -> None:
+def test_rows_contain_the_timings_of_each_model_and_shape() -> None:
     slow_feeds: list[Any] = []
     fast_feeds: list[Any] = []
     candidates = [
@@ -35,11 +35,11 @@ def test_rows_hold_what_was_measured() -> None:
         assert row["runs"] >= latency.TURNS * latency.RUNS_PER_TURN
     assert set(fast_feeds[0]) == {"input_ids"}
     assert {feed["input_ids"] for feed in slow_feeds} == {(1, 7), (3, 7)}
-    # One run a turn warms up and is not counted.
+    # One run per turn is a warm-up and not counted.
     assert len(slow_feeds) == rows[0]["runs"] + rows[2]["runs"] + 2 * latency.TURNS
 
 
-def test_cores_are_those_that_this_process_may_use() -> None:
+def test_at_least_one_core_is_counted() -> None:
     assert latency.count_cores() >= 1
 
 
@@ -64,6 +64,6 @@ def test_percentiles_are_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"seconds": 0}, "got seconds=0, expected a number above 0"),
     ],
 )
-def test_settings_that_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"^{message}"):
         BenchmarkSettings(**{"batches": [1], "lengths": [8]} | options)

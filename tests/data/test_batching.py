@@ -1,4 +1,4 @@
-"""Is every example seen once an epoch, padded to its own batch, and the same each time?"""
+"""Tests that every example comes once an epoch, padded to its batch, in a reproducible order."""
 
 import copy
 from dataclasses import replace
@@ -19,7 +19,7 @@ from distill.data.tables import LabelledData, Split
 from distill.errors import UserError
 from distill.tasks import Classification
 from teachers.embedded import train_tokenizer
-from tests.conftest import at_once, sentences
+from tests.conftest import run_concurrently, sentences
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 some_lengths = st.lists(st.integers(3, 128), min_size=1, max_size=200).map(np.array)
@@ -40,12 +40,12 @@ def test_every_example_comes_once_an_epoch(lengths: np.ndarray, sizes: dict[str,
 
 @quick
 @given(some_lengths, st.integers(128, 600), st.integers(1, 3), st.integers(0, 3))
-def test_a_budget_of_tokens_is_kept(lengths: np.ndarray, budget: int, accumulate: int, epoch: int):
+def test_no_micro_batch_exceeds_the_token_budget(lengths: np.ndarray, budget: int, accumulate: int, epoch: int):
     buckets = LengthBuckets(lengths, batch_tokens=budget, accumulate=accumulate, seed=1)
     buckets.set_epoch(epoch)
     steps = list(buckets)
     assert sorted(chain(*chain(*steps))) == list(range(len(lengths)))
-    assert len(steps) == len(buckets)  # In every epoch, or the schedule would not know its end.
+    assert len(steps) == len(buckets)  # Equal in every epoch, because the schedule depends on it.
     assert all(len(part) * padded_length(max(lengths[part]), max(lengths)) <= budget for part in chain(*steps))
 
 
@@ -57,7 +57,7 @@ def test_a_budget_of_tokens_is_kept(lengths: np.ndarray, budget: int, accumulate
     st.integers(1, 5),
     st.integers(0, 3),
 )
-def test_several_processes_share_an_epoch(
+def test_several_processes_split_an_epoch_into_equal_steps(
     lengths: np.ndarray, size: dict[str, int], accumulate: int, world: int, epoch: int
 ):
     assume(len(lengths) >= world)
@@ -66,9 +66,9 @@ def test_several_processes_share_an_epoch(
         buckets.set_epoch(epoch)
     parts = [list(buckets) for buckets in ranks]
     assert sorted(chain(*chain(*chain(*parts)))) == list(range(len(lengths)))
-    assert {len(steps) for steps in parts} == {len(ranks[0])}  # None waits for another at the end,
+    assert {len(steps) for steps in parts} == {len(ranks[0])}  # No rank waits for another at the end
     for steps in zip(*parts, strict=True):
-        assert len({len(step) for step in steps}) == 1  # nor within a step.
+        assert len({len(step) for step in steps}) == 1  # or within a step.
     for micro_batch in chain(*chain(*parts)):
         assert 1 <= len(micro_batch) <= size.get("batch_size", 200)
         assert len(micro_batch) * padded_length(max(lengths[micro_batch]), max(lengths)) <= size.get(
@@ -78,10 +78,10 @@ def test_several_processes_share_an_epoch(
 
 @quick
 @given(some_lengths, st.integers(2, 8), st.integers(1, 3), st.integers(2, 3))
-def test_several_processes_see_what_one_with_larger_batches_sees(
+def test_several_processes_have_the_batches_of_one_with_larger_batches(
     lengths: np.ndarray, size: int, accumulate: int, world: int
 ):
-    assume(len(lengths) % (size * world) not in range(1, world))  # The odd batch is large enough for all.
+    assume(len(lengths) % (size * world) not in range(1, world))  # The last batch is large enough for all ranks.
     whole = list(LengthBuckets(lengths, batch_size=size * world, accumulate=accumulate))
     parts = [
         list(LengthBuckets(lengths, batch_size=size, accumulate=accumulate, rank=rank, world=world))
@@ -104,7 +104,7 @@ def test_an_example_that_is_longer_than_the_budget_is_refused():
         LengthBuckets(np.array([5, 40]), batch_tokens=32)
 
 
-def test_padding_is_what_an_epoch_computes_in_vain():
+def test_padding_is_the_share_of_padding_tokens_in_an_epoch():
     buckets = LengthBuckets(np.array([4, 8, 2, 2]), batch_size=2, shuffle=False)
     assert buckets.padding() == pytest.approx(1 - 16 / 20)
 
@@ -119,7 +119,7 @@ def test_a_batch_is_padded_to_one_of_few_lengths():
 def test_no_batch_is_longer_than_the_longest_example(tokenizer: PreTrainedTokenizerBase):
     assert padded_length(509, 510) == 510  # A model may have no more positions.
     texts = [" ".join(["film"] * count) for count in (39, 35, 10)]
-    examples = examples_of(split_of(*texts), tokenizer)
+    examples = tokenize_split(make_split(*texts), tokenizer)
     longest, second, _ = examples.lengths.tolist()
     assert (longest, second) == (41, 37)
     widths = [examples[index]["input_ids"].shape[1] for index in ([0, 2], [1, 2], [2])]
@@ -127,7 +127,7 @@ def test_no_batch_is_longer_than_the_longest_example(tokenizer: PreTrainedTokeni
     assert examples[[1]]["attention_mask"].sum() == second
 
 
-def test_the_order_follows_from_seed_and_epoch():
+def test_the_order_depends_only_on_seed_and_epoch():
     lengths = np.random.default_rng(0).integers(3, 128, size=100)
 
     def order(seed: int, epoch: int) -> list[list[list[int]]]:
@@ -139,7 +139,7 @@ def test_the_order_follows_from_seed_and_epoch():
     assert len({str(order(seed, epoch)) for seed, epoch in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))}) == 5
 
 
-def test_the_global_random_state_has_no_part_in_the_order():
+def test_the_global_random_state_does_not_change_the_order():
     lengths = np.arange(3, 103)
     orders = []
     for seed in (0, 1):
@@ -149,7 +149,7 @@ def test_the_global_random_state_has_no_part_in_the_order():
     assert orders[0] == orders[1]
 
 
-def padded(lengths: np.ndarray, steps: list[list[list[int]]]) -> int:
+def count_padded_tokens(lengths: np.ndarray, steps: list[list[list[int]]]) -> int:
     return sum(len(micro_batch) * max(lengths[micro_batch]) for step in steps for micro_batch in step)
 
 
@@ -158,12 +158,13 @@ def test_buckets_pad_less_than_a_random_order():
     lengths = random.geometric(0.05, size=1000) + 2
     shuffled = [[chunk.tolist()] for chunk in np.array_split(random.permutation(1000), 63)]
     waste = [
-        padded(lengths, steps) / lengths.sum() - 1 for steps in (list(LengthBuckets(lengths, batch_size=16)), shuffled)
+        count_padded_tokens(lengths, steps) / lengths.sum() - 1
+        for steps in (list(LengthBuckets(lengths, batch_size=16)), shuffled)
     ]
     assert waste[0] < 0.2 * waste[1]
 
 
-def test_buckets_are_drawn_anew_so_that_examples_meet_others():
+def test_buckets_differ_in_every_epoch():
     lengths = np.full(64, 9)
     buckets = LengthBuckets(lengths, batch_size=8)
     companions = set()
@@ -179,7 +180,7 @@ def test_without_shuffling_the_longest_come_first():
 
 
 @pytest.mark.parametrize("sizes", [{"batch_size": 0}, {"batch_size": 4, "accumulate": 0}])
-def test_buckets_of_nothing_are_refused(sizes: dict[str, int]):
+def test_a_batch_size_or_accumulation_of_zero_is_refused(sizes: dict[str, int]):
     with pytest.raises(UserError, match="expected at least 1 of each"):
         LengthBuckets(np.arange(9), **sizes)
 
@@ -190,21 +191,21 @@ def test_buckets_of_nothing_are_refused(sizes: dict[str, int]):
 TASK = Classification(name="toy", text=["sentence"])
 
 
-def split_of(*texts: str, pairs: list[str] | None = None) -> Split:
+def make_split(*texts: str, pairs: list[str] | None = None) -> Split:
     return Split(texts=list(texts), pairs=pairs, labels=np.arange(len(texts)) % 2)
 
 
-def examples_of(
+def tokenize_split(
     split: Split, tokenizer: PreTrainedTokenizerBase, *, max_length: int = 128, cache_dir: Path | None = None
 ) -> TokenizedExamples:
-    """One split, tokenized as a task's training split."""
+    """Returns a split tokenized as a task's training split."""
     task = Classification(name="toy", text=["sentence"], max_length=max_length)
     data = LabelledData(labels=("bad", "good"), splits={"train": split, "dev": split}, sha256="")
     return task.encode(data, tokenizer, cache_dir)["train"]
 
 
 def test_a_batch_is_padded_to_its_own_longest_example(tokenizer: PreTrainedTokenizerBase):
-    examples = examples_of(split_of("a film", "a lovely and moving film", "dull"), tokenizer)
+    examples = tokenize_split(make_split("a film", "a lovely and moving film", "dull"), tokenizer)
     steps = list(batching.loader(examples, [[[1, 0], [2]]]))
     (batch, single) = steps[0]
     lengths = examples.lengths.tolist()
@@ -222,7 +223,7 @@ def test_a_batch_is_padded_to_its_own_longest_example(tokenizer: PreTrainedToken
 
 
 def test_the_second_text_of_a_pair_has_token_type_one(tokenizer: PreTrainedTokenizerBase):
-    examples = examples_of(split_of("a film", "dull", pairs=["i loved every minute", "a bore"]), tokenizer)
+    examples = tokenize_split(make_split("a film", "dull", pairs=["i loved every minute", "a bore"]), tokenizer)
     (batch,) = next(iter(batching.loader(examples, [[[0, 1]]])))
     first = len(tokenizer("a film")["input_ids"])
     total = int(examples.lengths[0])
@@ -231,11 +232,11 @@ def test_the_second_text_of_a_pair_has_token_type_one(tokenizer: PreTrainedToken
     assert not batch["token_type_ids"][1][~batch["attention_mask"][1].bool()].any()
 
 
-def test_what_was_cut_is_counted(tokenizer: PreTrainedTokenizerBase):
+def test_truncated_examples_are_counted(tokenizer: PreTrainedTokenizerBase):
     texts = ("a film", "a lovely and moving film", "a dull and lifeless mess")
 
     def examples(length: int, split: Split | None = None) -> TokenizedExamples:
-        return examples_of(split or split_of(*texts), tokenizer, max_length=length)
+        return tokenize_split(split or make_split(*texts), tokenizer, max_length=length)
 
     whole = examples(128)
     assert whole.truncated == 0
@@ -243,24 +244,24 @@ def test_what_was_cut_is_counted(tokenizer: PreTrainedTokenizerBase):
     cut = examples(5)
     assert cut.truncated == 2
     assert cut.lengths.max() == 5
-    pairs = examples(8, split_of("a film", "a lovely and moving film", pairs=["a joy"] * 2))
+    pairs = examples(8, make_split("a film", "a lovely and moving film", pairs=["a joy"] * 2))
     assert (pairs.truncated, pairs.lengths.max()) == (1, 8)
 
 
-def test_dev_comes_longest_first_and_whole(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch):
+def test_dev_comes_completely_and_longest_first(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(batching.scoring_steps, "__defaults__", (64,))
     texts = [text for text, _ in sentences(24)]
-    examples = examples_of(split_of(*texts), tokenizer)
-    found = [batch for step in batching.evaluation_loader(examples) for batch in step]
-    assert len(found) > 3
-    assert all(batch["input_ids"].numel() <= 64 for batch in found)
-    assert sorted(chain(*(batch["example_id"].tolist() for batch in found))) == list(range(24))
-    widths = [batch["input_ids"].shape[1] for batch in found]
+    examples = tokenize_split(make_split(*texts), tokenizer)
+    batches = [batch for step in batching.evaluation_loader(examples) for batch in step]
+    assert len(batches) > 3
+    assert all(batch["input_ids"].numel() <= 64 for batch in batches)
+    assert sorted(chain(*(batch["example_id"].tolist() for batch in batches))) == list(range(24))
+    widths = [batch["input_ids"].shape[1] for batch in batches]
     assert widths == sorted(widths, reverse=True)
     assert widths[0] == examples.lengths.max()
 
 
-def test_the_loaders_of_a_training(tokenizer: PreTrainedTokenizerBase):
+def test_the_loaders_yield_the_tokens_and_labels_of_their_splits(tokenizer: PreTrainedTokenizerBase):
     texts, labels = zip(*sentences(22), strict=True)
     train, dev = (Split(list(texts[:size]), None, np.array(labels[:size])) for size in (22, 6))
     splits = LabelledData(labels=("bad", "good"), splits={"train": train, "dev": dev}, sha256="")
@@ -277,62 +278,62 @@ def test_the_loaders_of_a_training(tokenizer: PreTrainedTokenizerBase):
     assert sum(len(batch["example_id"]) for step in loaders["dev"] for batch in step) == 6
 
 
-def test_a_tokenizer_that_pads_on_the_left_is_followed(tokenizer: PreTrainedTokenizerBase):
+def test_a_batch_is_padded_on_the_side_of_the_tokenizer(tokenizer: PreTrainedTokenizerBase):
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.padding_side = "left"
-    examples = examples_of(split_of("a film", "a lovely and moving film"), tokenizer)
+    examples = tokenize_split(make_split("a film", "a lovely and moving film"), tokenizer)
     batch = examples[[0, 1]]
     expected = tokenizer(["a film", "a lovely and moving film"], padding=True, return_tensors="pt")
     for name in ("input_ids", "attention_mask", "token_type_ids"):
         assert torch.equal(batch[name], expected[name])
 
 
-# What is kept on disk
+# Token cache
 
 
-def test_tokens_are_made_once(tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    split = split_of("a film", "a lovely and moving film", "dull")
-    first = examples_of(split, tokenizer, cache_dir=tmp_path)
-    monkeypatch.setattr(token_cache, "_tokenize", None)  # Nobody may tokenize again.
-    again = examples_of(replace(split, labels=np.array([1, 1, 0])), tokenizer, cache_dir=tmp_path)
+def test_a_split_is_tokenized_once(tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    split = make_split("a film", "a lovely and moving film", "dull")
+    first = tokenize_split(split, tokenizer, cache_dir=tmp_path)
+    monkeypatch.setattr(token_cache, "_tokenize", None)  # Tokenizing again would fail.
+    again = tokenize_split(replace(split, labels=np.array([1, 1, 0])), tokenizer, cache_dir=tmp_path)
     assert again.truncated == first.truncated
     for name in ("input_ids", "attention_mask", "token_type_ids"):
         assert torch.equal(again[[2, 0]][name], first[[2, 0]][name])
     assert again[[2, 0]]["labels"].tolist() == [0, 1]
 
 
-def _tokenized(directory: Path, barrier: Any, results: Any) -> None:
+def _tokenize_rows(directory: Path, barrier: Any, results: Any) -> None:
     tokenizer = train_tokenizer([text for text, _ in sentences(64)], 300)
-    split = split_of(*(text for text, _ in sentences(64)))
+    split = make_split(*(text for text, _ in sentences(64)))
     barrier.wait()
-    results.put(examples_of(split, tokenizer, cache_dir=directory)[[3, 60]]["input_ids"].tolist())
+    results.put(tokenize_split(split, tokenizer, cache_dir=directory)[[3, 60]]["input_ids"].tolist())
 
 
-def test_processes_that_tokenize_at_once_do_not_disturb_each_other(tmp_path: Path):
-    found = at_once(_tokenized, tmp_path)
-    assert found[0] == found[1] == found[2]
-    assert len(list((tmp_path / "tokens").iterdir())) == 1  # Nothing half written is left.
+def test_processes_that_tokenize_at_once_share_one_cache_entry(tmp_path: Path):
+    results = run_concurrently(_tokenize_rows, tmp_path)
+    assert results[0] == results[1] == results[2]
+    assert len(list((tmp_path / "tokens").iterdir())) == 1  # No partial entry is left.
 
 
-def test_other_texts_lengths_and_vocabularies_are_other_tokens(tokenizer: PreTrainedTokenizerBase):
-    split = split_of("a film", "dull")
+def test_the_digest_depends_on_texts_max_length_and_vocabulary(tokenizer: PreTrainedTokenizerBase):
+    split = make_split("a film", "dull")
     other = train_tokenizer(["quite another text"], 300)
     digests = {
         token_cache.compute_digest(split, tokenizer, 128),
         token_cache.compute_digest(split, tokenizer, 64),
         token_cache.compute_digest(split, other, 128),
-        token_cache.compute_digest(split_of("a film", "dul"), tokenizer, 128),
-        token_cache.compute_digest(split_of("a film", "dull", pairs=["a", "b"]), tokenizer, 128),
+        token_cache.compute_digest(make_split("a film", "dul"), tokenizer, 128),
+        token_cache.compute_digest(make_split("a film", "dull", pairs=["a", "b"]), tokenizer, 128),
     }
     assert len(digests) == 5
-    tokenizer(["a"], truncation=True, max_length=7, padding=True)  # Leaves its settings behind.
+    tokenizer(["a"], truncation=True, max_length=7, padding=True)  # Leaves its settings in the tokenizer.
     assert token_cache.compute_digest(split, tokenizer, 128) in digests
 
 
-def test_damaged_tokens_are_made_again(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
-    split = split_of("a film", "a lovely and moving film")
-    first = examples_of(split, tokenizer, cache_dir=tmp_path)[[0, 1]]["input_ids"]
+def test_damaged_cached_tokens_are_rebuilt(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+    split = make_split("a film", "a lovely and moving film")
+    first = tokenize_split(split, tokenizer, cache_dir=tmp_path)[[0, 1]]["input_ids"]
     [path] = tmp_path.rglob("tokens.arrow")
     for content in (path.read_bytes()[:-100], b""):
         path.write_bytes(content)
-        assert torch.equal(examples_of(split, tokenizer, cache_dir=tmp_path)[[0, 1]]["input_ids"], first)
+        assert torch.equal(tokenize_split(split, tokenizer, cache_dir=tmp_path)[[0, 1]]["input_ids"], first)

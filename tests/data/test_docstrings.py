@@ -89,10 +89,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sentences_are_the_prose_of_the_docstrings() -> None:
-    found = [
+    sentences = [
         sentence for text in docstrings.extract_docstrings(SOURCE) for sentence in docstrings.extract_sentences(text)
     ]
-    assert found == [
+    assert sentences == [
         "Tools for the analysis of signals.",
         "They need package (imported as package) and nothing else, cf. the manual.",
         "Return the Spectrum of a real signal, computed with fft along one axis.",
@@ -170,7 +170,7 @@ def test_files_depend_on_the_seed_and_not_on_the_cache(prepared: Path, tmp_path:
 
 def test_a_second_call_uses_the_cache(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {file.name: file.stat().st_mtime_ns for file in prepared.iterdir()}
-    monkeypatch.setattr(docstrings, "build_splits", lambda *_, **__: pytest.fail("it was made again"))
+    monkeypatch.setattr(docstrings, "build_splits", lambda *_, **__: pytest.fail("the data set was built again"))
     assert docstrings.prepare_dataset(prepared.parents[1], sentences_per_class=SIZE) == prepared
     assert {file.name: file.stat().st_mtime_ns for file in prepared.iterdir()} == before
 
@@ -208,7 +208,7 @@ def test_two_processes_at_once_both_succeed_without_importing_the_packages(tmp_p
     assert files.is_intact(paths.pop())
 
 
-def test_the_smallest_class_limits_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_smallest_class_limits_the_size_of_all_classes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name, words in {"few": ("red", "green"), "many": ("round", "square", "flat", "long")}.items():
         (tmp_path / name).mkdir()
         texts = [f'def {word}():\n    """This one returns the {word} things."""\n' for word in words]
@@ -220,8 +220,8 @@ def test_the_smallest_class_limits_all(tmp_path: Path, caplog: pytest.LogCapture
 
 
 def test_a_missing_package_raises_with_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sympy" else found(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sympy" else find_spec(name))
     expected = r"sources of 'sympy', which is not installed: pip install 'distill\[train\]'$"
     with pytest.raises(ModuleNotFoundError, match=expected):
         docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE)

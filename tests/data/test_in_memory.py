@@ -1,4 +1,4 @@
-"""Is data in memory read like the same rows in files, and are other types refused in one line?"""
+"""Tests that data in memory is read like the same rows in files, and other types are refused in one line."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ TRAIN_TEXTS = ["a lovely film", "a dull mess", "warm and clever", "stale and col
 TRAIN_LABELS = ["good", "bad", "good", "bad"]
 DEV_TEXTS, DEV_LABELS = ["a joy", "a bore"], ["good", "bad"]
 COLUMNS = {"sentence": TRAIN_TEXTS, "label": TRAIN_LABELS}
-# The training rows in every form that a table may have.
+# The training rows in every supported form.
 FORMS: dict[str, Any] = {
     "lists": (TRAIN_TEXTS, TRAIN_LABELS),
     "arrays": (np.array(TRAIN_TEXTS), np.array(TRAIN_LABELS)),
@@ -32,8 +32,8 @@ def read(task: Classification | Regression, directory: Path) -> LabelledData:
     return task.read(directory / "cache")
 
 
-def same(data: LabelledData, other: LabelledData) -> bool:
-    """Whether labels and rows are equal; the digest stands for all of them."""
+def equal_data(data: LabelledData, other: LabelledData) -> bool:
+    """Returns whether labels, rows and digests are equal."""
     return (
         data.labels == other.labels
         and data.splits.keys() == other.splits.keys()
@@ -48,8 +48,8 @@ def same(data: LabelledData, other: LabelledData) -> bool:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> LabelledData:
-    """The rows as files, read by a task."""
+def data_of_files(tmp_path: Path) -> LabelledData:
+    """The rows, written to files and read by a task."""
     directory = tmp_path / "data"
     directory.mkdir()
     for split, texts, labels in (("train", TRAIN_TEXTS, TRAIN_LABELS), ("dev", DEV_TEXTS, DEV_LABELS)):
@@ -59,29 +59,29 @@ def files(tmp_path: Path) -> LabelledData:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_data_in_memory_is_read_like_the_same_rows_in_files(files: LabelledData, tmp_path: Path, form: str):
+def test_data_in_memory_is_read_like_the_same_rows_in_files(data_of_files: LabelledData, tmp_path: Path, form: str):
     data = read(Classification(text="sentence", train=FORMS[form], dev=(DEV_TEXTS, DEV_LABELS)), tmp_path)
     assert data.labels == ("bad", "good")
     assert data.splits["train"].texts == TRAIN_TEXTS
     assert data.splits["train"].labels.tolist() == [1, 0, 1, 0]
-    assert same(data, files)
+    assert equal_data(data, data_of_files)
 
 
-def test_a_path_is_data_too(files: LabelledData, tmp_path: Path):
-    assert same(read(Classification(text="sentence", data=tmp_path / "data"), tmp_path), files)
-    assert same(read(Classification(text="sentence", data=str(tmp_path / "data")), tmp_path), files)
+def test_data_may_be_a_path(data_of_files: LabelledData, tmp_path: Path):
+    assert equal_data(read(Classification(text="sentence", data=tmp_path / "data"), tmp_path), data_of_files)
+    assert equal_data(read(Classification(text="sentence", data=str(tmp_path / "data")), tmp_path), data_of_files)
 
 
-def test_splits_come_in_a_mapping_or_a_dataset_dict(files: LabelledData, tmp_path: Path):
+def test_splits_may_be_a_mapping_or_a_dataset_dict(data_of_files: LabelledData, tmp_path: Path):
     tables = {"train": FORMS["pandas"], "dev": (DEV_TEXTS, DEV_LABELS)}
-    assert same(read(Classification(text="sentence", data=tables), tmp_path), files)
+    assert equal_data(read(Classification(text="sentence", data=tables), tmp_path), data_of_files)
     dev = datasets.Dataset.from_dict({"sentence": DEV_TEXTS, "label": DEV_LABELS})
     by_name = datasets.DatasetDict({"train": FORMS["datasets"], "validation": dev, "test": dev})
     data = read(Classification(text="sentence", data=by_name), tmp_path)
     assert list(data.scored()) == ["dev", "test"]
     assert data.splits["test"].texts == DEV_TEXTS
     del by_name["test"]
-    assert same(read(Classification(text="sentence", data=by_name), tmp_path), files)
+    assert equal_data(read(Classification(text="sentence", data=by_name), tmp_path), data_of_files)
 
 
 def test_a_test_split_and_splits_of_other_names_are_scored(tmp_path: Path):
@@ -111,10 +111,12 @@ def test_dev_is_held_out_of_a_single_table_like_of_a_single_file(tmp_path: Path,
     data = read(Classification(text="sentence", data=forms[form], dev_fraction=0.2), tmp_path)
     assert (len(data.splits["train"]), len(data.splits["dev"])) == (40, 10)
     assert data.splits["dev"].labels.mean() == 0.2
-    assert same(data, read(Classification(text="sentence", data=tmp_path / "mine.tsv", dev_fraction=0.2), tmp_path))
+    assert equal_data(
+        data, read(Classification(text="sentence", data=tmp_path / "mine.tsv", dev_fraction=0.2), tmp_path)
+    )
 
 
-def test_pairs_come_as_two_texts_or_as_two_columns(tmp_path: Path):
+def test_pairs_may_be_tuples_lists_or_two_columns(tmp_path: Path):
     pairs = [("q1", "a1"), ("q2", "a2")]
     columns = {"question": ["q1", "q2"], "answer": ["a1", "a2"], "label": [0, 1]}
     tasks = [
@@ -126,7 +128,7 @@ def test_pairs_come_as_two_texts_or_as_two_columns(tmp_path: Path):
         assert task.pair
         assert (data.splits["train"].texts, data.splits["train"].pairs) == (["q1", "q2"], ["a1", "a2"])
         assert data.splits["train"].records() == [["q1", "a1"], ["q2", "a2"]]
-        assert same(data, read(tasks[0], tmp_path))
+        assert equal_data(data, read(tasks[0], tmp_path))
 
 
 def test_numbers_are_the_labels_of_a_regression(tmp_path: Path):
@@ -206,7 +208,7 @@ def test_data_that_cannot_be_a_table_is_refused_in_one_line(options: dict[str, A
         ),
     ],
 )
-def test_rows_in_memory_that_are_unusable_are_named(options: dict[str, Any], message: str, tmp_path: Path):
+def test_invalid_rows_in_memory_are_named_in_the_error(options: dict[str, Any], message: str, tmp_path: Path):
     with pytest.raises(UserError) as caught:
         read(Classification(**{"text": "sentence", **options}), tmp_path)
     assert message in str(caught.value)

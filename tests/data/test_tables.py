@@ -1,4 +1,4 @@
-"""Do the data arrive whole: every row read, every example once an epoch, mistakes told in one line?"""
+"""Tests that labelled files are read completely and that errors in them are reported in one line."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ from distill.errors import UnreachableError, UserError
 from distill.tasks import Classification, Regression
 
 Row = tuple[Any, ...]
-# Each of them has been lost, split or turned into nothing by a reader's guess.
+# Texts that a reader lost, split or read as missing.
 AWKWARD = ('he said "no', '""', "NA", "null", "nan", "007", "a, b", "  spaced  ", "1e5", "#no comment", "it's")
 TEXTS = (*AWKWARD, "caf\u00e9 \u2014 \u4f60\u597d")
 ROWS: list[Row] = [(text, index % 2) for index, text in enumerate(TEXTS)]
@@ -40,7 +40,7 @@ WRITERS: dict[str, Callable[[list[Row]], str]] = {".tsv": tsv, ".csv": csv, ".js
 
 
 def write(path: Path, rows: list[Row]) -> None:
-    """In the format that the name asks for."""
+    """Writes rows in the format of the suffix."""
     if path.suffix == ".parquet":
         import datasets
 
@@ -53,9 +53,11 @@ def write(path: Path, rows: list[Row]) -> None:
 
 @pytest.fixture
 def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LabelledData]:
-    """Writes files into a directory and reads it: contents by name, and options of the task."""
+    """Writes files, given as contents by name, and reads their directory as the data of a task."""
 
-    def reading(files: dict[str, str | list[Row]], *, kind: Any = Classification, **options: Any) -> LabelledData:
+    def write_and_read(
+        files: dict[str, str | list[Row]], *, kind: Any = Classification, **options: Any
+    ) -> LabelledData:
         directory = tmp_path / "data"
         directory.mkdir(exist_ok=True)
         for name, content in files.items():
@@ -67,7 +69,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Label
         data: LabelledData = kind(**options).read(tmp_path / "cache")
         return data
 
-    return reading
+    return write_and_read
 
 
 Read = Callable[..., LabelledData]
@@ -76,7 +78,7 @@ Read = Callable[..., LabelledData]
 
 
 @pytest.mark.parametrize("suffix", tables.SUFFIXES)
-def test_every_format_is_read_whole(read: Read, suffix: str):
+def test_every_format_is_read_completely(read: Read, suffix: str):
     splits = read({f"train{suffix}": ROWS, f"dev{suffix}": DEV}).splits
     assert splits["train"].texts == list(TEXTS)
     assert splits["train"].labels.tolist() == [label for _, label in ROWS]
@@ -84,61 +86,61 @@ def test_every_format_is_read_whole(read: Read, suffix: str):
     assert splits["dev"].texts == ["good", "bad"]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_column(read: Read):
+def test_a_byte_order_mark_is_removed(read: Read):
     splits = read({"train.csv": "\ufeff" + csv(ROWS), "dev.tsv": "\ufeff" + tsv(DEV)}).splits
     assert (splits["train"].texts, splits["dev"].texts) == (list(TEXTS), ["good", "bad"])
 
 
-def test_validation_is_a_name_of_dev(read: Read):
-    found = read({"train.tsv": ROWS, "validation.tsv": DEV, "test.tsv": [("fine", 1)]})
-    assert found.splits["dev"].texts == ["good", "bad"]
-    assert found.splits["test"].labels.tolist() == [1]
+def test_a_validation_file_is_read_as_dev(read: Read):
+    data = read({"train.tsv": ROWS, "validation.tsv": DEV, "test.tsv": [("fine", 1)]})
+    assert data.splits["dev"].texts == ["good", "bad"]
+    assert data.splits["test"].labels.tolist() == [1]
 
 
-def test_a_test_split_without_labels_counts_as_absent(read: Read):
+def test_a_test_split_without_labels_is_left_out(read: Read):
     assert set(read({"train.tsv": ROWS, "dev.tsv": DEV, "test.tsv": [("a", -1), ("b", -1)]}).splits) == {"train", "dev"}
 
 
-def test_a_pair_has_two_columns(read: Read):
+def test_a_pair_is_read_from_two_columns(read: Read):
     header = "question\tanswer\tlabel\n"
     files = {"train.tsv": header + "q1\ta1\t0\nq2\ta2\t1\n", "dev.tsv": header + "q3\ta3\t1\n"}
-    found = read(files, text=["question", "answer"]).splits
-    assert (found["train"].texts, found["train"].pairs) == (["q1", "q2"], ["a1", "a2"])
-    assert (found["dev"].texts, found["dev"].pairs) == (["q3"], ["a3"])
+    splits = read(files, text=["question", "answer"]).splits
+    assert (splits["train"].texts, splits["train"].pairs) == (["q1", "q2"], ["a1", "a2"])
+    assert (splits["dev"].texts, splits["dev"].pairs) == (["q3"], ["a3"])
 
 
 # Labels
 
 
-def test_labels_by_name_are_in_the_order_of_the_alphabet(read: Read):
-    found = read({"train.tsv": [("a", "pos"), ("b", "neg"), ("c", "neutral")], "dev.tsv": [("d", "pos"), ("e", "neg")]})
-    assert found.labels == ("neg", "neutral", "pos")
-    assert found.splits["train"].labels.tolist() == [2, 0, 1]
-    assert found.splits["dev"].labels.tolist() == [2, 0]
+def test_named_labels_are_in_alphabetical_order(read: Read):
+    data = read({"train.tsv": [("a", "pos"), ("b", "neg"), ("c", "neutral")], "dev.tsv": [("d", "pos"), ("e", "neg")]})
+    assert data.labels == ("neg", "neutral", "pos")
+    assert data.splits["train"].labels.tolist() == [2, 0, 1]
+    assert data.splits["dev"].labels.tolist() == [2, 0]
 
 
-def test_labels_by_number_are_in_the_order_of_their_values(read: Read):
-    found = read({"train.tsv": [("a", 10), ("b", 9), ("c", -2)], "dev.tsv": [("d", 10)]})
-    assert found.labels == ("-2", "9", "10")
-    assert found.splits["train"].labels.tolist() == [2, 1, 0]
-    assert found.splits["dev"].labels.tolist() == [2]
+def test_numeric_labels_are_in_the_order_of_their_values(read: Read):
+    data = read({"train.tsv": [("a", 10), ("b", 9), ("c", -2)], "dev.tsv": [("d", 10)]})
+    assert data.labels == ("-2", "9", "10")
+    assert data.splits["train"].labels.tolist() == [2, 1, 0]
+    assert data.splits["dev"].labels.tolist() == [2]
 
 
-def test_the_training_split_decides_whatever_dev_holds(read: Read):
-    found = read({"train.tsv": [("a", "x"), ("b", "y")], "dev.tsv": [("c", "y")]})
-    assert found.labels == ("x", "y")
-    assert found.splits["dev"].labels.tolist() == [1]
+def test_the_labels_are_those_of_the_training_split(read: Read):
+    data = read({"train.tsv": [("a", "x"), ("b", "y")], "dev.tsv": [("c", "y")]})
+    assert data.labels == ("x", "y")
+    assert data.splits["dev"].labels.tolist() == [1]
 
 
-def test_numbers_stand_for_the_names_that_the_task_gives(read: Read):
+def test_numbers_are_indices_into_the_label_names_of_the_task(read: Read):
     names = ["negative", "positive"]
-    found = read({"train.tsv": [("a", 1), ("b", 0)], "dev.tsv": [("c", "positive"), ("d", "negative")]}, labels=names)
-    assert found.labels == tuple(names)
-    assert found.splits["train"].labels.tolist() == [1, 0]
-    assert found.splits["dev"].labels.tolist() == [1, 0]
+    data = read({"train.tsv": [("a", 1), ("b", 0)], "dev.tsv": [("c", "positive"), ("d", "negative")]}, labels=names)
+    assert data.labels == tuple(names)
+    assert data.splits["train"].labels.tolist() == [1, 0]
+    assert data.splits["dev"].labels.tolist() == [1, 0]
 
 
-# Mistakes
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -211,23 +213,23 @@ def test_numbers_stand_for_the_names_that_the_task_gives(read: Read):
         ({"train.jsonl": [("a", 3), ("b", None)], "dev.tsv": DEV}, NUMBER, r"example 2: label None is no number"),
     ],
 )
-def test_a_mistake_in_the_files_is_told(read: Read, files: Any, options: dict[str, Any], message: str):
-    with pytest.raises(UserError, match=message) as told:
+def test_invalid_files_are_named_in_the_error(read: Read, files: Any, options: dict[str, Any], message: str):
+    with pytest.raises(UserError, match=message) as caught:
         read(files, **options)
-    assert told.value.exit_code == 2
+    assert caught.value.exit_code == 2
 
 
-def test_a_directory_that_is_not_there_is_told(read: Read):
+def test_a_missing_directory_is_named_in_the_error(read: Read):
     with pytest.raises(UserError, match=r"task\.data_dir=/nowhere does not exist, expected a directory with train"):
         read({}, data_dir="/nowhere")
 
 
-def test_a_task_without_data_says_what_to_give(read: Read):
+def test_a_task_without_data_is_refused_with_the_option_to_set(read: Read):
     with pytest.raises(UserError, match=r"task toy has no data of its own: give task\.data_dir=DIR"):
         read({}, data_dir=None)
 
 
-def test_broken_characters_are_told(read: Read, tmp_path: Path):
+def test_a_file_that_is_not_utf8_is_refused(read: Read, tmp_path: Path):
     read({"train.tsv": ROWS, "dev.tsv": DEV})
     (tmp_path / "data" / "dev.tsv").write_bytes("sentence\tlabel\ncaf\u00e9\t1\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"dev\.tsv cannot be read: .*utf-8"):
@@ -237,17 +239,17 @@ def test_broken_characters_are_told(read: Read, tmp_path: Path):
 # Numbers
 
 
-def test_numbers_are_read_as_they_stand(read: Read):
-    found = read({"train.csv": csv([("a", "2.500"), ("b", "-1"), ("c", "1e1")]), "dev.tsv": [("d", 3)]}, **NUMBER)
-    assert found.labels == ("label",)
-    assert found.splits["train"].labels.tolist() == [2.5, -1.0, 10.0]
-    assert found.splits["train"].labels.dtype == np.float32
+def test_regression_labels_are_read_as_numbers(read: Read):
+    data = read({"train.csv": csv([("a", "2.500"), ("b", "-1"), ("c", "1e1")]), "dev.tsv": [("d", 3)]}, **NUMBER)
+    assert data.labels == ("label",)
+    assert data.splits["train"].labels.tolist() == [2.5, -1.0, 10.0]
+    assert data.splits["train"].labels.dtype == np.float32
 
 
-def test_the_first_label_column_that_is_there_is_the_label(read: Read):
+def test_the_first_existing_label_column_is_used(read: Read):
     files = {"train.tsv": "sentence\tscore\na\t1\nb\t2\n", "dev.tsv": "sentence\tscore\na\t1\n"}
-    found = read(files, **NUMBER, label=["label", "score"])
-    assert found.labels == ("score",)
+    data = read(files, **NUMBER, label=["label", "score"])
+    assert data.labels == ("score",)
     with pytest.raises(UserError, match=r"has no column label or mark: it has sentence, score"):
         read({}, **NUMBER, label=["label", "mark"])
 
@@ -255,19 +257,19 @@ def test_the_first_label_column_that_is_there_is_the_label(read: Read):
 # Splits
 
 
-def test_a_split_has_the_names_that_the_task_gives_it(read: Read):
+def test_splits_are_read_from_the_file_names_of_the_task(read: Read):
     files = {"train.tsv": ROWS, "dev_matched.tsv": DEV, "dev_mismatched.tsv": DEV[::-1], "test.tsv": DEV}
-    found = read(files, splits={"dev": ["matched", "dev_matched"], "mismatched": ["dev_mismatched"]})
-    assert list(found.scored()) == ["dev", "test", "mismatched"]
-    assert found.scored()["mismatched"].labels.tolist() == [0, 1]
+    data = read(files, splits={"dev": ["matched", "dev_matched"], "mismatched": ["dev_mismatched"]})
+    assert list(data.scored()) == ["dev", "test", "mismatched"]
+    assert data.scored()["mismatched"].labels.tolist() == [0, 1]
 
 
-def test_a_test_split_without_a_label_column_counts_as_absent(read: Read):
+def test_a_test_split_without_a_label_column_is_left_out(read: Read):
     files = {"train.tsv": ROWS, "dev.tsv": DEV, "test.tsv": "sentence\na\n"}
     assert set(read(files).splits) == {"train", "dev"}
 
 
-def test_dev_is_taken_from_a_single_file_class_by_class(read: Read, tmp_path: Path):
+def test_dev_is_a_stratified_part_of_a_single_file(read: Read, tmp_path: Path):
     rows = [(f"text {index}", "rare" if index % 5 == 0 else "often") for index in range(100)]
     file = tmp_path / "mine.tsv"
     write(file, rows)
@@ -278,11 +280,11 @@ def test_dev_is_taken_from_a_single_file_class_by_class(read: Read, tmp_path: Pa
     assert first.labels == ("often", "rare")
     assert (train.labels.mean(), dev.labels.mean()) == (0.2, 0.2)
     assert first.sha256 == again.sha256
-    numbers = read({}, data_dir=str(_numbered(tmp_path)), dev_fraction=0.3, **NUMBER)
+    numbers = read({}, data_dir=str(_write_numbers(tmp_path)), dev_fraction=0.3, **NUMBER)
     assert len(numbers.splits["dev"]) == 3
 
 
-def _numbered(directory: Path) -> Path:
+def _write_numbers(directory: Path) -> Path:
     write(directory / "numbers.tsv", [(f"text {index}", index / 2) for index in range(10)])
     return directory / "numbers.tsv"
 
@@ -295,7 +297,7 @@ def _numbered(directory: Path) -> Path:
         ("mine.csv", "text,label\na,1\nb,0\n", r"mine\.csv has no column sentence: it has text, label"),
     ],
 )
-def test_a_single_file_that_does_not_do_is_told(read: Read, tmp_path: Path, name: str, rows: Any, message: str):
+def test_an_unusable_single_file_is_named_in_the_error(read: Read, tmp_path: Path, name: str, rows: Any, message: str):
     file = tmp_path / name
     if isinstance(rows, list):
         write(file, rows)
@@ -305,11 +307,11 @@ def test_a_single_file_that_does_not_do_is_told(read: Read, tmp_path: Path, name
         read({}, data_dir=str(file))
 
 
-# The Hub's cache
+# Hub cache
 
 
-def cached(root: Path, splits: dict[str, list[Row]]) -> None:
-    """Lay out in `root` what the loader keeps of the configuration `toy` of `owner/films`."""
+def write_hub_cache(root: Path, splits: dict[str, list[Row]]) -> None:
+    """Writes the files that the Hub's loader caches in `root` for the configuration `toy` of `owner/films`."""
     import datasets
     from datasets.arrow_writer import ArrowWriter
     from datasets.splits import SplitDict
@@ -330,7 +332,7 @@ def cached(root: Path, splits: dict[str, list[Row]]) -> None:
     ).write_to_directory(str(directory))  # fmt: skip
 
 
-def test_a_data_set_of_the_hub_is_found_in_its_cache(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_data_set_of_the_hub_is_read_from_the_cache(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
@@ -341,27 +343,27 @@ def test_a_data_set_of_the_hub_is_found_in_its_cache(read: Read, tmp_path: Path,
         match=r"data set owner/films:toy is not in the cache and cannot be downloaded .* task\.data_dir",
     ):
         read({}, **options)
-    cached(tmp_path / "hub", {"train": ROWS, "validation": DEV, "test": [("a", -1)]})
-    found = read({}, **options)
-    assert set(found.splits) == {"train", "dev"}
-    assert found.splits["train"].texts == list(TEXTS)
-    assert found.splits["dev"].labels.tolist() == [1, 0]
+    write_hub_cache(tmp_path / "hub", {"train": ROWS, "validation": DEV, "test": [("a", -1)]})
+    data = read({}, **options)
+    assert set(data.splits) == {"train", "dev"}
+    assert data.splits["train"].texts == list(TEXTS)
+    assert data.splits["dev"].labels.tolist() == [1, 0]
 
 
-def test_a_data_set_of_the_hub_without_dev_is_told(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_data_set_of_the_hub_without_dev_is_refused(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    cached(tmp_path / "hub", {"train": ROWS})
+    write_hub_cache(tmp_path / "hub", {"train": ROWS})
     with pytest.raises(UserError, match=r"owner/films:toy has no split dev or validation: it has train"):
         read({}, data_dir=None, hub_id="owner/films:toy")
 
 
-# What is read is the same each time
+# Reproducibility
 
 
-def test_a_sample_is_the_same_every_time_and_keeps_text_and_label_together(read: Read):
+def test_a_sample_is_reproducible_and_keeps_texts_with_their_labels(read: Read):
     rows = [(f"text {index}", index % 2) for index in range(50)]
     files = {"train.tsv": rows, "dev.tsv": rows}
     first, again = (read(files, train_examples=20, dev_examples=7) for _ in range(2))
@@ -374,7 +376,7 @@ def test_a_sample_is_the_same_every_time_and_keeps_text_and_label_together(read:
     assert len(read(files, train_examples=100).splits["train"]) == 50
 
 
-def test_the_digest_changes_with_the_content_alone(read: Read):
+def test_the_digest_depends_only_on_the_content(read: Read):
     digests = [
         read(files, **options).sha256
         for files, options in (

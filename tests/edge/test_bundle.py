@@ -1,4 +1,4 @@
-"""The runtime on the device: from text to labels, and what it answers to mistakes."""
+"""Tests of the runtime on the device: predictions from text, the command line, and errors."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from distill.edge.bundle import FORMAT, Bundle
 from distill.errors import UserError
 from distill.files import hash_file, write_json
 
-# Format 1 named the answer, and no decoder; bundles of it are still read.
+# Format 1 has no decoder; its bundles are still read.
 FORMATS: dict[int, dict[str, str]] = {
     1: {"kind": "sequence", "answer": "classes"},
     2: {"kind": "classification", "answer": "classes", "decoder": "classes"},
@@ -25,7 +25,7 @@ FORMATS: dict[int, dict[str, str]] = {
 
 @pytest.fixture(params=FORMATS, ids=lambda number: f"format {number}")
 def bundle(request: pytest.FixtureRequest, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """A bundle whose model can be worked out by hand: logits [tokens that count, 4]."""
+    """A bundle whose logits can be worked out by hand: [number of tokens, 4]."""
     assert max(FORMATS) == FORMAT
     graph = helper.make_graph(
         [
@@ -64,7 +64,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path: Path, tokenizer: PreTrained
     return tmp_path
 
 
-def test_answers_keep_the_order_of_the_texts_and_ignore_padding(bundle: Path) -> None:
+def test_logits_are_in_the_order_of_the_texts_and_ignore_padding(bundle: Path) -> None:
     texts = ["a film", "", "a dull film and a moving film", "film"]
     tokens = [min(8, len(encoding.ids)) for encoding in Bundle(bundle).tokenizer.encode_batch(texts)]
     logits = Bundle(bundle).logits(texts, batch_size=2)
@@ -72,15 +72,15 @@ def test_answers_keep_the_order_of_the_texts_and_ignore_padding(bundle: Path) ->
     assert logits[:, 1].tolist() == [4.0] * 4
 
 
-def test_probabilities_add_up_and_the_larger_logit_wins(bundle: Path) -> None:
-    [answer] = Bundle(bundle).predict(["a dull film and a moving film"])
-    assert answer["label"] == "long"
+def test_probabilities_sum_to_one_and_the_larger_logit_wins(bundle: Path) -> None:
+    [prediction] = Bundle(bundle).predict(["a dull film and a moving film"])
+    assert prediction["label"] == "long"
     expected = np.exp(8) / (np.exp(8) + np.exp(4))
-    assert answer["probability"] == pytest.approx(expected)
-    assert answer["probabilities"] == pytest.approx({"long": expected, "short": 1 - expected})
+    assert prediction["probability"] == pytest.approx(expected)
+    assert prediction["probabilities"] == pytest.approx({"long": expected, "short": 1 - expected})
 
 
-def test_no_text_gives_no_answer(bundle: Path) -> None:
+def test_no_texts_give_no_predictions(bundle: Path) -> None:
     assert Bundle(bundle).predict([]) == []
 
 
@@ -88,7 +88,7 @@ def test_softmax_of_large_logits_is_finite() -> None:
     assert decode.softmax(np.array([[1000.0, 0.0], [-1000.0, -1000.0]])).tolist() == [[1.0, 0.0], [0.5, 0.5]]
 
 
-def test_the_command_line_prints_a_line_for_a_text(
+def test_the_command_line_prints_a_line_for_each_text(
     bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main([str(bundle), "a dull film and a moving film", "--threads", "1"]) == 0
@@ -109,7 +109,7 @@ def test_the_command_line_prints_a_line_for_a_text(
         ("other model", "model.onnx is damaged: its SHA-256 is not the one in bundle.json"),
     ],
 )
-def test_a_broken_bundle_is_answered_in_one_line(
+def test_a_damaged_bundle_is_reported_in_one_line(
     bundle: Path, damage: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     about = bundle / "bundle.json"
@@ -127,9 +127,7 @@ def test_a_broken_bundle_is_answered_in_one_line(
     assert len(error.splitlines()) == 1
 
 
-def test_a_model_that_is_not_there_and_pairs_that_are_not_read(
-    bundle: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_model_and_unsupported_pairs_are_refused(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(bundle), "text", "--model", "int8"]) == 2
     assert "has no model int8, expected one of fp32" in capsys.readouterr().err
     with pytest.raises(UserError, match="got pairs, the bundle reads single texts"):
@@ -138,7 +136,7 @@ def test_a_model_that_is_not_there_and_pairs_that_are_not_read(
         Bundle(bundle).predict([["a", "b"]])
 
 
-def test_a_pair_is_a_record_of_two_texts_or_comes_in_two_lists(bundle: Path) -> None:
+def test_pairs_may_be_records_of_two_texts_or_two_lists(bundle: Path) -> None:
     about = json.loads((bundle / "bundle.json").read_text())
     write_json(bundle / "bundle.json", about | {"pair": True})
     pairs = Bundle(bundle)
@@ -160,7 +158,7 @@ def test_an_unknown_decoder_is_refused(bundle: Path) -> None:
         Bundle(bundle)
 
 
-def test_a_regression_answers_with_a_number(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_regression_predicts_a_number(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     about = json.loads((bundle / "bundle.json").read_text())
     write_json(bundle / "bundle.json", about | dict.fromkeys(about.keys() & {"answer", "decoder"}, "number"))
     number = Bundle(bundle).logits(["a lovely film"])[0, 0]

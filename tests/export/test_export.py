@@ -1,4 +1,4 @@
-"""The exported files say what torch says, at every shape; the gate notices when they do not."""
+"""Tests that exported files equal torch at every shape, and that the gate fails if they do not."""
 
 import json
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_a_teacher_reads_token_types_and_a_student_does_not(exported: dict[str, 
     assert "token_type_ids" not in names["student"]
 
 
-def test_exporting_leaves_the_model_as_it_was(exported: dict[str, Any], tmp_path: Path) -> None:
+def test_exporting_leaves_the_model_in_training_mode(exported: dict[str, Any], tmp_path: Path) -> None:
     model = exported["models"]["student"].train()
     export_onnx(model, tmp_path / "model.onnx")
     assert model.training
@@ -89,7 +89,7 @@ def test_a_bfloat16_model_is_exported_in_float32(tokenizer: PreTrainedTokenizerB
     np.testing.assert_allclose(session(tmp_path / "model.onnx").run(["logits"], feed)[0], expected, atol=2e-5)
 
 
-def test_int8_weights_keep_to_seven_bits(exported: dict[str, Any], tmp_path: Path) -> None:
+def test_int8_weights_use_seven_bits(exported: dict[str, Any], tmp_path: Path) -> None:
     """Eight bits saturate on processors without VNNI: two products of 255 x 127 do not fit into 16 bits."""
     recipe = quantize(exported["directory"] / "student.onnx", tmp_path / "int8.onnx", ExportSettings())
     assert "7-bit" in recipe
@@ -128,7 +128,7 @@ def write(
     )  # fmt: skip
 
 
-def test_a_bundle_says_from_the_text_on_what_torch_says(
+def test_a_bundle_equals_torch_from_the_text_on(
     exported: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     formats = write(tmp_path, exported["models"]["student"], tokenizer, max_drop=1.0)
@@ -149,13 +149,13 @@ def test_a_bundle_says_from_the_text_on_what_torch_says(
 def test_a_collapsed_int8_fails_its_gate_and_is_not_recommended(
     exported: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Bundle.item_logits
+    original = Bundle.item_logits
 
-    def collapsed(self: Bundle, *args: Any, **kwargs: Any) -> list[Any]:
-        logits = real(self, *args, **kwargs)
+    def negate_int8(self: Bundle, *args: Any, **kwargs: Any) -> list[Any]:
+        logits = original(self, *args, **kwargs)
         return [-of_record for of_record in logits] if self.model == "int8" else logits
 
-    monkeypatch.setattr(Bundle, "item_logits", collapsed)
+    monkeypatch.setattr(Bundle, "item_logits", negate_int8)
     model = exported["models"]["student"]
     dev = split()
     # Labels that the model gets right, so that the negated logits are all wrong.
@@ -174,7 +174,7 @@ def _labelled_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dev
     return Split(dev.texts, None, logits.argmax(-1).numpy())
 
 
-def test_the_gate_lets_through_exactly_what_it_says() -> None:
+def test_the_gate_passes_up_to_its_limits_and_fails_beyond() -> None:
     settings = ExportSettings(max_drop=0.01)
     for before, after, agreement, name, passed in (
         (0.762, 0.752, 0.98, "int8", True),  # Five of 500, and in floating point a little more.
@@ -186,7 +186,7 @@ def test_the_gate_lets_through_exactly_what_it_says() -> None:
         assert passes(name, {"drop": before - after, "agreement": agreement}, settings) == passed
 
 
-def test_where_every_gate_failed_nothing_is_recommended() -> None:
+def test_no_file_is_recommended_if_every_gate_failed() -> None:
     assert recommended({"fp32": {"gate": "failed", "bytes": 2}, "int8": {"gate": "failed", "bytes": 1}}) is None
 
 
@@ -195,7 +195,7 @@ def test_a_negative_drop_allowance_is_refused() -> None:
         ExportSettings(max_drop=-1)
 
 
-def test_a_tokenizer_of_pairs_and_truncation_is_shipped_as_it_was(tmp_path: Path) -> None:
+def test_the_tokenizer_of_a_bundle_truncates_pairs_as_in_training(tmp_path: Path) -> None:
     """The bundle's tokenizer and the training's give the same tokens for pairs that are too long."""
     texts = ["one two three four five six seven", "a b"]
     pairs = ["eight nine", "c d e f g h i j k l m n o p"]
@@ -213,15 +213,15 @@ def test_a_tokenizer_of_pairs_and_truncation_is_shipped_as_it_was(tmp_path: Path
     assert formats["fp32"]["max_abs_diff"] < 2e-5
 
 
-def test_a_bundle_that_finds_other_items_than_torch_is_refused(
+def test_a_bundle_with_other_items_than_torch_is_refused(
     exported: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Bundle.item_logits
+    original = Bundle.item_logits
 
-    def one_more(self: Bundle, *args: Any, **kwargs: Any) -> list[Any]:
-        first, second, *others = real(self, *args, **kwargs)
+    def add_an_item(self: Bundle, *args: Any, **kwargs: Any) -> list[Any]:
+        first, second, *others = original(self, *args, **kwargs)
         return [first, np.concatenate([second, second]), *others]
 
-    monkeypatch.setattr(Bundle, "item_logits", one_more)
+    monkeypatch.setattr(Bundle, "item_logits", add_an_item)
     with pytest.raises(ValueError, match="the bundle has 2 items in example 2, expected 1 as in torch"):
         write(tmp_path, exported["models"]["student"], tokenizer)

@@ -55,11 +55,11 @@ def cache_dir(tmp_path: Path) -> Path:
 def distill(
     cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """The command in this process: exit code, stdout and stderr."""
+    """Runs the command in this process; returns its exit code, stdout and stderr."""
 
     def run(*options: str) -> tuple[int, str, str]:
-        given = [] if any(option.startswith("cache_dir=") for option in options) else [f"cache_dir={cache_dir}"]
-        monkeypatch.setattr("sys.argv", ["distill", "job=cache", *given, *options])
+        defaults = [] if any(option.startswith("cache_dir=") for option in options) else [f"cache_dir={cache_dir}"]
+        monkeypatch.setattr("sys.argv", ["distill", "job=cache", *defaults, *options])
         code = command_line.main()
         return code, *capsys.readouterr()
 
@@ -72,7 +72,7 @@ def names(cache_dir: Path) -> set[str]:
     return {entry.name for entry in scan(cache_dir)}
 
 
-def test_the_cache_is_listed_with_its_total_and_nothing_is_written(
+def test_listing_shows_every_entry_and_the_total_and_writes_nothing(
     distill: Any, cache_dir: Path, tmp_path: Path
 ) -> None:
     before = set(tmp_path.rglob("*"))
@@ -109,11 +109,11 @@ def test_entries_older_than_a_limit_are_removed(distill: Any, cache_dir: Path) -
 def test_the_least_recently_used_entries_are_removed_down_to_a_size(distill: Any, cache_dir: Path) -> None:
     assert distill("job.to_gb=0.0041")[0] == 0
     assert names(cache_dir) == set(list(ENTRIES)[2:])
-    assert distill("job.to_gb=0.004")[0] == 0  # It is as small already.
+    assert distill("job.to_gb=0.004")[0] == 0  # It is already below the limit.
     assert len(names(cache_dir)) == 4
 
 
-def test_both_limits_hold(distill: Any, cache_dir: Path) -> None:
+def test_the_age_limit_and_the_size_limit_both_apply(distill: Any, cache_dir: Path) -> None:
     assert distill("job.to_gb=0.005", "job.older_than_days=25")[0] == 0
     assert names(cache_dir) == set(list(ENTRIES)[2:])
     assert distill("job.to_gb=0.002", "job.older_than_days=25")[0] == 0
@@ -128,14 +128,14 @@ def test_a_dry_run_removes_nothing(distill: Any, cache_dir: Path) -> None:
     assert names(cache_dir) == set(ENTRIES)
 
 
-def test_a_use_counts_and_not_only_a_change(cache_dir: Path) -> None:
+def test_an_access_counts_as_the_last_use(cache_dir: Path) -> None:
     file = cache_dir / f"teachers/minilm-sst2-{HEX}" / "file.bin"
     os.utime(file, (time.time(), file.stat().st_mtime))
     assert scan(cache_dir)[-1].name == f"teachers/minilm-sst2-{HEX}"
     assert [entry.name for entry in select_for_removal(scan(cache_dir), older_than_days=35)] == []
 
 
-def test_temporary_files_of_killed_writers_are_removed_and_younger_ones_stay(distill: Any, cache_dir: Path) -> None:
+def test_old_temporary_files_are_removed_and_recent_ones_are_not(distill: Any, cache_dir: Path) -> None:
     old = [
         write(cache_dir / f"tokens/.{HEX}4567.{TEMPORARY}/train.arrow", days=2),
         write(cache_dir / f"outputs/{HEX}0123/.00001.safetensors.{TEMPORARY}", days=2),
@@ -146,7 +146,7 @@ def test_temporary_files_of_killed_writers_are_removed_and_younger_ones_stay(dis
     assert code == 0
     assert "tokens, unfinished" in out
     assert "6 entries and 4 unfinished" in out
-    assert all(path.exists() for path in old)  # A list removes nothing.
+    assert all(path.exists() for path in old)  # Listing removes nothing.
     code, out, _ = distill("job.older_than_days=365")
     assert code == 0
     assert "Removed 0 entries and 3 unfinished, 3.0 MB; 7.0 MB left" in out
@@ -163,7 +163,7 @@ def test_temporary_files_of_killed_writers_are_removed_and_younger_ones_stay(dis
         f"datasets/csv/default-{HEX}/0.0.0.incomplete/data.arrow",
     ],
 )
-def test_what_another_process_writes_is_never_removed(distill: Any, cache_dir: Path, file: str) -> None:
+def test_files_being_written_by_another_process_are_not_removed(distill: Any, cache_dir: Path, file: str) -> None:
     written = write(cache_dir / file)
     code, out, _ = distill("job.to_gb=0")
     assert code == 0
@@ -177,7 +177,7 @@ def test_what_another_process_writes_is_never_removed(distill: Any, cache_dir: P
     assert not written.exists()
 
 
-def test_an_entry_that_is_used_after_it_was_listed_stays(cache_dir: Path) -> None:
+def test_an_entry_used_after_listing_is_not_removed(cache_dir: Path) -> None:
     first, second, *_ = scan(cache_dir)
     file = first.path / "file.bin"
     os.utime(file, (time.time(), file.stat().st_mtime))
@@ -204,7 +204,7 @@ def test_an_entry_is_renamed_before_it_is_deleted(cache_dir: Path, monkeypatch: 
     assert not list(cache_dir.glob("teachers/.*"))
 
 
-def test_other_files_in_the_same_directory_are_left_alone(distill: Any, cache_dir: Path) -> None:
+def test_files_that_are_no_cache_entries_are_not_removed(distill: Any, cache_dir: Path) -> None:
     others = [
         write(cache_dir / name, days=100)
         for name in ("data/train.tsv", "data/mine/train.tsv", "tokens/mine/notes.txt", "models/big/weights.bin")
@@ -215,7 +215,7 @@ def test_other_files_in_the_same_directory_are_left_alone(distill: Any, cache_di
     assert names(cache_dir) == set()
 
 
-def test_the_name_of_the_built_in_data_is_known() -> None:
+def test_the_directory_of_the_built_in_data_matches_its_pattern() -> None:
     assert KINDS["data"].names.fullmatch(f"docstrings-{docstrings.compute_fingerprint(3000, 0)}")
 
 
@@ -235,7 +235,7 @@ def test_the_name_of_the_built_in_data_is_known() -> None:
         (["job.older_than=1"], "there is no option job.older_than (did you mean job.older_than_days?)"),
     ],
 )
-def test_a_mistake_is_answered_in_one_line(
+def test_invalid_options_are_reported_in_one_line(
     options: list[str], expected: str, distill: Any, cache_dir: Path, tmp_path: Path
 ) -> None:
     before = set(tmp_path.rglob("*"))

@@ -1,4 +1,4 @@
-"""Every YAML composes and instantiates, every command in the documents composes."""
+"""Tests that every YAML composes and instantiates, and that every documented command composes."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DOCUMENTS = [*PAGES, CONF / "config.yaml", *(CONF / file for file in FILES)]
 
 
-def composed(*overrides: str) -> DictConfig:
+def compose_config(*overrides: str) -> DictConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", list(overrides))
 
@@ -30,23 +30,23 @@ def test_every_yaml_opens_with_its_command_and_composes(file: Path) -> None:
     lines = (CONF / file).read_text(encoding="utf-8").splitlines()
     first = lines[1] if lines[0] == "# @package _global_" else lines[0]
     assert first.startswith("# python -m distill ")
-    assert part(file)
+    assert compose_file(file)
 
 
-def part(file: Path) -> DictConfig:
-    """What a YAML becomes in the whole configuration."""
+def compose_file(file: Path) -> DictConfig:
+    """Returns the configuration that a YAML contributes."""
     group, name = file.parts[0], file.stem
     if group == "cache":
-        return composed("+teacher=embedded", f"cache@teacher.cache={name}").teacher.cache
-    if group in ("experiment", "ablation"):  # Of the whole configuration, whatever teacher and student there are.
-        return composed(f"+{group}={name}", "+teacher=embedded", "+student=distilbert")
+        return compose_config("+teacher=embedded", f"cache@teacher.cache={name}").teacher.cache
+    if group in ("experiment", "ablation"):  # They change any group, so a teacher and a student are needed.
+        return compose_config(f"+{group}={name}", "+teacher=embedded", "+student=distilbert")
     prefix = "+" if group in ("teacher", "student") else ""
-    return composed(f"{prefix}{group}={name}")[group]
+    return compose_config(f"{prefix}{group}={name}")[group]
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] not in WITHOUT_TARGET], ids=str)
 def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
-    values = OmegaConf.to_container(part(file), resolve=True)
+    values = OmegaConf.to_container(compose_file(file), resolve=True)
     assert isinstance(values, dict)
     if file.parts[0] == "teacher":
         for key in ("finetune", "cache"):
@@ -60,36 +60,36 @@ def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
 
 def commands(document: Path) -> list[list[str]]:
     """Returns the arguments of every `python -m distill` in a document or YAML, under torchrun too."""
-    found = []
+    result = []
     for line in document.read_text(encoding="utf-8").splitlines():
         match = re.search(r"-m distill ([^`#]*)", line)
         if match and "=" in match.group(1):
-            found.append([word for word in shlex.split(match.group(1)) if not word.startswith("-")])
-    return found
+            result.append([word for word in shlex.split(match.group(1)) if not word.startswith("-")])
+    return result
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_every_command_that_is_written_down_composes(document: Path) -> None:
+def test_every_documented_command_composes(document: Path) -> None:
     if not document.is_file():
         pytest.skip(f"{document} is not part of this installation")
     for arguments in commands(document):
         swept = [re.sub(r"(?<==)([\w.]+)(,[\w.]+)+$", r"\1", argument) for argument in arguments]
         if "=my_" not in " ".join(swept):
-            config = composed(*swept)
+            config = compose_config(*swept)
             for argument in swept:
                 key, _, value = argument.removeprefix("+").partition("=")
                 if "." not in key and value in ("docstrings", "sst2", "bert_base", "minilm", "distilbert", "hinton"):
                     assert config[key].name == value
 
 
-def test_a_sweep_of_students_seeds_shares_one_teacher() -> None:
-    one, two = composed("+teacher=minilm", "seed=1"), composed("+teacher=minilm", "seed=2")
+def test_runs_with_different_seeds_share_one_teacher() -> None:
+    one, two = compose_config("+teacher=minilm", "seed=1"), compose_config("+teacher=minilm", "seed=2")
     assert (one.trainer.seed, two.trainer.seed) == (1, 2)
     assert one.teacher.finetune == two.teacher.finetune
 
 
-def test_the_ablation_leaves_out_one_thing_at_a_time() -> None:
-    recipe = composed("+experiment=distilbert_ablation", "+teacher=embedded", "+student=distilbert")
+def test_each_ablation_changes_only_its_terms_or_its_init() -> None:
+    recipe = compose_config("+experiment=distilbert_ablation", "+teacher=embedded", "+student=distilbert")
     whole = (5.0, 2.0, 1.0, "teacher")
     expected = {
         "none": whole, "no_soft": (0.0, *whole[1:]), "no_mlm": (5.0, 0.0, *whole[2:]),
@@ -98,8 +98,8 @@ def test_the_ablation_leaves_out_one_thing_at_a_time() -> None:
     }  # fmt: skip
     assert {path.stem for path in (CONF / "ablation").glob("*.yaml")} == set(expected)
     for name, values in expected.items():
-        # Where a sweep puts it: before everything else.
-        row = composed(
+        # A sweep puts the ablation first.
+        row = compose_config(
             f"+ablation={name}", "+experiment=distilbert_ablation", "+teacher=embedded", "+student=distilbert"
         )
         terms = row.objective.terms

@@ -1,6 +1,6 @@
-"""Every kind of bad input is answered in one line, with exit code 2, before anything is trained.
+"""Tests that bad input is reported in one line, with exit code 2, before anything is trained.
 
-Each goes through the command itself, in this process: its imports are paid for once.
+The command runs in this process, so that its imports run once.
 """
 
 import gzip
@@ -31,11 +31,11 @@ class AttentionTerm(Term):
     needs = frozenset({"attentions"})
 
     def forward(self, student: Any, teacher: Any, items: Any) -> tuple[Tensor, Tensor]:
-        raise AssertionError("it must be noticed before")
+        raise AssertionError("the missing output must be reported before training")
 
 
-class Place:
-    """A user's files: good ones, of which a test spoils one."""
+class UserFiles:
+    """A user's valid files, of which a test damages one."""
 
     def __init__(self, root: Path, encoder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         self.root, self.encoder, self.tokenizer = root, encoder, tokenizer
@@ -49,7 +49,7 @@ class Place:
         (self.data / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def classifier(self, labels: int) -> Path:
-        """A teacher with a trained head for so many labels."""
+        """Saves a teacher with a head for this number of labels."""
         model = toy_bert(len(self.tokenizer))
         model.config.num_labels = labels
         type(model)(model.config).save_pretrained(self.root / "classifier")
@@ -57,7 +57,7 @@ class Place:
         return self.root / "classifier"
 
     def other_student(self) -> Path:
-        """A model with a vocabulary of the same size and other tokens."""
+        """Saves a model with a vocabulary of the same size and other tokens."""
         other = train_tokenizer([text[::-1] for text, _ in sentences(64)], len(self.tokenizer))
         toy_bert(max(len(other), len(self.tokenizer))).save_pretrained(self.root / "student")
         other.save_pretrained(self.root / "student")
@@ -65,69 +65,69 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, encoder_dir: Path, tokenizer: PreTrainedTokenizerBase) -> Place:
-    return Place(tmp_path, encoder_dir, tokenizer)
+def user_files(tmp_path: Path, encoder_dir: Path, tokenizer: PreTrainedTokenizerBase) -> UserFiles:
+    return UserFiles(tmp_path, encoder_dir, tokenizer)
 
 
-def _no_pickle(place: Place) -> list[str]:
-    directory = place.root / "pickle"
+def _pickled_weights(user_files: UserFiles) -> list[str]:
+    directory = user_files.root / "pickle"
     directory.mkdir()
-    (directory / "config.json").write_text((place.encoder / "config.json").read_text())
+    (directory / "config.json").write_text((user_files.encoder / "config.json").read_text())
     (directory / "pytorch_model.bin").write_bytes(b"anything")
     return [f"teacher.path={directory}"]
 
 
-def _no_weights(place: Place) -> list[str]:
-    options = _no_pickle(place)
-    (place.root / "pickle" / "pytorch_model.bin").unlink()
+def _no_weights(user_files: UserFiles) -> list[str]:
+    options = _pickled_weights(user_files)
+    (user_files.root / "pickle" / "pytorch_model.bin").unlink()
     return options
 
 
-def _no_tokenizer(place: Place) -> list[str]:
-    toy_bert(len(place.tokenizer)).save_pretrained(place.root / "bare")
-    return [f"teacher.path={place.root / 'bare'}"]
+def _no_tokenizer(user_files: UserFiles) -> list[str]:
+    toy_bert(len(user_files.tokenizer)).save_pretrained(user_files.root / "bare")
+    return [f"teacher.path={user_files.root / 'bare'}"]
 
 
-def _damaged(place: Place) -> list[str]:
-    directory = place.classifier(2)
+def _damaged(user_files: UserFiles) -> list[str]:
+    directory = user_files.classifier(2)
     (directory / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
     return [f"teacher.path={directory}"]
 
 
-def _spoiled(split: str, content: bytes, suffix: str = "tsv") -> Callable[[Place], list[str]]:
-    def spoil(place: Place) -> list[str]:
-        (place.data / f"{split}.tsv").unlink()
-        (place.data / f"{split}.{suffix}").write_bytes(content)
+def _spoiled(split: str, content: bytes, suffix: str = "tsv") -> Callable[[UserFiles], list[str]]:
+    def spoil(user_files: UserFiles) -> list[str]:
+        (user_files.data / f"{split}.tsv").unlink()
+        (user_files.data / f"{split}.{suffix}").write_bytes(content)
         return []
 
     return spoil
 
 
-def _options(*options: str) -> Callable[[Place], list[str]]:
-    return lambda place: list(options)
+def _options(*options: str) -> Callable[[UserFiles], list[str]]:
+    return lambda user_files: list(options)
 
 
-def _in_the_way(place: Place) -> Path:
-    (place.root / "file").write_text("in the way")
-    return place.root / "file"
+def _blocking_file(user_files: UserFiles) -> Path:
+    (user_files.root / "file").write_text("in the way")
+    return user_files.root / "file"
 
 
 REGRESSION = ("task=regression", "task.text=[sentence]")
 WEIGHTS = [f"objective.terms.{name}.weight=0" for name in ("soft", "hard", "cosine")]
 ATTENTION = "+objective.terms.attention={_target_: tests.jobs.test_mistakes.AttentionTerm}"
-# What a user may get wrong -> how to get it wrong, and what the one line must say.
-MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
-    "a directory that is not there": (_options("task.data_dir=nowhere"), "task.data_dir=nowhere does not exist"),
+# Mistake -> a function that makes it and returns its options, and the expected part of the message.
+MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
+    "a missing data directory": (_options("task.data_dir=nowhere"), "task.data_dir=nowhere does not exist"),
     "no dev file": (_spoiled("dev", b"", "txt"), "has no dev or validation file (found dev.txt, train.tsv)"),
     "an empty file": (_spoiled("dev", b""), "dev.tsv is empty, expected a header and examples"),
-    "a header alone": (_spoiled("train", b"sentence\tlabel\n"), "train.tsv has a header and no examples"),
+    "a file with only a header": (_spoiled("train", b"sentence\tlabel\n"), "train.tsv has a header and no examples"),
     "a missing text column": (_options("task.text=[review]"), "has no column review: it has sentence, label"),
     "a misnamed label column": (_options("task.label=stars"), "has no column stars: it has sentence, label"),
-    "a label that train lacks": (
+    "a label that is missing in train": (
         _spoiled("dev", b"sentence\tlabel\na\t7\n"),
         "dev.tsv, example 1: label '7' is unknown",
     ),
-    "a word for a number": (
+    "a word as a regression label": (
         lambda p: [*REGRESSION, *_spoiled("train", b"sentence\tlabel\na\t1\nb\tgood\n")(p)],
         "train.tsv, example 2: label 'good' is no number",
     ),
@@ -149,36 +149,36 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
         lambda p: ["task=sst2", *_spoiled("train", b"sentence\tlabel\na\t1\nb\t1\n")(p)],
         "train.tsv has one class only (1)",
     ),
-    "a file that is cut short": (
+    "a truncated file": (
         _spoiled("dev", gzip.compress(b"sentence\tlabel\na\t1\n" * 50)[:-20], "tsv.gz"),
         "dev.tsv.gz cannot be read: ",
     ),
-    "a file of no known kind": (lambda p: [f"task.data_dir={_in_the_way(p)}"], "is of no known kind, expected one of"),
-    "a teacher that is not there": (_options("teacher.path=nowhere"), "teacher.path=nowhere is no directory"),
+    "an unknown file type": (lambda p: [f"task.data_dir={_blocking_file(p)}"], "is of no known kind, expected one of"),
+    "a missing teacher directory": (_options("teacher.path=nowhere"), "teacher.path=nowhere is no directory"),
     "a teacher without weights": (_no_weights, "holds no weights: save the model there again as safetensors"),
-    "a teacher with a pickle": (_no_pickle, "holds only pytorch_model.bin, which can run code when read"),
+    "a teacher with a pickle": (_pickled_weights, "holds only pytorch_model.bin, which can run code when read"),
     "a teacher with other labels": (
         lambda p: [f"teacher.path={p.classifier(3)}", "teacher.finetune=false"],
         "does not fit task classification: it has 3 labels and the task 2",
     ),
-    "another vocabulary": (
+    "a student with another vocabulary": (
         lambda p: ["+student=pretrained", f"student.path={p.other_student()}"],
         "teacher and student read different tokens: ",
     ),
     "a teacher without a tokenizer": (_no_tokenizer, "holds no tokenizer: call tokenizer.save_pretrained"),
     "a teacher whose weights are damaged": (_damaged, "cannot be loaded: "),
-    "a student that is not there": (
+    "a missing student directory": (
         _options("+student=pretrained", "student.path=nowhere"),
         "student.path=nowhere is no directory",
     ),
     "a layer out of range": (_options("student.layers=[0,9]"), "student.layers has 9, expected indices from 0 to 3"),
-    "a layer twice": (_options("student.layers=[0,0]"), "student.layers=[0, 0] repeats a layer"),
-    "a number of layers": (
+    "a repeated layer": (_options("student.layers=[0,0]"), "student.layers=[0, 0] repeats a layer"),
+    "a number as student.layers": (
         _options("student.layers=3"),
         "student.layers=3 is one number: student.depth=3 copies this many layers",
     ),
-    "half a layer": (_options("student.depth=1.5"), "student.depth=1.5 is no whole number"),
-    "no layer": (_options("student.layers=[]"), "student.layers=[] keeps no layer"),
+    "a fractional depth": (_options("student.depth=1.5"), "student.depth=1.5 is no whole number"),
+    "an empty list of layers": (_options("student.layers=[]"), "student.layers=[] keeps no layer"),
     "a temperature of 0": (
         _options("objective.terms.soft.temperature=0"),
         "got temperature 0, expected a number above 0",
@@ -188,51 +188,51 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
         "got weight -1 for HardLabels, expected 0 or more",
     ),
     "no weight above 0": (_options(*WEIGHTS), "objective distilbert has nothing to learn from (soft, hard, cosine)"),
-    "a batch of nothing": (_options("trainer.batch_size=0"), "got trainer.batch_size=0, expected a whole number of"),
-    "a teacher's batch of nothing": (
+    "a batch size of 0": (_options("trainer.batch_size=0"), "got trainer.batch_size=0, expected a whole number of"),
+    "a teacher's batch size of 0": (
         _options("teacher.finetune.batch_size=0"),
         "error: got teacher.finetune.batch_size=0, expected a whole number of at least 1",
     ),
-    "an output that is not given": (_options(ATTENTION), "the term attention needs attentions, which the teacher"),
+    "a term that needs attentions": (_options(ATTENTION), "the term attention needs attentions, which the teacher"),
     "a term for other tasks": (
         _options("objective=language_model"),
         "objective language_model has the term mlm, which cannot learn task classification (classification)",
     ),
-    "classes asked of a number": (
+    "a classification term for a regression": (
         lambda p: [*REGRESSION, "objective=pseudo_label"],
         "has the term pseudo_label, which cannot learn task regression (regression)",
     ),
-    "an output directory in a file": (lambda p: [f"output_dir={_in_the_way(p)}/runs"], "cannot be created"),
-    "a cache directory in a file": (lambda p: [f"cache_dir={_in_the_way(p)}/cache"], "cannot be created"),
-    "too long for the teacher": (_options("task.max_length=100"), "but the teacher reads 80 tokens at most"),
+    "an output directory in a file": (lambda p: [f"output_dir={_blocking_file(p)}/runs"], "cannot be created"),
+    "a cache directory in a file": (lambda p: [f"cache_dir={_blocking_file(p)}/cache"], "cannot be created"),
+    "a max_length above the teacher's": (_options("task.max_length=100"), "but the teacher reads 80 tokens at most"),
     "a metric of another task": (
         _options("task.metrics=[pearson]"),
         "got task.metrics=[pearson], expected a list of some of accuracy, f1",
     ),
-    "labels that are no words": (
+    "labels that are booleans": (
         _options("task.labels=[true,false]"),
         "got task.labels=[true, false], expected at least two names, quoted if",
     ),
-    "a length of nothing": (_options("benchmark.lengths=[0]"), "got benchmark.lengths=[0], expected whole numbers"),
-    "batches of no size": (_options("trainer.batch_size=null"), "got neither batch_size nor batch_tokens"),
-    "a compiler perhaps": (_options("trainer.compile=perhaps"), "got trainer.compile=perhaps, expected true or"),
+    "a benchmark length of 0": (_options("benchmark.lengths=[0]"), "got benchmark.lengths=[0], expected whole numbers"),
+    "no batch size": (_options("trainer.batch_size=null"), "got neither batch_size nor batch_tokens"),
+    "an invalid compile option": (_options("trainer.compile=perhaps"), "got trainer.compile=perhaps, expected true or"),
     "a teacher without a cache": (
         _options("teacher.cache=null"),
         "the teacher's YAML has no cache: add /cache@cache: default to its defaults list",
     ),
-    "a budget of no tokens": (
+    "a token budget of 0": (
         _options("trainer.batch_tokens=0"),
         "got trainer.batch_tokens=0, expected a whole number of at least 1 or null",
     ),
-    "a budget below one example": (
+    "a token budget below the longest example": (
         _options("trainer.batch_tokens=30"),
         "got trainer.batch_tokens=30, expected at least task.max_length=32, the longest example: raise",
     ),
-    "a teacher's budget below one example": (
+    "a teacher's token budget below the longest example": (
         _options("teacher.finetune.batch_tokens=30"),
         "got teacher.finetune.batch_tokens=30, expected at least task.max_length=32, the longest example",
     ),
-    "outputs that are perhaps cached": (
+    "an invalid teacher.cache.enabled": (
         _options("teacher.cache.enabled=perhaps"),
         "got teacher.cache.enabled=perhaps, expected auto, true or false",
     ),
@@ -241,12 +241,15 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
         "cannot cache teacher outputs (teacher.cache.enabled=true): cosine reads hidden states: "
         "teacher.cache.hidden=true caches those too",
     ),
-    "outputs without room": (
+    "outputs above teacher.cache.max_gb": (
         _options("teacher.cache.max_gb=1e-9", "objective=hinton"),
         "more than teacher.cache.max_gb=1e-09: raise it, or set teacher.cache.enabled=false",
     ),
-    "a decay below 0": (_options("trainer.weight_decay=-1"), "got trainer.weight_decay=-1, expected a number of at"),
-    "a seed below 0": (_options("seed=-1"), "got seed=-1, expected a whole number"),
+    "a negative weight decay": (
+        _options("trainer.weight_decay=-1"),
+        "got trainer.weight_decay=-1, expected a number of at",
+    ),
+    "a negative seed": (_options("seed=-1"), "got seed=-1, expected a whole number"),
     "an unknown accelerator": (
         _options("trainer.accelerator=tpu"),
         "got trainer.accelerator=tpu, expected one of auto, cpu, gpu, cuda, mps",
@@ -256,15 +259,15 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[str]], str]] = {
 }
 
 
-def arguments(place: Place, *options: str) -> list[str]:
+def arguments(user_files: UserFiles, *options: str) -> list[str]:
     given = list(options)
     if not any(option.startswith("+student=") for option in given):
         given.insert(0, "+student=distilbert")
     if not any(option.startswith("task=") for option in given):
         given[:0] = ["task=classification", "task.text=[sentence]"]
     defaults = {
-        "teacher.path": place.encoder, "task.data_dir": place.data, "task.max_length": 32,
-        "output_dir": place.root / "runs", "cache_dir": place.root / "cache",
+        "teacher.path": user_files.encoder, "task.data_dir": user_files.data, "task.max_length": 32,
+        "output_dir": user_files.root / "runs", "cache_dir": user_files.root / "cache",
     }  # fmt: skip
     given += [f"{key}={value}" for key, value in defaults.items() if not any(o.startswith(f"{key}=") for o in given)]
     return ["+teacher=pretrained", *given]
@@ -272,7 +275,7 @@ def arguments(place: Place, *options: str) -> list[str]:
 
 @pytest.fixture
 def distill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
-    """The command in this process; training is not allowed."""
+    """Runs the command in this process; training raises an error."""
 
     def run(*options: str) -> int:
         monkeypatch.setattr(sys, "argv", ["distill", *options])
@@ -287,40 +290,43 @@ def distill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., in
     return run
 
 
-@pytest.mark.parametrize("kind", MISTAKES)
-def test_a_mistake_is_answered_in_one_line(
-    kind: str, place: Place, distill: Callable[..., int], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_bad_input_is_reported_in_one_line(
+    mistake: str, user_files: UserFiles, distill: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoil, expected = MISTAKES[kind]
-    options = arguments(place, *spoil(place))
+    spoil, expected = MISTAKES[mistake]
+    options = arguments(user_files, *spoil(user_files))
     code = distill(*options)
-    told = capsys.readouterr().err.strip().splitlines()
-    assert code == 2, told
-    assert len(told) == 1, told
-    assert told[0].startswith("error: ")
-    assert expected in told[0]
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert code == 2, lines
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    assert expected in lines[0]
 
 
-def test_the_good_files_are_good(place: Place, distill: Callable[..., int]) -> None:
+def test_the_valid_files_reach_training(user_files: UserFiles, distill: Callable[..., int]) -> None:
     with pytest.raises(AssertionError, match="something is trained"):
-        distill(*arguments(place))
+        distill(*arguments(user_files))
 
 
-def test_a_full_disk_is_answered_in_one_line_and_leaves_nothing_half_written(place: Place) -> None:
-    """The largest file that this process may write is smaller than the teacher's first checkpoint."""
+def test_a_full_disk_is_reported_in_one_line_and_leaves_no_partial_checkpoint(user_files: UserFiles) -> None:
+    """Limits the size of a file to less than that of the teacher's first checkpoint."""
     done = subprocess.run(
-        [sys.executable, "-m", "distill", *arguments(place), "trainer.max_steps=2", "teacher.finetune.max_steps=2"],
-        cwd=place.root, capture_output=True, text=True, check=False, timeout=120,
+        [
+            sys.executable, "-m", "distill", *arguments(user_files), "trainer.max_steps=2",
+            "teacher.finetune.max_steps=2",
+        ],
+        cwd=user_files.root, capture_output=True, text=True, check=False, timeout=120,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("error: there is no room left to write in output_dir=")
     assert "Traceback" not in done.stderr
-    assert not [path for path in place.root.rglob("*") if ".ckpt" in path.name]
+    assert not [path for path in user_files.root.rglob("*") if ".ckpt" in path.name]
 
 
-def test_a_directory_that_could_not_be_filled_is_not_there(place: Place) -> None:
-    """A teacher's files are too large where its checkpoints are not: they end as they began, with nothing."""
+def test_a_directory_is_removed_if_the_disk_is_full(user_files: UserFiles) -> None:
+    """Limits the size of a file so that only the second one of the directory fails."""
     program = (
         "import resource, pathlib, sys\n"
         "from distill.files import is_full_disk, atomic_directory\n"
@@ -332,13 +338,13 @@ def test_a_directory_that_could_not_be_filled_is_not_there(place: Place) -> None
         "except OSError as error:\n"
         "    sys.exit(7 if is_full_disk(error) else 8)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=place.root, capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program], cwd=user_files.root, capture_output=True, check=False)
     assert done.returncode == 7, done.stderr
-    assert list((place.root / "cache").iterdir()) == []
+    assert list((user_files.root / "cache").iterdir()) == []
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_ctrl_c_says_what_is_kept_and_how_to_go_on(place: Place, trained: bool) -> None:
+def test_ctrl_c_reports_the_checkpoint_and_how_to_resume(user_files: UserFiles, trained: bool) -> None:
     options = [
         "teacher.finetune.max_steps=2",
         "trainer.max_epochs=2000",
@@ -346,16 +352,16 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(place: Place, trained: bool) 
         "trainer.evaluations=4",
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "distill", *arguments(place), *options], cwd=place.root, text=True,
+        [sys.executable, "-m", "distill", *arguments(user_files), *options], cwd=user_files.root, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "2"},
         # A test run in the background ignores Ctrl-C, and so would its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
-    wanted = "checkpoints/last.ckpt" if trained else "run.json"
-    runs = place.root / "runs" / "classification" / "pretrained-distilbert"
+    awaited = "checkpoints/last.ckpt" if trained else "run.json"
+    runs = user_files.root / "runs" / "classification" / "pretrained-distilbert"
     deadline = time.monotonic() + 90
     try:
-        while not list(runs.glob(f"*/{wanted}")) and time.monotonic() < deadline and process.poll() is None:
+        while not list(runs.glob(f"*/{awaited}")) and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=90)
@@ -368,5 +374,5 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(place: Place, trained: bool) 
         assert "last.ckpt holds the training so far" in last
     else:
         assert "interrupted before the first checkpoint" in last
-    assert f"resume={directory.relative_to(place.root) if not directory.is_absolute() else directory}" in last
+    assert f"resume={directory.relative_to(user_files.root) if not directory.is_absolute() else directory}" in last
     assert "Traceback" not in error

@@ -1,4 +1,4 @@
-"""Whole runs at toy size: what the command prints, writes, reuses and resumes."""
+"""Tests of whole runs at toy size: their output, files, cache and resumption."""
 
 import csv
 import json
@@ -36,7 +36,7 @@ SMALL = (
 TEACHER = ("teacher.finetune.max_epochs=15", "teacher.finetune.learning_rate=3e-3", "teacher.finetune.batch_size=16")
 
 
-def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "distill", *arguments],
         cwd=cwd,
@@ -48,26 +48,26 @@ def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comple
     )
 
 
-def records(output: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Every run below `output`, oldest first."""
-    found = [(path.parent, json.loads(path.read_text())) for path in output.rglob("run.json")]
-    return sorted(found, key=lambda item: item[0].name)
+def read_records(output: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Returns the directory and record of every run below `output`, oldest first."""
+    runs = [(path.parent, json.loads(path.read_text())) for path in output.rglob("run.json")]
+    return sorted(runs, key=lambda item: item[0].name)
 
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir: Path) -> dict[str, Any]:
-    """The main job on a toy teacher without a head, with a baseline, twice in one cache."""
+    """Two runs of the main job with one cache: a toy teacher without a head, and a baseline in the first run."""
     root = tmp_path_factory.mktemp("chain")
     arguments = (
         "+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=distilbert", "task=sst2",
         f"task.data_dir={data_dir}", f"cache_dir={root / 'cache'}", f"output_dir={root / 'runs'}", *SMALL, *TEACHER,
     )  # fmt: skip
-    first = command(*arguments, "baseline=true", cwd=root)
-    second = command(*arguments, "logger=wandb", cwd=root)
-    return {"root": root, "arguments": arguments, "first": first, "second": second, "runs": records(root / "runs")}
+    first = run_command(*arguments, "baseline=true", cwd=root)
+    second = run_command(*arguments, "logger=wandb", cwd=root)
+    return {"root": root, "arguments": arguments, "first": first, "second": second, "runs": read_records(root / "runs")}
 
 
-def test_the_chain_ends_well_and_says_what_it_found(chain: dict[str, Any]) -> None:
+def test_a_run_succeeds_and_prints_its_main_results(chain: dict[str, Any]) -> None:
     first = chain["first"]
     assert first.returncode == 0, first.stderr
     assert "Traceback" not in first.stderr
@@ -83,7 +83,7 @@ def test_the_chain_ends_well_and_says_what_it_found(chain: dict[str, Any]) -> No
         assert expected in first.stdout
 
 
-def test_the_record_holds_what_was_measured(chain: dict[str, Any]) -> None:
+def test_the_record_contains_metrics_file_sizes_and_timings(chain: dict[str, Any]) -> None:
     directory, record = chain["runs"][0]
     assert record["schema"] == 1
     assert (record["status"], record["error"], record["job"]) == ("finished", None, "distill")
@@ -111,7 +111,7 @@ def test_the_record_holds_what_was_measured(chain: dict[str, Any]) -> None:
     assert 0 <= record["baseline"]["metrics"]["accuracy"] <= 1
 
 
-def test_the_student_loads_like_any_other_model_and_its_metric_is_true(chain: dict[str, Any]) -> None:
+def test_the_student_loads_with_the_auto_class_and_has_the_recorded_size(chain: dict[str, Any]) -> None:
     directory, record = chain["runs"][0]
     student = AutoModelForSequenceClassification.from_pretrained(directory / "student")
     assert type(student).__name__ == "DistilBertForSequenceClassification"
@@ -122,14 +122,15 @@ def test_the_student_loads_like_any_other_model_and_its_metric_is_true(chain: di
 def test_the_bundle_predicts_from_text(chain: dict[str, Any]) -> None:
     directory, record = chain["runs"][0]
     bundle = Bundle(directory / "bundle", model="fp32")
-    answers = bundle.predict(["a lovely and moving film 2", "a dull and lifeless mess 3"])
-    assert all(answer["label"] in ("negative", "positive") for answer in answers)
-    assert all(sum(answer["probabilities"].values()) == pytest.approx(1) for answer in answers)  # type: ignore[attr-defined]
+    predictions = bundle.predict(["a lovely and moving film 2", "a dull and lifeless mess 3"])
+    assert all(prediction["label"] in ("negative", "positive") for prediction in predictions)
+    for prediction in predictions:
+        assert sum(prediction["probabilities"].values()) == pytest.approx(1)  # type: ignore[attr-defined]
     card = (directory / "bundle" / "README.md").read_text()
     assert record["teacher"]["resolved"] in card
 
 
-def test_no_checkpoint_holds_the_teacher(chain: dict[str, Any]) -> None:
+def test_no_checkpoint_contains_the_teacher(chain: dict[str, Any]) -> None:
     directory, _ = chain["runs"][0]
     for name in ("best", "last"):
         state = torch.load(directory / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
@@ -144,11 +145,11 @@ def test_every_term_is_logged_by_name(chain: dict[str, Any]) -> None:
     assert {"train/loss", "train/soft", "train/hard", "train/cosine", "dev/accuracy"} <= set(columns or ())
 
 
-def test_the_second_run_reuses_the_teacher_and_gives_the_same_numbers(chain: dict[str, Any]) -> None:
+def test_the_second_run_reuses_the_teacher_and_has_the_same_metrics_and_weights(chain: dict[str, Any]) -> None:
     second = chain["second"]
     assert second.returncode == 0, second.stderr
     assert "fine-tuned before, reused" in second.stdout
-    assert "Teacher: computes" not in second.stdout  # Its outputs for dev, just computed, are in the cache.
+    assert "Teacher: computes" not in second.stdout  # The first run cached its outputs for dev.
     (_, before), (_, after) = chain["runs"]
     assert after["teacher"]["origin"] == "kept"
     assert after["teacher"]["metrics"] == before["teacher"]["metrics"]
@@ -162,23 +163,23 @@ def test_the_second_run_reuses_the_teacher_and_gives_the_same_numbers(chain: dic
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_wandb_works_offline(chain: dict[str, Any]) -> None:
+def test_wandb_logs_offline(chain: dict[str, Any]) -> None:
     directory, _ = chain["runs"][1]
     assert list(directory.glob("wandb/offline-run-*/*.wandb"))
 
 
 def test_a_finished_run_is_not_run_again(chain: dict[str, Any]) -> None:
     directory, _ = chain["runs"][0]
-    again = command(f"resume={directory}", cwd=chain["root"])
+    again = run_command(f"resume={directory}", cwd=chain["root"])
     assert again.returncode == 0
     assert "finished already" in again.stdout
 
 
-def test_an_unfinished_run_goes_on_where_it_stopped(chain: dict[str, Any]) -> None:
-    """Its last checkpoint says that training is over: only the rest of the chain is done again."""
+def test_a_run_stopped_after_training_resumes_without_training_again(chain: dict[str, Any]) -> None:
+    """The last checkpoint marks training as complete, so only the later stages run again."""
     directory, record = chain["runs"][0]
     (directory / "run.json").write_text(json.dumps({**record, "status": "running", "export": {}}))
-    resumed = command("resume=true", *chain["arguments"], "baseline=true", cwd=chain["root"])
+    resumed = run_command("resume=true", *chain["arguments"], "baseline=true", cwd=chain["root"])
     assert resumed.returncode == 0, resumed.stderr
     assert f"Resuming {directory}" in resumed.stdout
     after = json.loads((directory / "run.json").read_text())
@@ -187,7 +188,7 @@ def test_an_unfinished_run_goes_on_where_it_stopped(chain: dict[str, Any]) -> No
     assert after["export"]["fp32"]["metrics"] == record["export"]["fp32"]["metrics"]
 
 
-def test_a_teacher_whose_fine_tuning_was_terminated_is_resumed_to_the_bit(
+def test_terminated_fine_tuning_of_a_teacher_resumes_to_identical_weights(
     chain: dict[str, Any], tmp_path: Path
 ) -> None:
     arguments = [argument for argument in chain["arguments"] if not argument.startswith(("cache_dir", "output_dir"))]
@@ -207,10 +208,10 @@ def test_a_teacher_whose_fine_tuning_was_terminated_is_resumed_to_the_bit(
     assert process.returncode == 130, error
     assert "Stopping after this step" in error
     assert "teacher/checkpoints/last.ckpt holds the training so far; python -m distill resume=" in error
-    [(directory, record)] = records(tmp_path)
+    [(directory, record)] = read_records(tmp_path)
     assert (record["status"], record["error"]) == ("failed", "interrupted")
     assert not list(tmp_path.glob("teachers/*"))
-    resumed = command(f"resume={directory}", cwd=tmp_path)
+    resumed = run_command(f"resume={directory}", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     teachers = [
         [path.read_bytes() for path in cache.glob("teachers/*/model.safetensors")]
@@ -222,14 +223,14 @@ def test_a_teacher_whose_fine_tuning_was_terminated_is_resumed_to_the_bit(
     assert after["student"]["metrics"] == chain["runs"][0][1]["student"]["metrics"]
 
 
-def test_a_sweep_runs_the_teacher_once(chain: dict[str, Any]) -> None:
+def test_a_sweep_computes_the_teacher_outputs_once(chain: dict[str, Any]) -> None:
     output = chain["root"] / "cached"
-    done = command(
+    done = run_command(
         "-m", *chain["arguments"], f"output_dir={output}", "trainer.max_steps=1", "benchmark.enabled=false",
         "objective=hinton", "objective.terms.soft.temperature=1,4", "seed=0,1", cwd=chain["root"],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    trainings = [record["training"] for _, record in records(output)]
+    trainings = [record["training"] for _, record in read_records(output)]
     assert [training["teacher_cache"]["hit"] for training in trainings] == [False, True, True, True]
     assert trainings[0]["teacher_seconds"] > 0
     assert [training["teacher_seconds"] for training in trainings[1:]] == [0, 0, 0]
@@ -238,7 +239,7 @@ def test_a_sweep_runs_the_teacher_once(chain: dict[str, Any]) -> None:
     assert "computed in every step: cosine reads hidden states" in chain["first"].stdout
 
 
-def test_with_cached_outputs_the_teacher_is_not_in_memory(
+def test_the_teacher_is_freed_unless_training_needs_it(
     chain: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded: list[Any] = []
@@ -265,13 +266,13 @@ def test_with_cached_outputs_the_teacher_is_not_in_memory(
 
 def test_a_sweep_makes_a_run_for_every_value(chain: dict[str, Any]) -> None:
     output = chain["root"] / "sweep"
-    done = command(
+    done = run_command(
         "-m", *chain["arguments"], f"output_dir={output}", "trainer.max_steps=1",
         "objective.terms.soft.temperature=1,4", "benchmark.enabled=false", cwd=chain["root"],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = [record["objective"]["terms"]["soft"]["temperature"] for _, record in records(output)]
-    assert sorted(found) == [1, 4]
+    temperatures = [record["objective"]["terms"]["soft"]["temperature"] for _, record in read_records(output)]
+    assert sorted(temperatures) == [1, 4]
 
 
 @pytest.mark.parametrize(
@@ -286,10 +287,10 @@ def test_a_sweep_makes_a_run_for_every_value(chain: dict[str, Any]) -> None:
         ("teacher.finetune=false", "does not fit task sst2: its head is not trained"),
     ],
 )
-def test_what_cannot_be_is_said_before_a_teacher_is_trained(
+def test_invalid_options_are_reported_before_a_teacher_is_trained(
     option: str, expected: str, data_dir: Path, encoder_dir: Path, tmp_path: Path
 ) -> None:
-    done = command(
+    done = run_command(
         "+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=distilbert", "task=sst2",
         f"task.data_dir={data_dir}", f"cache_dir={tmp_path}", f"output_dir={tmp_path / 'runs'}", "task.max_length=32",
         option, cwd=tmp_path,
@@ -304,7 +305,7 @@ NOT_FINE_TUNED = "(not fine-tuned in a dry run)"
 
 
 @pytest.mark.parametrize("job", ["distill", "finetune", "pretrain"])
-def test_a_dry_run_trains_nothing_and_leaves_no_run(
+def test_a_dry_run_trains_nothing_and_writes_no_run(
     job: str, data_dir: Path, encoder_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -325,20 +326,20 @@ def test_a_dry_run_trains_nothing_and_leaves_no_run(
     monkeypatch.setattr(fitting, "fit", no_training)
     monkeypatch.setattr(sys, "argv", ["distill", *arguments])
     assert command_line.main() == 0
-    shown = capsys.readouterr().out
-    assert shown.rstrip().endswith("Nothing was trained (dry_run=true)")
+    printed = capsys.readouterr().out
+    assert printed.rstrip().endswith("Nothing was trained (dry_run=true)")
     expected = {
         "distill": ("Before training", NOT_FINE_TUNED, "layers 4 -> 2 (0, 3)", "computed in every step"),
         "finetune": (NOT_FINE_TUNED, "60 steps of"),
         "pretrain": ("Before training", "masked_language_modelling: mlm"),
     }[job]
-    assert [text for text in expected if text not in shown] == []
+    assert [text for text in expected if text not in printed] == []
     assert not (tmp_path / "runs").exists()
     assert not list(tmp_path.rglob("*.ckpt"))
     assert not list(tmp_path.rglob("*.safetensors"))  # Neither a teacher nor outputs.
 
 
-def test_a_dry_run_resumes_nothing(
+def test_a_dry_run_refuses_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -350,7 +351,7 @@ def test_a_dry_run_resumes_nothing(
 
 
 def test_an_unreachable_teacher_stops_the_run_with_three_remedies(data_dir: Path, tmp_path: Path) -> None:
-    done = command(
+    done = run_command(
         "+teacher=bert_base", "+student=distilbert", "task=sst2", f"task.data_dir={data_dir}",
         f"cache_dir={tmp_path}", f"output_dir={tmp_path / 'runs'}", cwd=tmp_path, HF_HOME=str(tmp_path / "hf"),
     )  # fmt: skip
@@ -360,8 +361,8 @@ def test_an_unreachable_teacher_stops_the_run_with_three_remedies(data_dir: Path
         assert remedy in done.stderr
 
 
-def test_the_built_in_task_accepts_a_substitute_and_says_so(tmp_path: Path) -> None:
-    done = command(
+def test_the_built_in_task_runs_with_a_substitute_teacher_and_reports_it(tmp_path: Path) -> None:
+    done = run_command(
         "+teacher=bert_base", "+student=distilbert", "task.train_examples=400", "task.dev_examples=100",
         f"cache_dir={tmp_path}", f"output_dir={tmp_path / 'runs'}", *SMALL, "substitute.hidden_size=32",
         "substitute.layers=2", "substitute.vocabulary=500", "substitute.finetune.max_epochs=6",
@@ -370,7 +371,7 @@ def test_the_built_in_task_accepts_a_substitute_and_says_so(tmp_path: Path) -> N
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "ANOTHER TEACHER TEACHES" in done.stdout
-    [(directory, record)] = records(tmp_path / "runs")
+    [(directory, record)] = read_records(tmp_path / "runs")
     assert record["teacher"]["substituted"] is True
     assert record["teacher"]["requested"] == "bert_base"
     assert record["teacher"]["resolved"].startswith("embedded")
@@ -380,17 +381,17 @@ def test_the_built_in_task_accepts_a_substitute_and_says_so(tmp_path: Path) -> N
         assert record["teacher"]["resolved"] in text
 
 
-def test_finetune_alone_keeps_a_teacher_that_teaches_as_it_is(
+def test_the_finetune_job_reuses_a_fine_tuned_teacher_and_accepts_a_trained_one(
     chain: dict[str, Any], data_dir: Path, encoder_dir: Path
 ) -> None:
     arguments = [argument for argument in chain["arguments"] if not argument.startswith("+student")]
     output = chain["root"] / "finetune"
-    done = command("job=finetune", *arguments, f"output_dir={output}", cwd=chain["root"])
+    done = run_command("job=finetune", *arguments, f"output_dir={output}", cwd=chain["root"])
     assert done.returncode == 0, done.stderr
     assert "fine-tuned before, reused" in done.stdout
-    [(directory, record)] = records(output)
+    [(directory, record)] = read_records(output)
     assert record["status"] == "finished"
-    other = command(
+    other = run_command(
         "job=finetune", "+teacher=pretrained", f"teacher.path={directory / 'teacher' / 'model'}",
         "teacher.finetune=false", "task.max_length=32", "task=sst2", f"task.data_dir={data_dir}",
         f"cache_dir={chain['root'] / 'cache'}",
@@ -400,7 +401,7 @@ def test_finetune_alone_keeps_a_teacher_that_teaches_as_it_is(
     assert "(as it is)" in other.stdout
 
 
-def test_the_cache_job_lists_every_file_of_a_cache(chain: dict[str, Any]) -> None:
+def test_every_cached_file_belongs_to_a_listed_entry(chain: dict[str, Any]) -> None:
     cache = chain["root"] / "cache"
     entries = [entry.path for entry in scan(cache)]
     files = {path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"}
@@ -414,26 +415,25 @@ def test_the_cache_job_lists_every_file_of_a_cache(chain: dict[str, Any]) -> Non
     assert [path for path in files if not any(entry in path.parents for entry in entries)] == []
 
 
-def test_a_damaged_kept_teacher_is_made_again(chain: dict[str, Any]) -> None:
-    [kept] = (chain["root"] / "cache" / "teachers").iterdir()
-    with open(kept / "model.safetensors", "r+b") as file:
+def test_a_damaged_cached_teacher_is_fine_tuned_again(chain: dict[str, Any]) -> None:
+    [entry] = (chain["root"] / "cache" / "teachers").iterdir()
+    with open(entry / "model.safetensors", "r+b") as file:
         file.truncate(1000)
-    done = command("job=finetune", *chain["arguments"], f"output_dir={chain['root'] / 'again'}", cwd=chain["root"])
+    done = run_command("job=finetune", *chain["arguments"], f"output_dir={chain['root'] / 'again'}", cwd=chain["root"])
     assert done.returncode == 0, done.stderr
     assert "is damaged and made again" in done.stdout
-    [(_, record)] = records(chain["root"] / "again")
+    [(_, record)] = read_records(chain["root"] / "again")
     assert record["teacher"]["metrics"] == chain["runs"][0][1]["teacher"]["metrics"]
 
 
-def test_onnxruntime_alone_gives_the_recorded_answers(chain: dict[str, Any]) -> None:
-    """The shipped file, opened by hand: nothing of ours between the file and its numbers."""
+def test_the_exported_model_has_the_expected_inputs_and_outputs(chain: dict[str, Any]) -> None:
     directory, _ = chain["runs"][0]
     session = onnxruntime.InferenceSession(str(directory / "bundle" / "model.onnx"))
     assert [value.name for value in session.get_outputs()] == ["logits"]
     assert sorted(value.name for value in session.get_inputs()) == ["attention_mask", "input_ids"]
 
 
-def test_a_number_for_a_pair_goes_the_whole_way_to_a_bilstm(tmp_path: Path, encoder_dir: Path) -> None:
+def test_a_regression_on_pairs_trains_and_exports_a_bilstm(tmp_path: Path, encoder_dir: Path) -> None:
     rows = [("first", "second", "score")]
     for index, (text, label) in enumerate(sentences(120)):
         rows.append((text, f"and then {text}" if index % 3 else "something else", str(5.0 * label)))
@@ -444,22 +444,22 @@ def test_a_number_for_a_pair_goes_the_whole_way_to_a_bilstm(tmp_path: Path, enco
         "task.text=[first,second]", "task.label=score", f"cache_dir={tmp_path / 'cache'}",
         f"output_dir={tmp_path / 'runs'}", *SMALL, *TEACHER, "export.max_drop=0.2",
     )  # fmt: skip
-    done = command(*shared, "+student=bilstm", "student.hidden_dim=16", cwd=tmp_path)
+    done = run_command(*shared, "+student=bilstm", "student.hidden_dim=16", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "a number, score: 0 to 5" in done.stdout
-    [(directory, record)] = records(tmp_path / "runs")
+    [(directory, record)] = read_records(tmp_path / "runs")
     assert record["task"]["examples"] == {"train": 108, "dev": 12, "test": 0}
     assert (record["task"]["answer"], record["task"]["metric"]) == ("number", "pearson")
     assert set(record["student"]["metrics"]) == {"pearson", "spearman", "mae"}
     assert record["export"]["fp32"]["agreement"] == 1.0
     assert record["export"]["fp32"]["gate"] == "passed"
     bundle = Bundle(directory / "bundle", model="fp32")
-    [answer] = bundle.predict(["a lovely and moving film"], ["something else"])
-    assert set(answer) == {"value"}
+    [prediction] = bundle.predict(["a lovely and moving film"], ["something else"])
+    assert set(prediction) == {"value"}
     model = AutoModelForSequenceClassification.from_pretrained(directory / "student", dtype=torch.float32)
     assert type(model).__name__ == "BilstmForSequenceClassification"
     assert model.config.pair
-    # The same student goes on from where it is.
-    again = command(*shared, "+student=pretrained", f"student.path={directory / 'student'}", cwd=tmp_path)
+    # The next run continues with this student.
+    again = run_command(*shared, "+student=pretrained", f"student.path={directory / 'student'}", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "13 tensors copied, 0 new" in again.stdout

@@ -1,4 +1,4 @@
-"""Whole jobs over raw text at toy size: what they leave, how one follows another, what they answer to mistakes."""
+"""Tests of whole jobs over raw text at toy size: their files, chains of jobs, resumption and errors."""
 
 import csv
 import json
@@ -55,16 +55,16 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     corpus: Path, cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Run:
-    """The command in this process: its exit code, what it printed, and the last run's directory."""
+    """Runs the command in this process; returns its exit code, its output and the last run's directory."""
 
-    def called(*options: str, output: Path = tmp_path / "runs") -> tuple[int, str, Path]:
-        given = {option.partition("=")[0] for option in options}
-        defaults = [option for option in SMALL if option.partition("=")[0] not in given]
-        if "task" in given:
+    def run_command(*options: str, output: Path = tmp_path / "runs") -> tuple[int, str, Path]:
+        names = {option.partition("=")[0] for option in options}
+        defaults = [option for option in SMALL if option.partition("=")[0] not in names]
+        if "task" in names:
             defaults = [option for option in defaults if not option.startswith("task.")]
-        if not {"task.data_dir", "resume"} & given:
+        if not {"task.data_dir", "resume"} & names:
             defaults.append(f"task.data_dir={corpus}")
-        if "resume" in given:
+        if "resume" in names:
             defaults = []
         else:
             defaults += [f"cache_dir={cache_dir}", f"output_dir={output}"]
@@ -74,20 +74,20 @@ def run(
         runs = sorted(output.rglob("run.json"), key=lambda path: path.stat().st_mtime)
         return code, printed.out + printed.err, runs[-1].parent if runs else output
 
-    return called
+    return run_command
 
 
 PRETRAIN = ("job=pretrain", "+teacher=bert_tiny", "teacher.vocabulary=300", "teacher.hidden_size=32")
 
 
-def record(directory: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((directory / "run.json").read_text())
-    return found
+def read_record(directory: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((directory / "run.json").read_text())
+    return content
 
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache_dir: Path) -> tuple[Path, dict[str, Any]]:
-    """A teacher of four layers out of random weights, and the record of its training."""
+    """A four-layer teacher trained from random weights, and the record of its training."""
     root = tmp_path_factory.mktemp("pretrained")
     patch = pytest.MonkeyPatch()
     options = [*SMALL, *PRETRAIN, "teacher.layers=4", "trainer.max_epochs=8",
@@ -99,27 +99,27 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache_dir
     assert command_line.main() == 0
     patch.undo()
     [path] = root.rglob("run.json")
-    return path.parent / "teacher" / "model", record(path.parent)
+    return path.parent / "teacher" / "model", read_record(path.parent)
 
 
 # Chains
 
 
-def test_a_teacher_out_of_random_weights_learns_and_is_an_ordinary_checkpoint(
+def test_a_teacher_pretrained_from_random_weights_learns_and_loads_with_the_auto_classes(
     pretrained: tuple[Path, dict[str, Any]],
 ) -> None:
-    directory, found = pretrained
-    assert found["status"] == "finished"
-    assert found["teacher"]["origin"] == "from random weights"
-    assert found["teacher"]["metrics"]["perplexity"] < 40  # Of 300 tokens; untrained it is about 300.
-    assert found["training"]["steps"] > 0
+    directory, run_record = pretrained
+    assert run_record["status"] == "finished"
+    assert run_record["teacher"]["origin"] == "from random weights"
+    assert run_record["teacher"]["metrics"]["perplexity"] < 40  # Of 300 tokens; untrained it is about 300.
+    assert run_record["training"]["steps"] > 0
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
     assert model.config.num_hidden_layers == 4
     assert model.config.vocab_size == len(tokenizer)
     assert "from random weights" not in (directory.parents[1] / "report.md").read_text()
 
 
-def test_a_student_follows_a_language_model_and_then_a_classifier(
+def test_a_student_of_a_language_model_is_distilled_again_on_a_classification(
     run: Run, pretrained: tuple[Path, dict[str, Any]], data_dir: Path
 ) -> None:
     teacher = (f"teacher.path={pretrained[0]}", "+teacher=pretrained")
@@ -127,15 +127,15 @@ def test_a_student_follows_a_language_model_and_then_a_classifier(
     assert code == 0, text
     assert "layers 4 -> 2 (0, 3)" in text
     assert "computed in every step: the inputs change every epoch" in text
-    found = record(directory)
-    assert found["objective"]["terms"].keys() == {"soft", "mlm", "cosine"}
-    metrics = found["student"]["metrics"]
+    run_record = read_record(directory)
+    assert run_record["objective"]["terms"].keys() == {"soft", "mlm", "cosine"}
+    metrics = run_record["student"]["metrics"]
     assert metrics["perplexity"] == pytest.approx(float(torch.tensor(metrics["loss"]).exp()), rel=1e-4)
     assert 0 < metrics["agreement_top1"] <= metrics["agreement_top5"] <= 1
     assert "agreement_top1" in (directory / "report.md").read_text()
     student = directory / "student"
     assert type(AutoModelForMaskedLM.from_pretrained(student)).__name__ == "DistilBertForMaskedLM"
-    # The same student, distilled a second time on a task.
+    # The same student, distilled again on a classification.
     code, text, directory = run(
         *teacher, "+student=pretrained", f"student.path={student}", "task=sst2", f"task.data_dir={data_dir}",
         "teacher.finetune.max_epochs=1", "trainer.max_epochs=1", "benchmark.enabled=false",
@@ -147,35 +147,35 @@ def test_a_student_follows_a_language_model_and_then_a_classifier(
     )
 
 
-def test_an_encoder_without_a_head_gets_one(run: Run, encoder_dir: Path) -> None:
+def test_finetune_adds_a_language_model_head_to_an_encoder(run: Run, encoder_dir: Path) -> None:
     code, text, directory = run("job=finetune", "+teacher=pretrained", f"teacher.path={encoder_dir}")
     assert code == 0, text
     assert "gets a language-model head" in text
     model = directory / "teacher" / "model"
-    assert record(directory)["teacher"]["origin"] == "adapted"
-    # And may go on, with the score that it begins with.
+    assert read_record(directory)["teacher"]["origin"] == "adapted"
+    # A second fine-tuning records the score that it starts from.
     code, text, directory = run("job=finetune", "+teacher=pretrained", f"teacher.path={model}")
     assert code == 0, text
-    before, after = (record(directory)["teacher"][name]["perplexity"] for name in ("before", "metrics"))
+    before, after = (read_record(directory)["teacher"][name]["perplexity"] for name in ("before", "metrics"))
     assert after < before
 
 
 @pytest.mark.parametrize("pair", ["nsp", "sop"])
-def test_segments_are_put_in_order_too(run: Run, pair: str) -> None:
+def test_pretraining_on_pairs_trains_and_scores_the_pair_term(run: Run, pair: str) -> None:
     code, text, directory = run(*PRETRAIN, "task.packing=segment_pair", f"task.pair={pair}", "task.max_length=48")
     assert code == 0, text
-    assert record(directory)["objective"]["terms"].keys() == {"mlm", pair}
+    assert read_record(directory)["objective"]["terms"].keys() == {"mlm", pair}
     columns = (directory / "metrics.csv").read_text().splitlines()[0].split(",")
     assert f"train/{pair}" in columns
-    assert 0 <= record(directory)["teacher"]["metrics"][f"{pair}_accuracy"] <= 1
+    assert 0 <= read_record(directory)["teacher"]["metrics"][f"{pair}_accuracy"] <= 1
     AutoModelForMaskedLM.from_pretrained(directory / "teacher" / "model")
 
 
-def test_a_stream_trains_for_so_many_steps(run: Run) -> None:
+def test_a_streamed_corpus_trains_for_max_steps(run: Run) -> None:
     code, text, directory = run(*PRETRAIN, "task.streaming=true", "trainer.max_steps=5", "trainer.max_epochs=null")
     assert code == 0, text
     assert "streamed, " in text
-    training = record(directory)["training"]
+    training = read_record(directory)["training"]
     assert (training["steps"], training["epochs"]) == (5, None)
 
 
@@ -189,21 +189,21 @@ def test_outputs_for_static_masks_are_cached(run: Run, pretrained: tuple[Path, d
     assert "of the probability" in text
     code, text, second = run(*options)
     assert code == 0, text
-    cached = [record(directory)["training"]["teacher_cache"]["hit"] for directory in (first, second)]
+    cached = [read_record(directory)["training"]["teacher_cache"]["hit"] for directory in (first, second)]
     assert cached == [False, True]
-    scores = [record(directory)["student"]["metrics"] for directory in (first, second)]
+    scores = [read_record(directory)["student"]["metrics"] for directory in (first, second)]
     assert scores[0] == scores[1]
-    # And nearly those of a teacher that runs in every step.
+    # A teacher that runs in every step gives nearly the same loss.
     code, text, uncached = run(*options, "teacher.cache.enabled=false")
     assert code == 0, text
-    assert record(uncached)["student"]["metrics"]["loss"] == pytest.approx(scores[0]["loss"], abs=0.02)
+    assert read_record(uncached)["student"]["metrics"]["loss"] == pytest.approx(scores[0]["loss"], abs=0.02)
     code, text, _ = run(*options, "teacher.cache.top_k=1", "trainer.max_steps=1")
     assert code == 0, text
     assert "Notice: the 1 largest logits hold" in text
     assert "and the student learns nothing of the rest: raise teacher.cache.top_k" in text
 
 
-# Stopped, and in several processes
+# Resumption and several processes
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_outputs_for_static_masks_are_cached(run: Run, pretrained: tuple[Path, d
     ],
     ids=["dynamic", "static", "stream", "pairs"],
 )
-def test_a_stopped_training_ends_as_if_nothing_had_been(
+def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(
     run: Run, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     options = (*PRETRAIN, "trainer.batch_size=8", "trainer.checkpoint_steps=2", *options)
@@ -236,15 +236,15 @@ def test_a_stopped_training_ends_as_if_nothing_had_been(
     [path] = (tmp_path / "stopped").rglob("run.json")
     code, text, _ = run(f"resume={path.parent}")
     assert code == 0, text
-    assert record(path.parent)["training"]["steps"] == record(whole)["training"]["steps"] > 5
+    assert read_record(path.parent)["training"]["steps"] == read_record(whole)["training"]["steps"] > 5
     weights = [load_file(run / "teacher" / "model" / "model.safetensors") for run in (whole, path.parent)]
     assert all(tensor.equal(weights[1][name]) for name, tensor in weights[0].items())
 
 
-def test_several_processes_are_one_with_as_large_a_batch(
+def test_two_processes_have_the_losses_of_one_with_twice_the_batch(
     run: Run, pretrained: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """Each way to train together has the losses of one process, to 1e-5, without dropout."""
+    """Compares DDP and FSDP with one process, without dropout."""
     model = AutoModelForMaskedLM.from_pretrained(pretrained[0])
     model.config.hidden_dropout_prob = 0.0
     model.save_pretrained(tmp_path / "teacher")
@@ -254,37 +254,37 @@ def test_several_processes_are_one_with_as_large_a_batch(
         "objective=language_model", "trainer.max_epochs=1", "trainer.learning_rate=3e-4", "student.depth=1",
     )  # fmt: skip
     losses: dict[str, list[float]] = {}
-    for name, own in {"one": (), "two": ("trainer=ddp",), "shared": ("trainer=fsdp",)}.items():
+    for name, own in {"one": (), "ddp": ("trainer=ddp",), "fsdp": ("trainer=fsdp",)}.items():
         batch = "trainer.batch_size=6" if own else "trainer.batch_size=12"
         code, text, directory = run(*options, *own, batch, output=tmp_path / name)
         assert code == 0, text
         rows = list(csv.DictReader((directory / "metrics.csv").open()))
         losses[name] = [float(row["train/loss"]) for row in rows if row["train/loss"]]
-        losses[name].append(record(directory)["student"]["metrics"]["loss"])
+        losses[name].append(read_record(directory)["student"]["metrics"]["loss"])
     assert len(losses["one"]) > 3
-    assert losses["two"] == pytest.approx(losses["one"], rel=1e-5)
-    assert losses["shared"] == pytest.approx(losses["one"], rel=1e-5)
+    assert losses["ddp"] == pytest.approx(losses["one"], rel=1e-5)
+    assert losses["fsdp"] == pytest.approx(losses["one"], rel=1e-5)
 
 
 # Scores
 
 
-def test_a_model_agrees_with_itself(pretrained: tuple[Path, dict[str, Any]]) -> None:
+def test_a_model_compared_with_itself_has_full_agreement(pretrained: tuple[Path, dict[str, Any]]) -> None:
     model = AutoModelForMaskedLM.from_pretrained(pretrained[0]).eval()
     tokenizer = AutoTokenizer.from_pretrained(pretrained[0])
     task = MaskedLM(name="text", mask=Masking(), max_length=32)
     ids = [tokenizer(text)["input_ids"] for text, _ in sentences(20)]
     tokens = join_sequences([TokenSequence(torch.tensor(row).numpy()) for row in ids], task.settings)
     dev = evaluation_loader(Sequences(tokens, task.settings, tokenizer))
-    found = task.metrics(evaluate(model, task, dev, reference=model))
-    assert (found["agreement_top1"], found["agreement_top5"]) == (1, 1)
-    assert found["loss"] > 0
+    metrics = task.metrics(evaluate(model, task, dev, reference=model))
+    assert (metrics["agreement_top1"], metrics["agreement_top5"]) == (1, 1)
+    assert metrics["loss"] > 0
 
 
-# Mistakes
+# Errors
 
 
-def test_a_teacher_without_a_head_is_told_how_to_get_one(run: Run, encoder_dir: Path) -> None:
+def test_a_teacher_without_a_head_is_refused_with_the_finetune_command(run: Run, encoder_dir: Path) -> None:
     code, text, _ = run("+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=distilbert")
     assert code == 2
     assert "is no language model: its head is not trained" in text
@@ -300,25 +300,25 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
         ("task.mask.unit=span", "task.mask.span_longest=40"),
         "got task.mask.span_longest=40, expected at most 30, the ordinary tokens of a sequence of task.max_length=32",
     ),
-    "a span of nothing": (
+    "a span of length 0": (
         ("task.mask.unit=span", "task.mask.span_longest=0"),
         "got task.mask.span_longest=0, expected",
     ),
     "an unknown packing": (("task.packing=lines",), "got task.packing=lines, expected one of full_sentences"),
-    "a pair that is none": (("task.pair=nsp",), "pairs need task.packing=segment_pair"),
-    "another trainer": (
+    "pairs without segment_pair packing": (("task.pair=nsp",), "pairs need task.packing=segment_pair"),
+    "options of an unused trainer": (
         ("teacher.finetune.max_epochs=1",),
         "teacher.finetune.max_epochs=1 would change nothing in job=pretrain task=mlm: leave it out, trainer.* is what",
     ),
     "a baseline": (("baseline=true",), "baseline=true is for other tasks than task=mlm: +ablation=mlm_alone"),
-    "an endless stream": (("task.streaming=true",), "give trainer.max_steps"),
+    "a stream without max_steps": (("task.streaming=true",), "give trainer.max_steps"),
     "sequences that are too long": (("task.max_length=4000",), "the teacher reads 512 tokens at most"),
     "a trained teacher": (("+teacher=minilm",), "teacher minilm is trained already: job=finetune trains it further"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_in_one_line(run: Run, mistake: str, tmp_path: Path) -> None:
+def test_bad_input_is_reported_in_one_line(run: Run, mistake: str, tmp_path: Path) -> None:
     options, expected = MISTAKES[mistake]
     folder = tmp_path / "text"
     folder.mkdir()
@@ -342,13 +342,15 @@ def test_a_mistake_is_told_in_one_line(run: Run, mistake: str, tmp_path: Path) -
     assert expected in error
 
 
-def test_a_job_over_text_wants_text(run: Run, data_dir: Path) -> None:
+def test_pretrain_refuses_a_classification(run: Run, data_dir: Path) -> None:
     code, text, _ = run("job=pretrain", "+teacher=bert_tiny", "task=sst2", f"task.data_dir={data_dir}")
     assert code == 2
     assert "job=pretrain is not for task=sst2: take a task over text, task=mlm" in text
 
 
-def test_each_job_says_which_teachers_are_its_own(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:
+def test_a_teacher_of_another_job_is_refused_with_the_right_job(
+    run: Run, pretrained: tuple[Path, dict[str, Any]]
+) -> None:
     code, text, _ = run("job=pretrain", "+teacher=pretrained", f"teacher.path={pretrained[0]}")
     assert code == 2
     assert "teacher pretrained is trained already: job=finetune trains it further" in text
@@ -363,27 +365,29 @@ def test_a_checkpoint_of_another_corpus_is_refused(run: Run, corpus: Path, tmp_p
     options = (*PRETRAIN, f"task.data_dir={other}", "trainer.max_epochs=1")
     code, text, directory = run(*options)
     assert code == 0, text
-    found = record(directory)
-    (directory / "run.json").write_text(json.dumps({**found, "status": "failed"}))
+    run_record = read_record(directory)
+    (directory / "run.json").write_text(json.dumps({**run_record, "status": "failed"}))
     (other / "00.txt").write_text("Something else altogether.\n" * 40)
     code, text, _ = run(f"resume={directory}")
     assert code == 2
     assert "last.ckpt belongs to another training with different data" in text
 
 
-def test_a_student_without_a_vocabulary_is_refused(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:
+def test_a_bilstm_is_refused_for_masked_lm(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:
     code, text, _ = run("+teacher=pretrained", f"teacher.path={pretrained[0]}", "+student=bilstm")
     assert code == 2
     assert "student bilstm classifies whole texts, and task mlm is masked_lm: take +student=distilbert" in text
 
 
-def test_an_untrained_teacher_is_sent_to_its_job(run: Run) -> None:
+def test_distilling_from_random_weights_is_refused_with_the_pretrain_command(run: Run) -> None:
     code, text, _ = run(*PRETRAIN[1:], "+student=distilbert")
     assert code == 2
     assert "teacher bert_tiny begins with random weights: train it with python -m distill job=pretrain" in text
 
 
-def test_pairs_want_a_head_for_them(run: Run, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+def test_pairs_are_refused_for_a_model_without_a_segment_head(
+    run: Run, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
     config = RobertaConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
         pad_token_id=tokenizer.pad_token_id,
@@ -398,7 +402,7 @@ def test_pairs_want_a_head_for_them(run: Run, tokenizer: PreTrainedTokenizerBase
     assert "task.pair=sop needs a model with a head for two segments, such as BERT's, and a RobertaForMaskedLM" in text
 
 
-def test_a_data_set_of_the_hub_is_no_docstrings(run: Run) -> None:
+def test_an_unreachable_data_set_of_the_hub_is_reported(run: Run) -> None:
     code, text, _ = run(*PRETRAIN, "task.data_dir=null", "task.hub_id=nobody/nothing", "trainer.max_steps=1")
     assert code == 2
     assert "data set nobody/nothing is not in the cache and cannot be downloaded from the Hub" in text

@@ -1,4 +1,4 @@
-"""Kept configurations of earlier versions compose, and mean the same."""
+"""Tests that configurations of earlier versions are upgraded without a change of meaning."""
 
 from typing import Any
 
@@ -40,12 +40,12 @@ OLD: dict[str, Any] = {
 }
 
 
-def upgraded(**changes: Any) -> Any:
+def upgrade_old(**changes: Any) -> Any:
     return upgrade(OmegaConf.create(OLD | changes))
 
 
 def targets(node: Any) -> list[str]:
-    """Every `_target_` of a configuration."""
+    """Returns every `_target_` of a configuration."""
     if isinstance(node, dict):
         own = [node["_target_"]] if "_target_" in node else []
         return own + [target for value in node.values() for target in targets(value)]
@@ -53,15 +53,15 @@ def targets(node: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("task", [CLASSES, NUMBER, VOCABULARY], ids=["classes", "number", "vocabulary"])
-def test_every_target_of_a_kept_configuration_can_be_imported(task: dict[str, Any]) -> None:
-    found = targets(OmegaConf.to_container(upgraded(task=task)))
-    assert len(found) == len(targets(OLD | {"task": task}))
-    for target in found:
+def test_every_target_of_an_upgraded_configuration_can_be_imported(task: dict[str, Any]) -> None:
+    new_targets = targets(OmegaConf.to_container(upgrade_old(task=task)))
+    assert len(new_targets) == len(targets(OLD | {"task": task}))
+    for target in new_targets:
         assert callable(get_object(target)), target
 
 
-def test_a_task_on_rows_becomes_the_class_of_its_labels() -> None:
-    classes, number = (instantiate(upgraded(task=task).task) for task in (CLASSES, NUMBER))
+def test_a_sequence_task_becomes_a_classification_or_a_regression() -> None:
+    classes, number = (instantiate(upgrade_old(task=task).task) for task in (CLASSES, NUMBER))
     assert isinstance(classes, Classification)
     assert (classes.name, classes.pair, classes.metric, classes.max_length) == ("toy", True, "f1", 32)
     assert classes.rows.label_names == ("no", "yes")
@@ -69,20 +69,20 @@ def test_a_task_on_rows_becomes_the_class_of_its_labels() -> None:
     assert (number.name, number.pair, number.metric) == ("toy", False, "spearman")
 
 
-def test_a_task_without_the_switch_is_one_of_classes() -> None:
+def test_a_sequence_task_without_a_regression_option_becomes_a_classification() -> None:
     task = {key: value for key, value in CLASSES.items() if key != "regression"}
-    assert isinstance(instantiate(upgraded(task=task).task), Classification)
+    assert isinstance(instantiate(upgrade_old(task=task).task), Classification)
 
 
-def test_a_task_on_text_keeps_its_options() -> None:
-    task = instantiate(upgraded(task=VOCABULARY).task)
+def test_a_language_model_task_becomes_a_masked_lm_with_its_options() -> None:
+    task = instantiate(upgrade_old(task=VOCABULARY).task)
     assert isinstance(task, MaskedLM)
     assert (task.name, task.settings.masking, task.settings.masks, task.fixed_inputs) == ("text", "static", 3, True)
     assert task.settings.mask == Masking(probability=0.2, unit="whole_word")
 
 
 def test_settings_and_the_cache_keep_their_values() -> None:
-    config = upgraded()
+    config = upgrade_old()
     trainer, export, benchmark, finetune, cache = (
         instantiate(node, _convert_="all")
         for node in (config.trainer, config.export, config.benchmark, config.teacher.finetune, config.teacher.cache)
@@ -93,14 +93,14 @@ def test_settings_and_the_cache_keep_their_values() -> None:
     assert (list(benchmark.batches), list(benchmark.lengths)) == ([1], [16])
 
 
-def test_a_bilstm_is_given_the_task_in_place_of_its_text() -> None:
-    model = upgraded().student.model
+def test_the_text_option_of_a_bilstm_is_removed() -> None:
+    model = upgrade_old().student.model
     assert "text" not in model
     assert (model._target_, model.layers) == ("students.bilstm.from_teacher", 2)
 
 
-def test_a_configuration_of_this_version_stays_as_it_is() -> None:
-    now = upgraded()
-    assert now.dry_run is False
-    assert upgrade(now) == now
-    assert upgraded(dry_run=True).dry_run is True
+def test_a_configuration_of_this_version_is_unchanged() -> None:
+    config = upgrade_old()
+    assert config.dry_run is False
+    assert upgrade(config) == config
+    assert upgrade_old(dry_run=True).dry_run is True

@@ -1,4 +1,4 @@
-"""Are the losses right: values by hand, gradients by formula, padding left out, batches where nothing counts?"""
+"""Tests of the losses: values by hand, gradients by formula, padding, and batches where nothing counts."""
 
 import math
 from dataclasses import replace
@@ -39,7 +39,7 @@ quick = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 def outputs(logits: object, states: object = None) -> SimpleNamespace:
-    """A model's output `logits [..., C]`; only the last of the hidden states matters."""
+    """Returns a model's output with `logits [..., C]`; all hidden states but the last are NaN."""
     last = None if states is None else torch.as_tensor(states, dtype=torch.float32)
     return SimpleNamespace(
         logits=torch.as_tensor(logits, dtype=torch.float32),
@@ -48,22 +48,22 @@ def outputs(logits: object, states: object = None) -> SimpleNamespace:
 
 
 def items(*shape: int) -> dict[str, Tensor]:
-    """A batch where everything counts, and has class 0."""
+    """Returns a batch where everything counts and has class 0."""
     return {"items": torch.ones(shape, dtype=torch.bool), "labels": torch.zeros(shape, dtype=torch.long)}
 
 
 def numbers(*values: float) -> dict[str, Tensor]:
-    """A regression's batch, one number an item."""
+    """Returns a regression's batch, one number per item."""
     return {"items": torch.ones(len(values), dtype=torch.bool), "labels": torch.tensor(values)}
 
 
 def mask_of(batch: dict[str, Tensor]) -> Tensor:
-    """The items as a mask in front of the classes; without `items` everything is one."""
+    """Returns the mask of the items; without `items` everything is an item."""
     return batch["items"] if "items" in batch else torch.ones_like(next(iter(batch.values())), dtype=torch.bool)
 
 
 def select(batch: dict[str, Tensor]) -> Items:
-    """The items of a batch, as a task would select them; two axes are tokens of a vocabulary."""
+    """Returns the items of a batch as a task selects them; a mask of two axes is over a vocabulary."""
     mask = mask_of(batch)
     labels = batch.get("labels", torch.zeros_like(mask, dtype=torch.long))[mask]
     is_number = labels.is_floating_point()
@@ -79,7 +79,7 @@ def select(batch: dict[str, Tensor]) -> Items:
 
 
 def read(output: SimpleNamespace | None, batch: dict[str, Tensor]) -> Outputs:
-    """A model's output with its logits `[n, C]` at the items; empty for a model that is not there."""
+    """Returns a model's output with its logits at the items `[n, C]`; empty without a model."""
     if output is None:
         return Outputs()
     if "labels" not in batch:  # For the terms that read no logits.
@@ -94,11 +94,11 @@ def call(
     batch: dict[str, Tensor],
     counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The term's sum and count, or the objective's loss and sums."""
-    found: tuple[Tensor, Tensor] = loss(
+    """Returns the term's sum and count, or the objective's loss and sums."""
+    result: tuple[Tensor, Tensor] = loss(
         read(student, batch), read(teacher, batch), select(batch), *([] if counts is None else [counts])
     )
-    return found
+    return result
 
 
 def mean(term: Term, student: SimpleNamespace, teacher: SimpleNamespace | None, batch: dict[str, Tensor]) -> Tensor:
@@ -107,7 +107,7 @@ def mean(term: Term, student: SimpleNamespace, teacher: SimpleNamespace | None, 
 
 
 def token_case(seed: int = 0, length: int = 4) -> tuple[SimpleNamespace, SimpleNamespace, dict[str, Tensor]]:
-    """Two sequences, the second one padded from its third token on: `logits [2, L, 5]`, hidden states `[2, L, 6]`."""
+    """Returns two sequences, the second padded from its third token on: `logits [2, L, 5]`, states `[2, L, 6]`."""
     random = torch.Generator().manual_seed(seed)
     mask = torch.ones(2, length, dtype=torch.long)
     mask[1, 2:] = 0
@@ -123,25 +123,25 @@ def token_case(seed: int = 0, length: int = 4) -> tuple[SimpleNamespace, SimpleN
 def student_gradients(
     term: Term, student: SimpleNamespace, teacher: SimpleNamespace, batch: dict[str, Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Mean loss, and its gradients for the student's logits and last hidden states, zero where it has none."""
+    """Returns the mean loss and its gradients for the student's logits and last hidden states, zero if it has none."""
     leaves = [student.logits.clone().requires_grad_(), student.hidden_states[-1].clone().requires_grad_()]
     loss, _ = call(Objective(name="one", terms={"term": term}), outputs(*leaves), teacher, batch)
-    found = torch.autograd.grad(loss, leaves, allow_unused=True)
-    return loss, [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return loss, [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, gradients, strict=True)]
 
 
 # Values by hand
 
 
-def test_soft_targets_by_hand():
-    # T = 2: the teacher says softmax([0, 2 ln 3] / 2) = [1/4, 3/4], the student [3/4, 1/4].
+def test_soft_targets_match_the_value_by_hand():
+    # T = 2: the teacher has softmax([0, 2 ln 3] / 2) = [1/4, 3/4], the student [3/4, 1/4].
     # 2^2 * -(1/4 ln 3/4 + 3/4 ln 1/4) = 4 (ln 4 - 1/4 ln 3) = 4 ln 4 - ln 3
     loss = mean(SoftTargets(temperature=2), outputs([[2 * LN3, 0.0]]), outputs([[0.0, 2 * LN3]]), items(1))
     assert float(loss) == pytest.approx(4 * LN4 - LN3, rel=1e-6)
 
 
 def test_soft_targets_sum_over_the_vocabulary_and_average_over_positions():
-    # Position 1 is the case above; at position 2 both say [1/2, 1/2]: 4 ln 2.
+    # Position 1 is the case above; at position 2 both have [1/2, 1/2]: 4 ln 2.
     # A softmax over positions, or a mean over classes too, gives another number.
     student = outputs([[[2 * LN3, 0.0], [7.0, 7.0]]])
     teacher = outputs([[[0.0, 2 * LN3], [-1.0, -1.0]]])
@@ -149,14 +149,14 @@ def test_soft_targets_sum_over_the_vocabulary_and_average_over_positions():
     assert float(loss) == pytest.approx((4 * LN4 - LN3 + 4 * LN2) / 2, rel=1e-6)
 
 
-def test_hard_labels_by_hand():
+def test_hard_labels_match_the_value_by_hand():
     # softmax([0, ln 3]) = [1/4, 3/4]: -ln 3/4 for class 1, -ln 1/4 for class 0; the third has no label.
     batch = {"labels": torch.tensor([1, 0, IGNORED])}
     loss = mean(HardLabels(), outputs([[0.0, LN3]] * 3), None, batch)
     assert float(loss) == pytest.approx((LN4 - LN3 + LN4) / 2, rel=1e-6)
 
 
-def test_masked_language_modelling_by_hand():
+def test_masked_language_modelling_matches_the_value_by_hand():
     # One chosen position a row: softmax([0, 0, ln 2]) = [1/4, 1/4, 1/2]: ln 2 for token 2, ln 4 for token 0.
     logits = [[[0.0, 0.0, LN2], [9.0, 0.0, 0.0]], [[9.0, 0.0, 0.0], [0.0, 0.0, LN2]]]
     batch = {"labels": torch.tensor([[2, IGNORED], [IGNORED, 0]])}
@@ -164,24 +164,24 @@ def test_masked_language_modelling_by_hand():
     assert float(loss) == pytest.approx((LN2 + LN4) / 2, rel=1e-6)
 
 
-def test_masked_language_modelling_wants_a_vocabulary():
+def test_masked_language_modelling_refuses_logits_without_a_vocabulary():
     with pytest.raises(ValueError, match=r"mlm got logits of shape \[2, 3\], expected those of a vocabulary: use it"):
         call(MaskedLanguageModelling(), outputs(torch.zeros(2, 3)), None, items(2))
 
 
-def test_pseudo_labels_by_hand():
-    # The teacher chooses 1, then 0; the student's probabilities for them are 3/4 and 1/4. T has no part in it.
+def test_pseudo_labels_match_the_value_by_hand():
+    # The teacher chooses 1, then 0; the student's probabilities for them are 3/4 and 1/4. T does not matter.
     loss = mean(PseudoLabels(), outputs([[0.0, LN3]] * 2), outputs([[1.0, 1.5], [0.2, -0.2]]), items(2))
     assert float(loss) == pytest.approx((LN4 - LN3 + LN4) / 2, rel=1e-6)
 
 
-def test_logit_mse_by_hand():
+def test_logit_mse_matches_the_value_by_hand():
     # (1^2 + (-2)^2) / 2 = 2.5 and (1 + 1) / 2 = 1
     loss = mean(LogitMSE(), outputs([[1.0, 2.0], [0.0, 0.0]]), outputs([[0.0, 4.0], [1.0, -1.0]]), items(2))
     assert float(loss) == pytest.approx(1.75)
 
 
-def test_cosine_by_hand():
+def test_cosine_matches_the_value_by_hand():
     # cos([1, 0], [3, 3]) = 1 / sqrt 2, cos([2, 0], [-1, 0]) = -1; the third token is padding.
     student = outputs([[0.0]], [[[1.0, 0.0], [2.0, 0.0], [5.0, 5.0]]])
     teacher = outputs([[0.0]], [[[3.0, 3.0], [-1.0, 0.0], [-5.0, 5.0]]])
@@ -193,7 +193,7 @@ def test_cosine_by_hand():
 
 
 @every_term
-def test_extra_padding_changes_nothing(term: Term):
+def test_extra_padding_changes_neither_loss_nor_gradient(term: Term):
     student, teacher, batch = token_case()
     loss, gradients = student_gradients(term, student, teacher, batch)
 
@@ -215,7 +215,7 @@ def test_extra_padding_changes_nothing(term: Term):
 
 
 @every_term
-def test_a_batch_where_nothing_counts_is_zero_with_a_zero_gradient(term: Term):
+def test_a_batch_where_nothing_counts_has_zero_loss_and_gradient(term: Term):
     student, teacher, batch = token_case()
     nothing = {name: torch.full_like(tensor, IGNORED if name == "labels" else 0) for name, tensor in batch.items()}
     loss, gradients = student_gradients(term, student, teacher, nothing)
@@ -225,7 +225,7 @@ def test_a_batch_where_nothing_counts_is_zero_with_a_zero_gradient(term: Term):
 
 
 @pytest.mark.parametrize("name", TERMS)
-def test_the_student_gets_the_gradient_of_the_formula(name: str):
+def test_the_gradient_of_the_student_matches_the_formula(name: str):
     student, teacher, batch = token_case(seed=1)
     z, v, labels, h = student.logits, teacher.logits, batch["labels"], student.hidden_states[-1]
     counted, labelled = batch["items"][..., None], (batch["labels"] != IGNORED)[..., None]
@@ -287,7 +287,7 @@ def test_soft_targets_at_temperature_one_are_the_plain_cross_entropy():
     torch.testing.assert_close(loss, F.cross_entropy(z, v.softmax(-1)))
 
 
-def test_a_cold_teacher_says_its_arg_max():
+def test_soft_targets_at_low_temperature_use_the_teachers_arg_max():
     student, teacher, batch = token_case()
     cold = mean(SoftTargets(temperature=1e-3), student, teacher, batch)
     # -T^2 * log softmax(z/T) at the teacher's class tends to T * (max z - z_class).
@@ -311,13 +311,13 @@ temperatures = st.floats(0.5, 20)
 
 
 def soft(temperature: float, z: Tensor, v: Tensor) -> Tensor:
-    """Sum over the items, `[]`."""
+    """Returns the sum over the items, `[]`."""
     return call(SoftTargets(temperature=temperature), outputs(z), outputs(v), items(*z.shape[:-1]))[0]
 
 
 @quick
 @given(logits_pair, temperatures)
-def test_no_student_does_better_than_the_teacher_itself(pair: np.ndarray, temperature: float):
+def test_soft_targets_are_lowest_for_the_teachers_own_logits(pair: np.ndarray, temperature: float):
     z, v = torch.from_numpy(pair)
     assert soft(temperature, z, v) >= soft(temperature, v, v) * (1 - 1e-5)
     assert soft_gradient(temperature, v, v).abs().max() < 1e-5 * temperature
@@ -325,14 +325,16 @@ def test_no_student_does_better_than_the_teacher_itself(pair: np.ndarray, temper
 
 @quick
 @given(logits_pair, temperatures, st.floats(-50, 50), st.floats(-50, 50))
-def test_a_constant_on_all_logits_of_an_item_changes_nothing(pair: np.ndarray, temperature: float, a: float, b: float):
+def test_a_constant_on_all_logits_of_an_item_does_not_change_the_loss(
+    pair: np.ndarray, temperature: float, a: float, b: float
+):
     z, v = torch.from_numpy(pair)
     torch.testing.assert_close(soft(temperature, z + a, v + b), soft(temperature, z, v), rtol=1e-3, atol=1e-2)
 
 
 @quick
 @given(logits_pair, temperatures, st.permutations(range(6)), st.permutations(range(4)))
-def test_the_order_of_items_and_of_classes_changes_nothing(
+def test_the_order_of_items_and_classes_does_not_change_the_loss(
     pair: np.ndarray, temperature: float, rows: list[int], classes: list[int]
 ):
     z, v = torch.from_numpy(pair)
@@ -373,11 +375,11 @@ def test_a_weight_below_zero_is_refused(weight: float):
 
 
 def distilbert_terms(**weights: float) -> dict[str, Term]:
-    wanted = {"soft": 5.0, "hard": 2.0, "cosine": 1.0} | weights
+    chosen_weights = {"soft": 5.0, "hard": 2.0, "cosine": 1.0} | weights
     return {
-        "soft": SoftTargets(temperature=2, weight=wanted["soft"]),
-        "hard": HardLabels(weight=wanted["hard"]),
-        "cosine": Cosine(weight=wanted["cosine"]),
+        "soft": SoftTargets(temperature=2, weight=chosen_weights["soft"]),
+        "hard": HardLabels(weight=chosen_weights["hard"]),
+        "cosine": Cosine(weight=chosen_weights["cosine"]),
     }
 
 
@@ -424,12 +426,12 @@ def test_a_term_of_weight_zero_is_left_out_with_what_it_needs():
 @pytest.mark.parametrize(
     ("terms", "given"), [(distilbert_terms(soft=0, hard=0, cosine=0), "soft, hard, cosine"), ({}, "no term")]
 )
-def test_an_objective_without_a_weight_is_refused(terms: dict[str, Term], given: str):
+def test_an_objective_without_a_positive_weight_is_refused(terms: dict[str, Term], given: str):
     with pytest.raises(ValueError, match=rf"objective empty has nothing to learn from \({given}\): give one term"):
         Objective(name="empty", terms=terms)
 
 
-def test_connect_makes_a_projection_where_the_widths_differ():
+def test_connect_adds_a_projection_for_different_widths():
     objective = Objective(name="distilbert", terms=distilbert_terms())
     objective.connect(student_width=6, teacher_width=9)
     assert {name: p.shape for name, p in objective.named_parameters()} == {"terms.cosine.projection.weight": (9, 6)}
@@ -442,14 +444,14 @@ def test_connect_makes_a_projection_where_the_widths_differ():
     assert gradient.any()
 
 
-def test_connect_makes_nothing_where_the_widths_are_equal():
+def test_connect_adds_no_projection_for_equal_widths():
     objective = Objective(name="distilbert", terms=distilbert_terms())
     objective.connect(student_width=6, teacher_width=6)
     assert list(objective.parameters()) == []
     assert not objective.state_dict()
 
 
-def test_the_projection_carries_student_to_teacher():
+def test_the_projection_maps_student_states_to_the_width_of_the_teacher():
     # The student's [1, 2] becomes [1, 2, 1 + 2], which is the teacher's direction: cos = 1.
     cosine = Cosine()
     cosine.connect(2, 3)
@@ -460,7 +462,7 @@ def test_the_projection_carries_student_to_teacher():
     assert loss.item() == pytest.approx(0, abs=1e-6)
 
 
-def test_widths_that_differ_without_connect_are_told():
+def test_different_widths_without_connect_are_refused():
     student, teacher = outputs([[0.0]], torch.ones(1, 1, 2)), outputs([[0.0]], torch.ones(1, 1, 3))
     with pytest.raises(ValueError, match=r"2 wide from the student and 3 from the teacher: call connect\(\)"):
         call(Cosine(), student, teacher, {"attention_mask": torch.ones(1, 1)})
@@ -470,7 +472,7 @@ def test_widths_that_differ_without_connect_are_told():
 
 
 @pytest.mark.parametrize("name", ["soft", "hard", "mlm", "pseudo", "mse"])
-def test_tokens_that_the_task_does_not_score_count_for_all_positions_alone(name: str) -> None:
+def test_unscored_tokens_count_only_with_positions_all(name: str) -> None:
     student, teacher, batch = token_case()
     whole = select(batch)
     chosen = whole.labelled
@@ -485,8 +487,8 @@ def test_tokens_that_the_task_does_not_score_count_for_all_positions_alone(name:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize("name", ["soft", "hard", "pseudo", "mse"])
-def test_a_class_that_an_item_cannot_have_has_no_part(name: str, temperature: float) -> None:
-    """The item with three classes of four has the loss and the gradient of the three alone."""
+def test_an_invalid_class_changes_neither_loss_nor_gradient(name: str, temperature: float) -> None:
+    """An item with three valid classes of four has the loss and the gradient of those three."""
     term = SoftTargets(temperature=temperature) if name == "soft" else TERMS[name]
     torch.manual_seed(0)
     student, teacher = torch.randn(2, 1, 4)
@@ -506,13 +508,13 @@ def test_a_class_that_an_item_cannot_have_has_no_part(name: str, temperature: fl
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
-def test_soft_targets_of_a_number_are_the_squared_error_to_the_teachers(temperature: float) -> None:
+def test_soft_targets_of_a_regression_are_the_squared_error_to_the_teacher(temperature: float) -> None:
     student, teacher = outputs([[1.0], [2.0]]), outputs([[3.0], [2.5]])
     term = SoftTargets(temperature=temperature)
     assert mean(term, student, teacher, numbers(9.0, -100.0)).item() == pytest.approx((4 + 0.25) / 2)
 
 
-def test_hard_labels_of_a_number_are_the_squared_error_to_it() -> None:
+def test_hard_labels_of_a_regression_are_the_squared_error_to_the_label() -> None:
     assert mean(HardLabels(), outputs([[1.0], [2.0]]), None, numbers(0.0, -100.0)).item() == pytest.approx(
         (1 + 102**2) / 2
     )

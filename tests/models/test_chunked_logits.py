@@ -1,4 +1,4 @@
-"""Are logits that are computed in parts, at the tokens that are read, those of the whole model?"""
+"""Tests that logits computed in chunks, at the chosen tokens, equal those of the whole model."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from distill.models.forward import run_encoder, run_head, run_model
 from distill.tasks import Classification, MaskedLM
 from distill.training.module import DistillationModule
 from students.distilbert import from_teacher
-from tests.conftest import outputs_of, toy_bert
+from tests.conftest import outputs_at_items, toy_bert
 
 VOCABULARY = 60
 TASK = MaskedLM()
@@ -36,7 +36,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 def batch_of(*, chosen: float = 0.4) -> dict[str, Tensor]:
-    """Three sequences of up to seven tokens, some of which are to be predicted."""
+    """Returns three sequences of up to seven tokens with some labels."""
     torch.manual_seed(0)
     ids = torch.randint(5, VOCABULARY, (3, 7))
     mask = torch.ones_like(ids)
@@ -58,7 +58,7 @@ def language_model(positions: str = "masked") -> Objective:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_head_over_some_tokens_says_what_the_whole_model_says(family: str) -> None:
+def test_a_head_over_some_tokens_equals_the_whole_model(family: str) -> None:
     torch.manual_seed(0)
     model, batch = FAMILIES[family]().eval(), batch_of()
     encoder = model.base_model
@@ -73,7 +73,7 @@ def test_a_head_over_some_tokens_says_what_the_whole_model_says(family: str) -> 
 
 @pytest.mark.parametrize("positions", ["masked", "all"])
 @pytest.mark.parametrize("tokens_at_once", [1, 4, 1000])
-def test_parts_have_the_loss_and_the_gradient_of_the_whole(
+def test_chunks_have_the_loss_and_the_gradient_of_the_whole(
     positions: str, tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunked_logits, "CHUNK_LOGITS", tokens_at_once * VOCABULARY)
@@ -82,8 +82,10 @@ def test_parts_have_the_loss_and_the_gradient_of_the_whole(
     needs = frozenset({"hidden_states"})
     items = TASK.select(batch, every_token=positions == "all")
     with torch.no_grad():
-        teacher_outputs = outputs_of(run_model(teacher, batch, needs), items)
-    expected, expected_sums = objective(outputs_of(run_model(student, batch, needs), items), teacher_outputs, items)
+        teacher_outputs = outputs_at_items(run_model(teacher, batch, needs), items)
+    expected, expected_sums = objective(
+        outputs_at_items(run_model(student, batch, needs), items), teacher_outputs, items
+    )
     gradients = torch.autograd.grad(expected, list(student.parameters()))
     seen: list[int] = []
     student.vocab_projector.register_forward_hook(lambda layer, inputs, output: seen.append(output.shape[1]))
@@ -96,10 +98,10 @@ def test_parts_have_the_loss_and_the_gradient_of_the_whole(
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-5, rtol=1e-4)
     read = int((batch["labels"] != IGNORED if positions == "masked" else batch["attention_mask"]).sum())
     assert max(seen) <= tokens_at_once
-    assert sum(seen) == (read if read <= tokens_at_once else 2 * read)  # Once more for the gradient.
+    assert sum(seen) == (read if read <= tokens_at_once else 2 * read)  # Computed again for the gradient.
 
 
-def test_soft_targets_of_all_tokens_average_over_those_that_are_no_padding() -> None:
+def test_soft_targets_of_all_tokens_ignore_padding() -> None:
     batch = batch_of(chosen=0.0)
     torch.manual_seed(1)
     student, teacher = torch.randn(2, 3, 7, VOCABULARY)
@@ -116,7 +118,7 @@ def test_soft_targets_of_all_tokens_average_over_those_that_are_no_padding() -> 
     assert term.count(of_classes) == 3  # A classification has no other items.
 
 
-def test_positions_are_masked_or_all() -> None:
+def test_unknown_positions_are_refused() -> None:
     with pytest.raises(ValueError, match="got positions=some, expected masked or all"):
         SoftTargets(positions="some")
 
@@ -124,7 +126,7 @@ def test_positions_are_masked_or_all() -> None:
 # Pairs
 
 
-def test_the_order_of_segments_is_learned_beside_the_tokens() -> None:
+def test_the_loss_includes_the_order_of_segments_and_the_tokens() -> None:
     config = BertConfig(**SMALL)
     torch.manual_seed(0)
     model, batch = BertForPreTraining(config).eval(), batch_of()
@@ -154,7 +156,7 @@ def test_segment_order_is_a_cross_entropy_over_pairs() -> None:
 # Scores
 
 
-def test_scores_are_cross_entropy_and_whether_the_first_choice_is_right() -> None:
+def test_scores_are_cross_entropy_and_top1_correctness() -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0], [0.0, 5.0, 0.0]])
     labels = torch.tensor([[2, 1, IGNORED]])
     items = TASK.select({"labels": labels, "attention_mask": torch.ones_like(labels)})

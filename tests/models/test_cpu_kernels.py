@@ -35,10 +35,10 @@ def test_elements_of_one_word_are_independent():
         assert abs(together - 0.09) < 4 * (0.09 * 0.91 / 400_000) ** 0.5
 
 
-@pytest.mark.parametrize(("p", "kept"), [(0.0, 1.0), (1.0, 0.0)])
-def test_probabilities_near_zero_and_one(p: float, kept: float):
+@pytest.mark.parametrize(("p", "expected"), [(0.0, 1.0), (1.0, 0.0)])
+def test_dropout_of_zero_keeps_everything_and_of_one_nothing(p: float, expected: float):
     values = torch.ones(5)
-    assert cpu_kernels.apply_dropout(values, p).tolist() == [kept] * 5
+    assert cpu_kernels.apply_dropout(values, p).tolist() == [expected] * 5
 
 
 def test_the_gradient_uses_the_same_mask():
@@ -71,7 +71,7 @@ def models(tokenizer: PreTrainedTokenizerBase) -> list[PreTrainedModel]:
     return [teacher.train(), from_teacher(teacher)]
 
 
-def test_without_dropout_outputs_and_gradients_are_those_of_torch(tokenizer: PreTrainedTokenizerBase):
+def test_without_dropout_outputs_and_gradients_equal_torch(tokenizer: PreTrainedTokenizerBase):
     batch = tokenizer(["a film", "a lovely and moving film"], padding=True, return_tensors="pt")
     batch.pop("token_type_ids")
     for model in models(tokenizer):
@@ -82,7 +82,7 @@ def test_without_dropout_outputs_and_gradients_are_those_of_torch(tokenizer: Pre
                 if isinstance(getattr(layer, name, None), float):
                     setattr(layer, name, 0.0)
         model.config.attention_dropout = model.config.attention_probs_dropout_prob = 0.0
-        found = []
+        results = []
         for fast in (False, True):
             model.zero_grad()
             if fast:
@@ -93,8 +93,10 @@ def test_without_dropout_outputs_and_gradients_are_those_of_torch(tokenizer: Pre
             else:
                 logits = model(**batch).logits
                 logits.square().sum().backward()
-            found.append((logits, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}))
-        (expected, gradients), (logits, ours) = found
+            results.append(
+                (logits, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+            )
+        (expected, gradients), (logits, ours) = results
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
         assert gradients.keys() == ours.keys()
         for name, gradient in gradients.items():
@@ -137,16 +139,16 @@ def test_bf16_rounds_like_eager_attention(tokenizer: PreTrainedTokenizerBase):
     module = nn.Module().eval()
     module.is_causal = False  # type: ignore[assignment]
     with torch.autocast("cpu", torch.bfloat16):
-        found, _ = cpu_kernels.compute_attention(module, query, key, value, mask)
+        output, _ = cpu_kernels.compute_attention(module, query, key, value, mask)
     exact, _ = cpu_kernels.compute_attention(module, query.float(), key.float(), value.float(), mask)
-    assert (found.dtype, found.shape) == (torch.bfloat16, (2, 9, 4, 16))
-    torch.testing.assert_close(found.float(), exact, atol=0.03, rtol=0.03)
+    assert (output.dtype, output.shape) == (torch.bfloat16, (2, 9, 4, 16))
+    torch.testing.assert_close(output.float(), exact, atol=0.03, rtol=0.03)
 
 
 @pytest.mark.parametrize("case", ["causal", "fewer keys", "position bias", "mixed"])
 def test_unsupported_attention_is_passed_to_torch(case: str, monkeypatch: pytest.MonkeyPatch):
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(cpu_kernels, "sdpa_attention_forward", lambda *tensors, **named: asked.append(named))
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(cpu_kernels, "sdpa_attention_forward", lambda *tensors, **named: calls.append(named))
     query = torch.randn(1, 4, 3, 8)
     key = torch.randn(1, 2, 3, 8) if case == "fewer keys" else query
     value = key.bfloat16() if case == "mixed" else key
@@ -154,7 +156,7 @@ def test_unsupported_attention_is_passed_to_torch(case: str, monkeypatch: pytest
     module.is_causal = case == "causal"  # type: ignore[assignment]
     others = {"position_bias": torch.zeros(1)} if case == "position bias" else {}
     cpu_kernels.compute_attention(module, query, key, value, None, dropout=0.1, scaling=0.5, **others)
-    assert asked == [{**others, "dropout": 0.1, "scaling": 0.5}]
+    assert calls == [{**others, "dropout": 0.1, "scaling": 0.5}]
 
 
 def test_other_attention_implementations_are_unchanged():

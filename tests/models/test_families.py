@@ -1,4 +1,4 @@
-"""Every family of teachers that has a YAML, at toy size, found in a directory laid out as the Hub's cache."""
+"""Tests of every teacher family that has a YAML, at toy size, in a directory laid out as the Hub's cache."""
 
 import copy
 from pathlib import Path
@@ -27,7 +27,7 @@ from distill.teaching import teacher as teaching
 from students import bilstm, distilbert
 from teachers.pretrained import Pretrained
 from tests.conftest import LABELS, sentences
-from tests.teaching.test_teacher import hub_cache
+from tests.teaching.test_teacher import write_model_cache
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
@@ -50,7 +50,7 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
 
 
 def family_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """A tokenizer as the family has it: `<s> a </s></s> b </s>` for RoBERTa, `[CLS] a [SEP] b [SEP]` for the others."""
+    """Returns the family's tokenizer: `<s> a </s></s> b </s>` for RoBERTa, else `[CLS] a [SEP] b [SEP]`."""
     roberta = name.startswith("roberta")
     pad, unknown, start, end = ("<pad>", "<unk>", "<s>", "</s>") if roberta else ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
     special = [start, pad, end, unknown] if roberta else [pad, unknown, start, end]
@@ -73,7 +73,7 @@ def family_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Name, untrained teacher with a head for two labels, and tokenizer, as `+teacher=NAME` finds them."""
+    """Name, untrained teacher with a head for two labels, and tokenizer, as `+teacher=NAME` loads them."""
     name: str = request.param
     config_class, options = FAMILIES[name]
     tokenizer = family_tokenizer(name)
@@ -89,7 +89,7 @@ def family(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     encoder.save_pretrained(tmp_path / "source")
     tokenizer.save_pretrained(tmp_path / "source")
     values = OmegaConf.load(config_directory() / "teacher" / f"{name}.yaml")
-    hub_cache(tmp_path / "hub", values.id, tmp_path / "source")
+    write_model_cache(tmp_path / "hub", values.id, tmp_path / "source")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     start = Pretrained(name=name, id=values.id).load(AUTO_CLASS, LABELS, [])
     assert not start.fits
@@ -97,17 +97,17 @@ def family(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return name, start.model.eval(), start.tokenizer
 
 
-def answers(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def compute_logits(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     with torch.no_grad():
         return model.eval()(**{name: batch[name] for name in input_names(model) if name in batch}).logits
 
 
-def spread(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> float:
-    """How large the model's logits are."""
-    return max(1.0, float(answers(model, batch).abs().max()))
+def measure_scale(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> float:
+    """Returns the largest absolute logit, at least 1."""
+    return max(1.0, float(compute_logits(model, batch).abs().max()))
 
 
-def test_the_family_teaches_and_gives_its_layers(family: Any, tmp_path: Path) -> None:
+def test_a_student_of_the_family_is_built_and_reloaded(family: Any, tmp_path: Path) -> None:
     name, teacher, tokenizer = family
     batch = dict(tokenizer(["a lovely film", "dull"], padding=True, return_tensors="pt"))
     if name == "albert_base":
@@ -121,11 +121,13 @@ def test_the_family_teaches_and_gives_its_layers(family: Any, tmp_path: Path) ->
         assert copied, "no tensor of a layer was copied"
         whole = distilbert.from_teacher(teacher, layers=[0, 1, 2, 3])
         if name != "bert_large":  # A DistilBERT has another head.
-            torch.testing.assert_close(answers(whole, batch), answers(teacher, batch), atol=1e-5, rtol=1e-4)
-    assert answers(student, batch).shape == (2, 2)
+            torch.testing.assert_close(
+                compute_logits(whole, batch), compute_logits(teacher, batch), atol=1e-5, rtol=1e-4
+            )
+    assert compute_logits(student, batch).shape == (2, 2)
     student.save_pretrained(tmp_path / "student")
     again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "student", dtype=torch.float32)
-    torch.testing.assert_close(answers(again, batch), answers(student, batch))
+    torch.testing.assert_close(compute_logits(again, batch), compute_logits(student, batch))
 
 
 def test_the_teachers_exported_file_equals_torch(family: Any, tmp_path: Path) -> None:
@@ -138,13 +140,15 @@ def test_the_teachers_exported_file_equals_torch(family: Any, tmp_path: Path) ->
         feed = {name: batch[name].numpy() for name in input_names(teacher) if name in batch}
         if "token_type_ids" in input_names(teacher) and "token_type_ids" not in feed:
             feed["token_type_ids"] = np.zeros_like(feed["input_ids"])
-        np.testing.assert_allclose(fp32.run(["logits"], feed)[0], answers(teacher, batch).numpy(), atol=2e-5)
+        np.testing.assert_allclose(fp32.run(["logits"], feed)[0], compute_logits(teacher, batch).numpy(), atol=2e-5)
         np.testing.assert_allclose(
-            int8.run(["logits"], feed)[0], answers(teacher, batch).numpy(), atol=0.25 * spread(teacher, batch)
+            int8.run(["logits"], feed)[0],
+            compute_logits(teacher, batch).numpy(),
+            atol=0.25 * measure_scale(teacher, batch),
         )
 
 
-def test_pairs_reach_the_bilstm_of_every_family(family: Any) -> None:
+def test_a_bilstm_separates_the_texts_of_a_pair_of_the_family(family: Any) -> None:
     _, teacher, tokenizer = family
     student = bilstm.from_teacher(teacher, task=Classification(text=["one", "two"]), hidden_dim=8, classifier_dim=8)
     first, second = "a lovely film", "dull and stale"
@@ -155,7 +159,7 @@ def test_pairs_reach_the_bilstm_of_every_family(family: Any) -> None:
     assert lengths.sum().item() == batch["input_ids"].shape[1]
 
 
-def test_no_more_tokens_than_the_tokenizer_allows(family: Any) -> None:
+def test_max_length_above_the_limit_of_the_tokenizer_is_refused(family: Any) -> None:
     _, teacher, tokenizer = family
     task = Classification(name="toy", text=["sentence"], max_length=81)
     with pytest.raises(UserError, match="task.max_length=81, but the teacher reads 80 tokens at most"):
@@ -165,11 +169,11 @@ def test_no_more_tokens_than_the_tokenizer_allows(family: Any) -> None:
     data = tables.LabelledData(LABELS, {"train": split, "dev": split}, sha256="")
     batch = task.encode(data, tokenizer, None)["train"][[0]]
     assert batch["input_ids"].shape == (1, 80)
-    assert answers(teacher, batch).shape == (1, 2)
+    assert compute_logits(teacher, batch).shape == (1, 2)
 
 
-def test_a_step_on_the_cpu_is_that_of_torch(family: Any) -> None:
-    """Dropout aside, every family trains with our attention as with its own."""
+def test_cpu_kernels_give_the_logits_of_torch(family: Any) -> None:
+    """Without dropout, the logits with our attention equal those with the family's own."""
     _, teacher, tokenizer = family
     model = copy.deepcopy(teacher).train()
     for name, value in vars(model.config).items():
@@ -181,5 +185,5 @@ def test_a_step_on_the_cpu_is_that_of_torch(family: Any) -> None:
     inputs = {name: batch[name] for name in input_names(model) if name in batch}
     expected = model(**inputs).logits
     with cpu_kernels.use_cpu_kernels(model):
-        found = model(**inputs).logits
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        result = model(**inputs).logits
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)

@@ -144,7 +144,7 @@ def test_a_teacher_at_zero_or_below_gives_no_shares(metric: float) -> None:
     assert {row[3] for row in report.summary_rows(record(teacher=teacher))} == {"-"}
 
 
-def test_without_a_benchmark_there_are_no_times() -> None:
+def test_without_a_benchmark_the_report_has_no_latency() -> None:
     content = record(benchmark=[])
     assert {row[5:] for row in report.summary_rows(content)} == {("-", "-")}
     text = report.render_report(content)
@@ -224,7 +224,7 @@ def test_nothing_is_missing_in_the_report_of_a_whole_record() -> None:
     assert not [line for line in prose if " - " in line or line.endswith("-") or "(-" in line]
 
 
-def test_a_task_may_say_what_it_predicts_and_how_it_is_called() -> None:
+def test_a_card_has_the_prediction_and_the_example_of_its_task() -> None:
     content = record()
     content["task"] |= {
         "pipeline_tag": "token-classification", "prediction": "Entities: PER, ORG.", "example": "'[\"a\", \"b\"]'",
@@ -244,7 +244,7 @@ def test_a_card_names_what_a_classifier_and_a_regression_predict() -> None:
     assert "path/to/this/directory $'a sentence\\tanother one'" in text
 
 
-def test_the_header_of_a_card_is_what_the_hub_reads() -> None:
+def test_the_header_of_a_card_has_the_fields_of_the_hub() -> None:
     content = record()
     content["task"] |= {"hub_id": "nyu-mll/glue:cola", "metric": "matthews"}
     content["teacher"]["metrics"] = {"matthews": 0.5}
@@ -275,7 +275,7 @@ def test_the_header_of_a_card_is_what_the_hub_reads() -> None:
         (0.0, {"hit": True, "bytes": 64_000}, "read from the cache (0.1 MB)"),
     ],
 )
-def test_the_report_has_the_cost_of_the_teacher_outputs(
+def test_the_report_has_the_cost_of_the_teachers_outputs(
     seconds: float, cache: dict[str, Any] | None, expected: str
 ) -> None:
     content = record()

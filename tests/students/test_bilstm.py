@@ -1,4 +1,4 @@
-"""The BiLSTM student: padding, pairs, what it starts from, and that it is saved whole."""
+"""Tests of the BiLSTM student: padding, pairs, initial embeddings, saving and export."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ VOCABULARY = 100
 
 
 def model(*, layers: int = 2, pair: bool = False, pooling: str = "last") -> BilstmForSequenceClassification:
-    """Weights that are large enough for differences to show."""
+    """Returns a BiLSTM with weights large enough for differences to show."""
     torch.manual_seed(0)
     config = BilstmConfig(
         vocab_size=VOCABULARY, embedding_dim=16, hidden_dim=8, num_hidden_layers=layers, classifier_dim=12,
@@ -45,7 +45,7 @@ def model(*, layers: int = 2, pair: bool = False, pooling: str = "last") -> Bils
 
 
 def tokens(batch: int, length: int, *, seed: int = 0) -> Tensor:
-    """`[B, L]` with a separator in the middle and one at the end."""
+    """Returns ids `[B, L]` with a separator in the middle and one at the end."""
     ids = torch.randint(5, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
     ids[:, length // 2] = ids[:, -1] = SEPARATOR
     return ids
@@ -54,7 +54,7 @@ def tokens(batch: int, length: int, *, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("pooling", bilstm.POOLINGS)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_nothing(pair: bool, pooling: str, side: str) -> None:
+def test_padding_changes_neither_logits_nor_hidden_states(pair: bool, pooling: str, side: str) -> None:
     network, ids = model(pair=pair, pooling=pooling), tokens(3, 9)
     garbage = torch.full((3, 5), 7)
     parts = (garbage, ids) if side == "left" else (ids, garbage)
@@ -83,7 +83,7 @@ def test_a_layer_is_a_bidirectional_lstm_over_packed_sequences() -> None:
         torch.testing.assert_close(result[row, :length], expected[row, :length])
 
 
-def test_a_pair_is_two_texts_encoded_alike_and_compared() -> None:
+def test_both_texts_of_a_pair_are_encoded_alike_and_compared() -> None:
     network = model(pair=True, pooling="max", layers=1)
     seen: list[Tensor] = []
     network.pre_classifier.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
@@ -99,7 +99,7 @@ def test_a_pair_is_two_texts_encoded_alike_and_compared() -> None:
     assert not nothing.any()
 
 
-def test_a_missing_second_text_is_nothing_and_no_nan() -> None:
+def test_a_missing_second_text_gives_finite_logits() -> None:
     for pooling in bilstm.POOLINGS:
         output = model(pair=True, pooling=pooling)(torch.tensor([[9, 8, 7]]), output_hidden_states=True)
         assert torch.isfinite(output.logits).all()
@@ -119,8 +119,8 @@ def test_the_embeddings_start_from_the_teachers(teacher: PreTrainedModel) -> Non
     assert half.embeddings.weight.shape == (teacher.config.vocab_size, width // 2)
     # The largest singular values of the teacher's, up to their scale.
     expected = torch.linalg.svdvals(source)[: width // 2]
-    found = torch.linalg.svdvals(half.embeddings.weight.detach())
-    torch.testing.assert_close(found / found[0], expected / expected[0], rtol=1e-3, atol=1e-3)
+    singular_values = torch.linalg.svdvals(half.embeddings.weight.detach())
+    torch.testing.assert_close(singular_values / singular_values[0], expected / expected[0], rtol=1e-3, atol=1e-3)
     random = bilstm.from_teacher(teacher, task=SINGLE, init="random")
     assert random.inherited == {}
 
@@ -136,17 +136,17 @@ def test_the_embeddings_start_from_the_teachers(teacher: PreTrainedModel) -> Non
         ({"task": PAIR}, "has no separator between two texts"),
     ],
 )
-def test_what_cannot_be_built_is_said(teacher: PreTrainedModel, options: dict[str, object], expected: str) -> None:
+def test_invalid_options_are_refused(teacher: PreTrainedModel, options: dict[str, object], expected: str) -> None:
     with pytest.raises(UserError, match=expected):
         bilstm.from_teacher(teacher, **({"task": SINGLE} | options))
 
 
-def test_a_task_without_classes_of_whole_texts_is_refused(teacher: PreTrainedModel) -> None:
+def test_masked_lm_is_refused(teacher: PreTrainedModel) -> None:
     with pytest.raises(UserError, match=r"whole texts, and task mlm is masked_lm: take \+student=distilbert"):
         bilstm.from_teacher(teacher, task=MaskedLM())
 
 
-def test_it_learns_from_other_families() -> None:
+def test_a_student_is_built_from_albert_and_roberta() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     albert = AlbertForSequenceClassification(AlbertConfig(vocab_size=VOCABULARY, embedding_size=16, **sizes))
     student = bilstm.from_teacher(albert, task=SINGLE)
@@ -162,7 +162,7 @@ def test_it_learns_from_other_families() -> None:
     assert lengths.tolist() == [[4, 3]]
 
 
-def test_it_is_saved_with_its_code_and_loads_where_distill_is_not(tmp_path: Path) -> None:
+def test_a_saved_student_loads_without_distill(tmp_path: Path) -> None:
     network, ids = model(pair=True), tokens(2, 9)
     network.save_pretrained(tmp_path / "saved")
     here = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved").eval()

@@ -1,4 +1,4 @@
-"""Does a student hold what it took from its teacher: the right layers, equal outputs, and a file that loads?"""
+"""Tests of what a student copies from its teacher: the right layers, equal outputs, and a file that loads."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ SIZES: dict[str, Any] = {
 
 
 def toy(model_class: type[PreTrainedModel], config: Any = None) -> PreTrainedModel:
-    """Four layers whose tensors are all random, biases and norms too, so that one left out shows."""
+    """Returns a model of four layers with random tensors, biases and norms too, so that a missing one shows."""
     config = toy_bert(VOCABULARY, layers=1).config if config is None else config
     config.num_hidden_layers = 4
     torch.manual_seed(1)
@@ -69,16 +69,16 @@ def inputs() -> dict[str, Tensor]:
 
 @torch.no_grad()
 def run(model: PreTrainedModel, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Logits, and the hidden states of the tokens that are no padding `[layers + 1, tokens, H]`, in eval mode."""
+    """Returns logits, and hidden states of all tokens but padding `[layers + 1, tokens, H]`, in eval mode."""
     output = model.eval()(**inputs, output_hidden_states=True)
     return output.logits, torch.stack(output.hidden_states)[:, inputs["attention_mask"].bool()]
 
 
-def close(got: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-# Which layers
+# Choice of layers
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def close(got: Tensor, expected: Tensor) -> None:
         (4, (1,), None, [1]),
     ],
 )
-def test_the_chosen_layers(total: int, layers: Any, depth: int | None, chosen: list[int]):
+def test_layers_are_chosen_by_rule_depth_or_index(total: int, layers: Any, depth: int | None, chosen: list[int]):
     assert choose_layers(total, layers, depth) == chosen
 
 
 @pytest.mark.parametrize("total", range(1, 25))
-def test_alternate_keeps_the_ends_and_repeats_nothing(total: int):
+def test_alternate_keeps_the_ends_and_repeats_no_layer(total: int):
     for depth in range(1, total + 1):
         chosen = choose_layers(total, "alternate", depth)
         assert len(chosen) == depth
@@ -128,23 +128,25 @@ def test_alternate_keeps_the_ends_and_repeats_nothing(total: int):
         ([1, 1], None, r"student.layers=\[1, 1\] repeats a layer: name each layer once"),
     ],
 )
-def test_layers_that_cannot_be_chosen(layers: Any, depth: int | None, message: str):
+def test_invalid_layers_are_refused(layers: Any, depth: int | None, message: str):
     with pytest.raises(UserError, match=message):
         choose_layers(4, layers, depth)
 
 
-# A BERT gives a DistilBERT
+# From BERT to DistilBERT
 
 
-def test_all_layers_of_a_bert_give_its_hidden_states(bert: PreTrainedModel, inputs: dict[str, Tensor]):
+def test_a_student_with_all_layers_of_a_bert_has_its_hidden_states(bert: PreTrainedModel, inputs: dict[str, Tensor]):
     student = from_teacher(bert, layers=ALL)
     assert type(student) is DistilBertForSequenceClassification
-    close(run(student, inputs)[1], run(bert, inputs | {"token_type_ids": torch.zeros_like(inputs["input_ids"])})[1])
-    close(student.pre_classifier.weight, bert.bert.pooler.dense.weight)
-    close(student.classifier.weight, bert.classifier.weight)
+    assert_close(
+        run(student, inputs)[1], run(bert, inputs | {"token_type_ids": torch.zeros_like(inputs["input_ids"])})[1]
+    )
+    assert_close(student.pre_classifier.weight, bert.bert.pooler.dense.weight)
+    assert_close(student.classifier.weight, bert.classifier.weight)
 
 
-def test_half_the_depth_takes_the_chosen_layers(bert: PreTrainedModel):
+def test_the_chosen_layers_are_copied(bert: PreTrainedModel):
     student = from_teacher(bert, layers=[1, 3])
     assert student.config.n_layers == 2
     assert student.config.teacher_layers == [1, 3]
@@ -191,11 +193,11 @@ def test_the_student_shares_no_memory_with_its_teacher(bert: PreTrainedModel):
     assert all(torch.equal(tensor, before[name]) for name, tensor in bert.state_dict().items())
 
 
-def test_all_layers_of_a_masked_language_model_give_its_logits(inputs: dict[str, Tensor]):
+def test_a_student_with_all_layers_of_a_masked_language_model_has_its_logits(inputs: dict[str, Tensor]):
     teacher = toy(BertForMaskedLM)
     student = from_teacher(teacher, layers=ALL)
     assert type(student) is DistilBertForMaskedLM
-    close(run(student, inputs)[0], run(teacher, inputs)[0])
+    assert_close(run(student, inputs)[0], run(teacher, inputs)[0])
     assert student.vocab_projector.weight is student.distilbert.embeddings.word_embeddings.weight
 
 
@@ -207,14 +209,14 @@ def test_a_masked_language_model_stays_tied_on_disk(tmp_path: Path, inputs: dict
     assert torch.equal(run(loaded, inputs)[0], run(student, inputs)[0])
 
 
-def test_a_token_classifier_gives_a_token_classifier(inputs: dict[str, Tensor]):
+def test_the_student_of_a_token_classifier_is_a_token_classifier(inputs: dict[str, Tensor]):
     teacher = toy(BertForTokenClassification)
     student = from_teacher(teacher, layers=ALL)
     assert type(student) is DistilBertForTokenClassification
-    close(run(student, inputs)[0], run(teacher, inputs)[0])
+    assert_close(run(student, inputs)[0], run(teacher, inputs)[0])
 
 
-def test_a_bert_that_no_distilbert_follows_is_refused():
+def test_a_bert_with_an_unsupported_head_is_refused():
     message = "the head of a BertForNextSentencePrediction is of no known kind: expected a model of an auto class"
     with pytest.raises(UserError, match=message):
         from_teacher(toy(BertForNextSentencePrediction))
@@ -237,7 +239,7 @@ def other(request: pytest.FixtureRequest) -> PreTrainedModel:
     return toy(model_class, config_class(**SIZES, **options, num_labels=3))
 
 
-def test_another_family_gives_its_own_class(other: PreTrainedModel, inputs: dict[str, Tensor]):
+def test_a_student_of_another_family_has_the_class_of_its_teacher(other: PreTrainedModel, inputs: dict[str, Tensor]):
     half = from_teacher(other)
     assert type(half) is type(other)
     assert half.config.num_hidden_layers == 2
@@ -249,11 +251,11 @@ def test_another_family_gives_its_own_class(other: PreTrainedModel, inputs: dict
     assert set(half.inherited) == {name for name, _ in half.named_parameters()}
 
 
-def test_all_layers_of_another_family_give_its_logits(other: PreTrainedModel, inputs: dict[str, Tensor]):
-    close(run(from_teacher(other, layers=ALL), inputs)[0], run(other, inputs)[0])
+def test_a_student_with_all_layers_of_another_family_has_its_logits(other: PreTrainedModel, inputs: dict[str, Tensor]):
+    assert_close(run(from_teacher(other, layers=ALL), inputs)[0], run(other, inputs)[0])
 
 
-def test_an_albert_has_no_layers_to_give():
+def test_an_albert_is_refused_because_its_layers_are_shared():
     albert = AlbertForSequenceClassification(AlbertConfig(**SIZES, embedding_size=16))
     with pytest.raises(UserError, match="AlbertForSequenceClassification has no 4 separate layers to choose from"):
         from_teacher(albert)
@@ -262,7 +264,7 @@ def test_an_albert_has_no_layers_to_give():
 # Every student
 
 
-def test_random_weights_take_the_shape_alone(bert: PreTrainedModel):
+def test_random_init_copies_only_the_shapes(bert: PreTrainedModel):
     student = from_teacher(bert, init="random")
     assert student.inherited == {}
     assert student.config.teacher_layers == [0, 3]
@@ -282,7 +284,7 @@ def test_an_unknown_init_is_refused(bert: PreTrainedModel):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("init", ["teacher", "random"])
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_a_student_trains_in_float32_whatever_the_teacher_is(family: str, init: Any, dtype: torch.dtype):
+def test_a_student_is_in_float32_and_training_mode_for_any_teacher(family: str, init: Any, dtype: torch.dtype):
     config = RobertaConfig(**SIZES) if family == "roberta" else None
     model_class = RobertaForSequenceClassification if family == "roberta" else type(toy_bert(VOCABULARY, layers=1))
     teacher = toy(model_class, config).to(dtype)
@@ -294,7 +296,7 @@ def test_a_student_trains_in_float32_whatever_the_teacher_is(family: str, init: 
     assert {parameter.dtype for parameter in teacher.parameters()} == {dtype}
 
 
-def test_a_student_of_a_frozen_teacher_learns(bert: PreTrainedModel):
+def test_a_student_of_a_frozen_teacher_is_trainable(bert: PreTrainedModel):
     bert.requires_grad_(False)
     assert all(parameter.requires_grad for parameter in from_teacher(bert).parameters())
     bert.requires_grad_(True)

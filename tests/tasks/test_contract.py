@@ -1,4 +1,4 @@
-"""Every kind of task over a toy model: items follow from the batch, outputs have a row for each, in parts and whole."""
+"""Tests of the contract of every task over a toy model: its items, outputs and scores."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ every_task = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 
 def batch_of(case: Case, *, first: int = 0, padding: int = 0) -> dict[str, Tensor]:
-    """Three examples of at most seven tokens, of which the second is shorter, with more padding if wanted."""
+    """Returns three examples of at most seven tokens, the second one shorter, with `padding` more columns."""
     random = torch.Generator().manual_seed(first)
     ids = torch.randint(5, VOCABULARY, (3, 7), generator=random)
     mask = torch.ones_like(ids)
@@ -65,7 +65,7 @@ def batch_of(case: Case, *, first: int = 0, padding: int = 0) -> dict[str, Tenso
         predicted = (torch.rand(ids.shape, generator=random) < 0.4) & mask.bool()
         labels = F.pad(ids.masked_fill(~predicted, IGNORED), (0, padding), value=IGNORED)
     elif case.task.likelihood == "gaussian":
-        labels = torch.tensor([0.5, -100.0, 2.0])  # A number may be any.
+        labels = torch.tensor([0.5, -100.0, 2.0])  # As a number, -100 is an ordinary label.
     else:
         labels = torch.tensor([0, 1, case.classes - 1])
     batch = {
@@ -85,7 +85,7 @@ def columns_of(items: Items) -> dict[str, Any]:
 
 
 @every_task
-def test_items_follow_from_the_batch_alone(case: Case) -> None:
+def test_items_depend_only_on_the_batch(case: Case) -> None:
     batch = batch_of(case)
     first, again = case.task.select(batch), case.task.select({name: tensor.clone() for name, tensor in batch.items()})
     for name, column in columns_of(first).items():
@@ -111,7 +111,7 @@ def test_an_example_without_a_class_is_an_item_without_a_label() -> None:
 
 
 @every_task
-def test_every_token_is_an_item_over_a_vocabulary_alone(case: Case) -> None:
+def test_every_token_adds_items_only_over_a_vocabulary(case: Case) -> None:
     batch = batch_of(case)
     few, every = case.task.select(batch), case.task.select(batch, every_token=True)
     if not case.task.over_vocabulary:
@@ -157,13 +157,13 @@ def test_parts_of_the_items_have_the_logits_of_the_whole(case: Case) -> None:
 
 @every_task
 def test_more_padding_changes_no_item_and_no_logit(case: Case) -> None:
-    model, found = case.model(), []
+    model, results = case.model(), []
     for padding in (0, 3):
         batch = batch_of(case, padding=padding)
         items = case.task.select(batch)
         with torch.no_grad():
-            found.append((items, case.task.run(model, batch, items, frozenset()).at(items).logits))
-    (short, logits), (long, padded) = found
+            results.append((items, case.task.run(model, batch, items, frozenset()).at(items).logits))
+    (short, logits), (long, padded) = results
     for name in ("row", "labels", "labelled"):
         assert torch.equal(getattr(short, name), getattr(long, name)), name
     torch.testing.assert_close(padded, logits, atol=1e-5, rtol=1e-4)
@@ -188,7 +188,7 @@ def test_a_score_has_a_row_for_each_item(case: Case) -> None:
 
 
 @every_task
-def test_an_evaluation_joins_the_items_of_all_batches(case: Case) -> None:
+def test_an_evaluation_concatenates_the_items_of_all_batches(case: Case) -> None:
     batches = [batch_of(case, first=first) for first in (3, 0)]
     model = case.model().train()
     scores = evaluate(model, case.task, [[batches[0]], [batches[1]]])
@@ -207,7 +207,7 @@ def test_an_evaluation_joins_the_items_of_all_batches(case: Case) -> None:
 
 
 def test_the_order_of_segments_is_scored_once_a_pair() -> None:
-    """Two of three pairs are right, whatever the number of the tokens that are predicted in each."""
+    """Two of three pairs are right, and they have different numbers of predicted tokens."""
     columns = {
         "loss": np.zeros(6), "correct": np.ones(6),
         "pair_correct": np.array([True, True, True, True, False, True]),
@@ -218,8 +218,8 @@ def test_the_order_of_segments_is_scored_once_a_pair() -> None:
 
 def test_scores_by_example_keep_the_items_of_an_example_in_order() -> None:
     columns = {"logits": np.arange(10).reshape(5, 2), "loss": np.arange(5)}
-    found = Scores(columns, np.array([10, 11, 12, 13, 14]), np.array([2, 0, 2, 1, 0])).by_example()
-    assert found.example_id.tolist() == [0, 0, 1, 2, 2]
-    assert found.labels.tolist() == [11, 14, 13, 10, 12]
-    assert found.columns["loss"].tolist() == [1, 4, 3, 0, 2]
-    assert found.columns["logits"].tolist() == [[2, 3], [8, 9], [6, 7], [0, 1], [4, 5]]
+    ordered = Scores(columns, np.array([10, 11, 12, 13, 14]), np.array([2, 0, 2, 1, 0])).by_example()
+    assert ordered.example_id.tolist() == [0, 0, 1, 2, 2]
+    assert ordered.labels.tolist() == [11, 14, 13, 10, 12]
+    assert ordered.columns["loss"].tolist() == [1, 4, 3, 0, 2]
+    assert ordered.columns["logits"].tolist() == [[2, 3], [8, 9], [6, 7], [0, 1], [4, 5]]

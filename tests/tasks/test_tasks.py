@@ -1,4 +1,4 @@
-"""Metrics by hand, what a task accepts, and who agrees with whom."""
+"""Tests of metrics and agreement against values worked out by hand, and of the options of a task."""
 
 import numpy as np
 import pytest
@@ -13,40 +13,40 @@ NUMBER = Regression(name="toy", text=["text"], metrics=["pearson", "spearman", "
 
 
 def scores_of(logits: np.ndarray, labels: np.ndarray | None = None) -> Scores:
-    """The scores of examples in their order."""
+    """Returns the scores of examples in order."""
     return Scores({"logits": logits}, np.zeros(len(logits), int) if labels is None else labels, np.arange(len(logits)))
 
 
-def test_metrics_of_classes() -> None:
+def test_metrics_of_a_classification_match_values_by_hand() -> None:
     # Predicted 1, 1, 1, 0 against 1, 1, 0, 0: two of three are right among the positive, none is missed.
     logits = np.array([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [1.0, 0.0]])
-    found = CLASSES.metrics(scores_of(logits, np.array([1, 1, 0, 0])))
-    assert list(found) == ["accuracy", "f1", "matthews"]
-    assert found["accuracy"] == 0.75
-    assert found["f1"] == pytest.approx(0.8)
-    assert found["matthews"] == pytest.approx((2 * 1 - 1 * 0) / np.sqrt(3 * 2 * 2 * 1))
+    metrics = CLASSES.metrics(scores_of(logits, np.array([1, 1, 0, 0])))
+    assert list(metrics) == ["accuracy", "f1", "matthews"]
+    assert metrics["accuracy"] == 0.75
+    assert metrics["f1"] == pytest.approx(0.8)
+    assert metrics["matthews"] == pytest.approx((2 * 1 - 1 * 0) / np.sqrt(3 * 2 * 2 * 1))
 
 
-def test_metrics_of_numbers() -> None:
+def test_metrics_of_a_regression_match_values_by_hand() -> None:
     logits, labels = np.array([[1.0], [2.0], [4.0]]), np.array([10.0, 20.0, 30.0])
-    found = NUMBER.metrics(scores_of(logits, labels))
-    assert found["spearman"] == pytest.approx(1.0)
-    assert found["pearson"] == pytest.approx(np.corrcoef([1, 2, 4], [10, 20, 30])[0, 1])
-    assert found["mae"] == pytest.approx((9 + 18 + 26) / 3)
+    metrics = NUMBER.metrics(scores_of(logits, labels))
+    assert metrics["spearman"] == pytest.approx(1.0)
+    assert metrics["pearson"] == pytest.approx(np.corrcoef([1, 2, 4], [10, 20, 30])[0, 1])
+    assert metrics["mae"] == pytest.approx((9 + 18 + 26) / 3)
 
 
-def test_a_correlation_with_a_constant_is_nothing() -> None:
-    found = NUMBER.metrics(scores_of(np.full((3, 1), 2.5), np.array([1.0, 2.0, 3.0])))
-    assert (found["pearson"], found["spearman"], found["mae"]) == (0.0, 0.0, pytest.approx(2.5 / 3))
+def test_a_correlation_with_a_constant_is_zero() -> None:
+    metrics = NUMBER.metrics(scores_of(np.full((3, 1), 2.5), np.array([1.0, 2.0, 3.0])))
+    assert (metrics["pearson"], metrics["spearman"], metrics["mae"]) == (0.0, 0.0, pytest.approx(2.5 / 3))
 
 
-def test_dev_has_the_plain_names_and_every_other_split_its_own() -> None:
+def test_metrics_of_other_splits_than_dev_are_named_after_the_split() -> None:
     task = Classification(name="toy", text=["text"])
     right, wrong = (scores_of(np.array([row]), np.array([1])) for row in ([0.0, 1.0], [1.0, 0.0]))
     assert split_metrics(task, {"dev": right, "test": wrong}) == {"accuracy": 1.0, "test/accuracy": 0.0}
 
 
-def test_agreement() -> None:
+def test_agreement_is_the_share_of_equal_or_near_predictions() -> None:
     reference = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     assert CLASSES.agreement(scores_of(np.flip(reference, 0)), scores_of(reference)) == 0.5
     numbers = np.array([[0.0], [5.0], [10.0], [3.0]])
@@ -80,13 +80,13 @@ def test_agreement() -> None:
         (Classification, {"train_examples": 0}, "got train_examples=0, expected a whole number of at least 1 or null"),
     ],
 )
-def test_what_cannot_be_is_said(
+def test_invalid_options_are_refused(
     kind: type[Classification] | type[Regression], options: dict[str, object], expected: str
 ) -> None:
     with pytest.raises(ValueError, match=expected):
         kind(**({"name": "toy", "text": ["text"]} | options))
 
 
-def test_a_number_has_no_classes() -> None:
+def test_a_regression_takes_no_label_names() -> None:
     with pytest.raises(OptionError, match=r"got labels=\[a, b\], expected one of the options text, label, name"):
         Regression(text="text", labels=["a", "b"])

@@ -1,4 +1,4 @@
-"""Tagging: entities by hand, labels on first pieces, and the whole chain from CoNLL files to a bundle that predicts."""
+"""Tests of tagging: entities by hand, labels on first pieces, and a whole run from CoNLL files to a bundle."""
 
 import copy
 import gzip
@@ -23,7 +23,7 @@ CITIES, DAYS = ("boston", "new york", "denver", "san jose"), ("monday", "friday"
 
 
 def sentences(count: int) -> list[tuple[list[str], list[str]]]:
-    """Sentences whose cities and days follow from the words."""
+    """Returns sentences with tags for cities and days that follow from the words."""
     rows = []
     for number in range(count):
         words, tags = ["fly", "to"], ["O", "O"]
@@ -63,7 +63,7 @@ def test_entities_follow_the_rule_of_conlleval(tags: list[str], expected: list[t
     assert find_entities(tags) == expected
 
 
-def test_metrics_by_hand(conll: Path) -> None:
+def test_entity_metrics_match_values_by_hand(conll: Path) -> None:
     task = TokenClassification(data=conll)
     task.read(conll)
     assert task.labels == ("O", "B-city", "B-day", "I-city")
@@ -77,7 +77,7 @@ def test_metrics_by_hand(conll: Path) -> None:
     assert task.metrics(joined)["f1"] == 1.0
 
 
-def test_first_pieces() -> None:
+def test_first_pieces_are_found_by_character_offsets() -> None:
     words = locate_words(["new", "york", "?"])
     assert words == ((0, 3), (4, 8), (9, 10))
     # [CLS] new yo ##rk ? [SEP]
@@ -87,7 +87,9 @@ def test_first_pieces() -> None:
     assert split_words("Paris, 7.") == ((0, 5), (5, 6), (7, 8), (8, 9))
 
 
-def test_labels_are_on_first_pieces_and_cut_words_have_none(conll: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_labels_are_on_first_pieces_and_truncated_words_have_none(
+    conll: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
     for max_length in (128, 6):
         task = TokenClassification(data=conll, max_length=max_length)
         splits = task.read(conll)
@@ -104,7 +106,7 @@ def test_labels_are_on_first_pieces_and_cut_words_have_none(conll: Path, tokeniz
         assert (examples.truncated > 0) == (max_length == 6)
 
 
-def test_a_tokenizer_that_pads_by_itself_changes_nothing(
+def test_padding_by_the_tokenizer_does_not_change_the_labels(
     conll: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     task = TokenClassification(data=conll)
@@ -116,7 +118,7 @@ def test_a_tokenizer_that_pads_by_itself_changes_nothing(
     assert batch["labels"].tolist() == expected["labels"].tolist()
 
 
-def test_files_of_every_kind_give_the_same(conll: Path, tmp_path: Path) -> None:
+def test_suffix_and_number_of_columns_do_not_change_the_data(conll: Path, tmp_path: Path) -> None:
     text = (conll / "train.conll").read_text(encoding="utf-8")
     lines = [f"{line.split()[0]} x {line.split()[1]} y" if line else "" for line in text.split("\n")]
     with gzip.open(tmp_path / "train.txt.gz", "wt", encoding="utf-8") as file:
@@ -126,11 +128,11 @@ def test_files_of_every_kind_give_the_same(conll: Path, tmp_path: Path) -> None:
         (tmp_path / "validation.conll").read_text().replace(" O\n", " x O y\n").replace("-city\n", "-city y\n")
         .replace("-day\n", "-day y\n").replace(" B-", " x B-").replace(" I-", " x I-")
     )  # fmt: skip
-    found = TokenClassification(data=tmp_path, column=2).read(tmp_path)
+    data = TokenClassification(data=tmp_path, column=2).read(tmp_path)
     expected = TokenClassification(data=conll).read(tmp_path)
-    assert found.labels == expected.labels
-    assert found.splits["train"].words == expected.splits["train"].words
-    assert found.sha256 == expected.sha256
+    assert data.labels == expected.labels
+    assert data.splits["train"].words == expected.splits["train"].words
+    assert data.sha256 == expected.sha256
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_files_of_every_kind_give_the_same(conll: Path, tmp_path: Path) -> None:
         ("fly O\nto O\n", {}, "has the tag O alone, expected tags such as B-city: set task.column"),
     ],
 )
-def test_bad_files_are_answered_in_one_line(
+def test_invalid_files_are_named_in_the_error(
     content: str, options: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
     for name in ("train", "dev"):
@@ -161,7 +163,7 @@ def test_a_missing_directory_or_split_is_named(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def result(conll: Path, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> d.Result:
     root = tmp_path_factory.mktemp("tagging")
-    teacher = d.Teacher(toy_bert(len(tokenizer), spread=0.05), tokenizer, cache_dir=root / "cache")
+    teacher = d.Teacher(toy_bert(len(tokenizer), initializer_range=0.05), tokenizer, cache_dir=root / "cache")
     task = d.tasks.TokenClassification(data=conll, max_length=32)
     settings: dict[str, Any] = {"batch_size": 16, "precision": "32-true", "learning_rate": 3e-3}
     teacher.fit(task, max_epochs=15, **settings)
@@ -172,7 +174,7 @@ def result(conll: Path, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: py
     )  # fmt: skip
 
 
-def test_the_whole_chain_tags(result: d.Result) -> None:
+def test_a_whole_run_learns_to_tag(result: d.Result) -> None:
     record = result.record
     assert record["task"]["kind"] == "token_classification"
     assert record["teacher"]["metrics"]["f1"] > 0.95
@@ -184,7 +186,7 @@ def test_the_whole_chain_tags(result: d.Result) -> None:
     assert "token-classification" in (result.directory / "bundle" / "README.md").read_text()
 
 
-def test_the_bundle_finds_entities_with_their_characters(result: d.Result) -> None:
+def test_the_bundle_predicts_entities_with_their_character_offsets(result: d.Result) -> None:
     bundle = d.Bundle(result.directory / "bundle", model="fp32")
     text = "fly to new york monday"
     [from_text] = bundle.predict([text])
@@ -201,7 +203,9 @@ def test_the_bundle_finds_entities_with_their_characters(result: d.Result) -> No
         bundle.predict([7])
 
 
-def test_cached_outputs_are_ragged_by_sentence(conll: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+def test_cached_outputs_equal_the_computed_ones_for_any_batch(
+    conll: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
     from distill.teaching.output_cache import OutputCache
     from distill.teaching.outputs import Computation, cache_outputs
 

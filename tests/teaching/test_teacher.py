@@ -1,4 +1,4 @@
-"""Finding a teacher, fitting it to the task's labels, and never running a pickle."""
+"""Tests of locating a teacher, matching its labels to the task's, and refusing pickles."""
 
 import subprocess
 import sys
@@ -31,13 +31,13 @@ def classifier_dir(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
     return tmp_path / "classifier"
 
 
-def test_a_head_that_fits_teaches_as_it_is(classifier_dir: Path) -> None:
+def test_a_teacher_with_a_matching_head_needs_no_fine_tuning(classifier_dir: Path) -> None:
     start = Pretrained(name="toy", path=str(classifier_dir)).load(AUTO_CLASS, LABELS, [])
     assert start.fits
     assert start.notices == []
 
 
-def test_an_encoder_without_a_head_is_to_be_finetuned_in_float32(encoder_dir: Path) -> None:
+def test_an_encoder_without_a_head_must_be_fine_tuned_in_float32(encoder_dir: Path) -> None:
     start = Pretrained(name="toy", path=str(encoder_dir)).load(AUTO_CLASS, LABELS, [])
     assert not start.fits
     assert "its head is not trained (classifier.bias, classifier.weight)" in start.reason
@@ -45,24 +45,27 @@ def test_an_encoder_without_a_head_is_to_be_finetuned_in_float32(encoder_dir: Pa
     assert start.model.config.id2label == dict(enumerate(LABELS))
 
 
-def test_precision_is_what_was_asked_for(encoder_dir: Path) -> None:
+def test_a_teacher_of_any_precision_is_loaded_in_float32(encoder_dir: Path) -> None:
     source = Pretrained(name="toy", path=str(encoder_dir), precision="bfloat16")
-    assert {p.dtype for p in source.load(AUTO_CLASS, LABELS, []).model.parameters()} == {torch.float32}  # To copy from.
+    # A student is copied from the float32 weights.
+    assert {p.dtype for p in source.load(AUTO_CLASS, LABELS, []).model.parameters()} == {torch.float32}
     assert source.precision == "bfloat16"
     with pytest.raises(UserError, match="teacher.precision=float8 is unknown, expected one of float32, bfloat16"):
         Pretrained(name="toy", path=str(encoder_dir), precision="float8")
 
 
-def test_labels_in_another_order_are_put_in_order(classifier_dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_head_is_reordered_to_the_labels_of_the_task(
+    classifier_dir: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
     inputs = dict(tokenizer(["a dull film", "warm and clever"], padding=True, return_tensors="pt"))
-    straight = Pretrained(name="toy", path=str(classifier_dir)).load(AUTO_CLASS, LABELS, [])
-    turned = Pretrained(name="toy", path=str(classifier_dir)).load(AUTO_CLASS, LABELS[::-1], [])
-    assert turned.fits
-    assert "put in order: positive, negative" in turned.notices[0]
+    original = Pretrained(name="toy", path=str(classifier_dir)).load(AUTO_CLASS, LABELS, [])
+    reordered = Pretrained(name="toy", path=str(classifier_dir)).load(AUTO_CLASS, LABELS[::-1], [])
+    assert reordered.fits
+    assert "put in order: positive, negative" in reordered.notices[0]
     with torch.no_grad():
-        expected, found = straight.model.eval()(**inputs).logits, turned.model.eval()(**inputs).logits
-    torch.testing.assert_close(found, expected.flip(-1))
-    assert turned.model.config.id2label == {0: "positive", 1: "negative"}
+        expected, result = original.model.eval()(**inputs).logits, reordered.model.eval()(**inputs).logits
+    torch.testing.assert_close(result, expected.flip(-1))
+    assert reordered.model.config.id2label == {0: "positive", 1: "negative"}
 
 
 @pytest.mark.parametrize(
@@ -75,15 +78,15 @@ def test_labels_in_another_order_are_put_in_order(classifier_dir: Path, tokenize
         (["cat", "dog"], ["no", "yes"], None, "its labels are cat, dog and the task's no, yes"),
     ],
 )
-def test_labels_meet_by_name_or_where_there_is_none_by_index(
+def test_labels_are_matched_by_name_or_else_by_index(
     own: list[str], labels: list[str], order: list[int] | None, reason: str
 ) -> None:
-    found, why, notices = match_labels(own, labels)
-    assert (found, why) == (order, reason)
+    actual_order, actual_reason, notices = match_labels(own, labels)
+    assert (actual_order, actual_reason) == (order, reason)
     assert bool(notices) == (own[0] == "LABEL_0" or order == [1, 0])
 
 
-def test_another_number_of_labels_is_to_be_finetuned(classifier_dir: Path) -> None:
+def test_a_teacher_with_another_number_of_labels_must_be_fine_tuned(classifier_dir: Path) -> None:
     start = Pretrained(name="toy", path=str(classifier_dir)).load(AUTO_CLASS, ["a", "b", "c"], [])
     assert not start.fits
     assert start.model.config.num_labels == 3
@@ -110,8 +113,8 @@ def test_a_local_path_must_be_a_model(tmp_path: Path, encoder_dir: Path) -> None
         Pretrained(name="toy")
 
 
-def hub_cache(root: Path, name: str, source: Path) -> None:
-    """Lay `source` out in `root` as the Hub's client does after a download."""
+def write_model_cache(root: Path, name: str, source: Path) -> None:
+    """Copies `source` into `root` as the Hub's client lays out a download."""
     commit = "0123456789abcdef0123456789abcdef01234567"
     repository = root / f"models--{name.replace('/', '--')}"
     snapshot = repository / "snapshots" / commit
@@ -122,10 +125,10 @@ def hub_cache(root: Path, name: str, source: Path) -> None:
     (repository / "refs" / "main").write_text(commit)
 
 
-def test_the_hubs_cache_is_found_without_the_hub(
+def test_a_teacher_is_loaded_from_the_hub_cache_offline(
     tmp_path: Path, classifier_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub_cache(tmp_path / "hub", "owner/toy", classifier_dir)
+    write_model_cache(tmp_path / "hub", "owner/toy", classifier_dir)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     source = Pretrained(name="toy", id="owner/toy")
     assert source.load(AUTO_CLASS, LABELS, []).fits
@@ -133,22 +136,20 @@ def test_the_hubs_cache_is_found_without_the_hub(
     assert source.fingerprint() == Pretrained(name="toy", path=str(classifier_dir)).fingerprint()
 
 
-def test_weights_that_are_nowhere_are_unreachable_with_three_remedies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_weights_are_reported_with_three_remedies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     with pytest.raises(UnreachableError, match=r"teacher.path=DIR .* \(hf download owner/toy\), or .* \+teacher=embed"):
         Pretrained(name="toy", id="owner/toy").locate()
 
 
-def test_a_fingerprint_follows_the_weights(classifier_dir: Path) -> None:
+def test_a_fingerprint_depends_on_the_weights_and_not_on_the_name(classifier_dir: Path) -> None:
     before = Pretrained(name="toy", path=str(classifier_dir)).fingerprint()
     assert before == Pretrained(name="other name", path=str(classifier_dir)).fingerprint()
     toy_bert(300, seed=1).save_pretrained(classifier_dir)
     assert before != Pretrained(name="toy", path=str(classifier_dir)).fingerprint()
 
 
-def test_the_embedded_teacher_is_the_same_every_time() -> None:
+def test_the_embedded_teacher_is_reproducible() -> None:
     texts = ["the quick brown fox jumps over the lazy dog"] * 10
     one, two = (
         Embedded(layers=1, hidden_size=16, heads=2, vocabulary=100).load(AUTO_CLASS, LABELS, texts) for _ in range(2)
@@ -170,11 +171,11 @@ def test_the_vocabulary_is_the_same_in_every_process() -> None:
         "texts = [f'{a}{b}{c} {c}{a}' for a in 'abcdefgh' for b in 'ijklmnop' for c in 'qrstuvwx']\n"
         "print(hashlib.sha256(train_tokenizer(texts, 120).backend_tokenizer.to_str().encode()).hexdigest())\n"
     )
-    found = {
+    digests = {
         subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         for _ in range(3)
     }
-    assert len(found) == 1
+    assert len(digests) == 1
 
 
 def test_a_frozen_model_stays_in_evaluation_mode() -> None:
@@ -200,18 +201,18 @@ def test_only_the_built_in_task_accepts_a_substitute(capsys: pytest.CaptureFixtu
         teaching.locate(requested, own)
     builtin = Classification(name="docstrings", text=["sentence"], builtin=True)
     assert teaching.locate(requested, builtin) == (stand_in, True)
-    shown = capsys.readouterr().out
-    assert "ANOTHER TEACHER TEACHES" in shown
-    assert "Requested    big" in shown
+    printed = capsys.readouterr().out
+    assert "ANOTHER TEACHER TEACHES" in printed
+    assert "Requested    big" in printed
     assert teaching.locate(stand_in, own) == (stand_in, False)
 
 
-def test_a_teacher_worse_than_the_majority_stops_the_run() -> None:
+def test_a_teacher_worse_than_the_majority_is_refused() -> None:
     task = Classification(name="toy", text="sentence")
 
-    def scores(*classes: int) -> Scores:
+    def make_scores(*classes: int) -> Scores:
         return Scores({"logits": np.eye(2)[list(classes)]}, np.array([0, 0, 0, 1]), np.arange(4))
 
-    task.check_teacher(scores(0, 0, 0, 0), "toy")
+    task.check_teacher(make_scores(0, 0, 0, 0), "toy")
     with pytest.raises(UserError, match=r"accuracy of 0.500 on dev, always answering the majority class has 0.750"):
-        task.check_teacher(scores(1, 0, 0, 0), "toy")
+        task.check_teacher(make_scores(1, 0, 0, 0), "toy")

@@ -1,4 +1,4 @@
-"""A corpus of forty lines, and the sequences that a task makes of it."""
+"""A corpus of forty lines, and helpers that encode and compare its sequences."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,58 +20,58 @@ from tests.conftest import BAD, GOOD
 BATCHES = {"batch_size": 4, "batch_tokens": None, "accumulate": 2, "seed": 0}
 
 
-def text_of(number: int, count: int) -> str:
-    """Sentences of a document, most of them unlike those of another."""
+def make_text(number: int, count: int) -> str:
+    """Returns the sentences of a document; most of them differ from those of other documents."""
     random = np.random.default_rng(number)
     return " ".join(f"{random.choice([*GOOD, *BAD]).capitalize()} {number}." for _ in range(count))
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty documents, each of them a line."""
+def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty documents, one per line."""
     path = tmp_path_factory.mktemp("corpus") / "a.txt"
-    path.write_text("\n".join(text_of(number, 3 + number % 9) for number in range(40)))
+    path.write_text("\n".join(make_text(number, 3 + number % 9) for number in range(40)))
     return path
 
 
-def task_of(place: Path | str, **options: Any) -> MaskedLM:
+def make_task(corpus_file: Path | str, **options: Any) -> MaskedLM:
     defaults = {"name": "mlm", "mask": Masking(), "documents": "line", "max_length": 16, "dev_fraction": 0.2}
-    return MaskedLM(data_dir=str(place), **{**defaults, "packing": "doc_sentences", **options})  # type: ignore[arg-type]
+    return MaskedLM(data_dir=str(corpus_file), **{**defaults, "packing": "doc_sentences", **options})  # type: ignore[arg-type]
 
 
 def encode(task: MaskedLM, tokenizer: PreTrainedTokenizerBase, cache: Path) -> dict[str, Any]:
     return task.encode(task.read(cache), tokenizer, cache)
 
 
-def cached(task: MaskedLM, tokenizer: PreTrainedTokenizerBase, cache: Path) -> dict[str, Sequences]:
+def encode_cached(task: MaskedLM, tokenizer: PreTrainedTokenizerBase, cache: Path) -> dict[str, Sequences]:
     splits = encode(task, tokenizer, cache)
     assert all(isinstance(split, Sequences) for split in splits.values())
     return splits
 
 
-def same(one: Batch, other: Batch) -> bool:
+def equal_batches(one: Batch, other: Batch) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def restored(batch: Batch) -> list[list[int]]:
-    """The tokens of each sequence before they were masked."""
+def unmask(batch: Batch) -> list[list[int]]:
+    """Returns the tokens of each sequence before masking."""
     ids = torch.where(batch["labels"] != IGNORED, batch["labels"], batch["input_ids"])
     return [row[mask.bool()].tolist() for row, mask in zip(ids, batch["attention_mask"], strict=True)]
 
 
-def everything(examples: Sequences) -> list[list[int]]:
-    return [restored(examples[[index]])[0] for index in range(len(examples))]
+def unmask_all(examples: Sequences) -> list[list[int]]:
+    return [unmask(examples[[index]])[0] for index in range(len(examples))]
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What will be the keys of all documents that are read."""
-    drawn: list[str] = []
+def record_documents(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns a list that fills with the keys of all documents that are read."""
+    keys: list[str] = []
     original = Corpus.read_documents
 
     def documents(self: Corpus, **options: Any) -> Iterator[Document]:
         for document in original(self, **options):
-            drawn.append(document.key)
+            keys.append(document.key)
             yield document
 
     monkeypatch.setattr(Corpus, "read_documents", documents)
-    return drawn
+    return keys

@@ -24,14 +24,14 @@ from distill.text import readers
 from distill.text.corpus import Corpus, Document, Position, choose_held_out, is_held_out
 from distill.text.masking import Masking
 from distill.text.sequences import SequenceSettings, open_corpus
-from tests.data.test_tables import cached
+from tests.data.test_tables import write_hub_cache
 
-# Texts that other readers split, joined or lost.
+# Texts that other readers split, join or lose.
 TEXTS = ("one two", "caf\u00e9 \u2014 \u4f60\u597d", "form\x0cfeed", "line\u2028separator", "null", '"quoted"', "  led")
 
 
-def corpus(place: Path | None, **options: Any) -> Corpus:
-    return Corpus(data_dir=None if place is None else str(place), **options)
+def make_corpus(path: Path | None, **options: Any) -> Corpus:
+    return Corpus(data_dir=None if path is None else str(path), **options)
 
 
 def write(path: Path, content: str | bytes | list[Any]) -> Path:
@@ -54,17 +54,17 @@ def write(path: Path, content: str | bytes | list[Any]) -> Path:
 
 def join_documents(documents: Iterator[Document]) -> dict[str, str]:
     """Returns texts by key; asserts that the chunks of a document are consecutive and no key occurs twice."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key, parts in groupby(documents, key=lambda document: document.key):
-        assert key not in found
+        assert key not in texts
         listed = list(parts)
         assert [document.chunk for document in listed] == list(range(len(listed)))
-        found[key] = "".join(document.text for document in listed)
-    return found
+        texts[key] = "".join(document.text for document in listed)
+    return texts
 
 
-def read(place: Path | None, **options: Any) -> dict[str, str]:
-    return join_documents(corpus(place, **options).read_documents())
+def read(path: Path | None, **options: Any) -> dict[str, str]:
+    return join_documents(make_corpus(path, **options).read_documents())
 
 
 # Formats
@@ -167,8 +167,8 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "READ_BYTES", 3)
 
 
-def parts(place: Path, **options: Any) -> list[tuple[str, int, str]]:
-    return [(document.key, document.chunk, document.text) for document in corpus(place, **options).read_documents()]
+def read_chunks(path: Path, **options: Any) -> list[tuple[str, int, str]]:
+    return [(document.key, document.chunk, document.text) for document in make_corpus(path, **options).read_documents()]
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -176,21 +176,21 @@ def test_a_chunk_ends_after_a_line_or_else_after_a_word(tmp_path: Path):
     text = "ab\ncd\nefgh\nij klmnopq\nrstuvwxyz123\n"
     expected = ["ab\ncd\n", "efgh\n", "ij ", "klmnopq\n", "rstuvwxy", "z123\n"]
     write(tmp_path / "a.txt", text)
-    assert parts(tmp_path) == [("a.txt#0", part, text) for part, text in enumerate(expected)]
+    assert read_chunks(tmp_path) == [("a.txt#0", part, text) for part, text in enumerate(expected)]
     row = write(tmp_path / "rows" / "a.jsonl", [text, "next"])
-    assert parts(row)[:-1] == [("a.jsonl#0", part, text) for part, text in enumerate(expected)]
-    assert parts(row)[-1] == ("a.jsonl#1", 0, "next")
+    assert read_chunks(row)[:-1] == [("a.jsonl#0", part, text) for part, text in enumerate(expected)]
+    assert read_chunks(row)[-1] == ("a.jsonl#1", 0, "next")
 
 
 @pytest.mark.usefixtures("small_chunks")
 def test_long_lines_and_paragraphs_are_read_in_chunks(tmp_path: Path):
     write(tmp_path / "a.txt", "ab cd ef gh\nij\nkl\nmn\n\nop\n")
-    assert parts(tmp_path, split_by="line") == [
+    assert read_chunks(tmp_path, split_by="line") == [
         ("a.txt#0", 0, "ab cd "),
         ("a.txt#0", 1, "ef gh"),
         *[(f"a.txt#{number}", 0, text) for number, text in enumerate(["ij", "kl", "mn", "op"], 1)],
     ]
-    assert parts(tmp_path, split_by="paragraph") == [
+    assert read_chunks(tmp_path, split_by="paragraph") == [
         ("a.txt#0", 0, "ab cd "),
         ("a.txt#0", 1, "ef gh\n"),
         ("a.txt#0", 2, "ij\nkl\n"),
@@ -202,7 +202,7 @@ def test_long_lines_and_paragraphs_are_read_in_chunks(tmp_path: Path):
 @pytest.mark.usefixtures("small_chunks")
 def test_blank_chunks_are_omitted(tmp_path: Path):
     write(tmp_path / "a.txt", "\n" * 20 + "one" + "\n" * 20 + "two")
-    assert [part for _, part, _ in parts(tmp_path)] == [0, 1]
+    assert [part for _, part, _ in read_chunks(tmp_path)] == [0, 1]
     assert "".join(read(tmp_path).values()).split() == ["one", "two"]
 
 
@@ -223,8 +223,8 @@ def test_chunk_boundaries_do_not_change_the_text(
         blocks = list(readers.read_blocks(path))
         assert "".join(blocks) == "\n".join(lines)
         assert max(map(len, blocks)) <= size
-        found = corpus_module._number_documents("cut", readers._split_text(blocks, "line"))
-        read_lines = ["".join(text.split()) for text in join_documents(found).values()]
+        documents = corpus_module._number_documents("cut", readers._split_text(blocks, "line"))
+        read_lines = ["".join(text.split()) for text in join_documents(documents).values()]
         assert read_lines == ["".join(line.split()) for line in lines if line.strip()]
         assert all(
             len(document.text) <= size for document in corpus_module._number_documents("", readers.split_rows([text]))
@@ -243,7 +243,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str, kind: str
     characters = 0
     tracemalloc.start()
     try:
-        for document in corpus(tmp_path, split_by=kind).read_documents():
+        for document in make_corpus(tmp_path, split_by=kind).read_documents():
             assert len(document.text) <= readers.CHUNK_SIZE
             characters += len(document.text)
         _, peak = tracemalloc.get_traced_memory()
@@ -261,7 +261,7 @@ def test_memory_does_not_grow_with_a_table(tmp_path: Path):
     pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet", row_group_size=len(text))
     before = pa.total_allocated_bytes()
     peak = 0
-    for document in corpus(tmp_path).read_documents():
+    for document in make_corpus(tmp_path).read_documents():
         assert len(document.text) == 4000
         peak = max(peak, pa.total_allocated_bytes() - before)
     assert peak < 16 * 2**20
@@ -281,33 +281,33 @@ def write_files(root: Path, count: int) -> Path:
 @pytest.mark.parametrize("kind", corpus_module.DOCUMENT_UNITS)
 @pytest.mark.parametrize("count", [1, 3, 11])
 def test_each_document_goes_to_one_process(tmp_path: Path, count: int, kind: str):
-    shared = corpus(write_files(tmp_path, count), split_by=kind)
+    shared = make_corpus(write_files(tmp_path, count), split_by=kind)
     alone = join_documents(shared.read_documents())
     for world in (1, 2, 3, 40):
-        found = [join_documents(shared.read_documents(rank=rank, world_size=world)) for rank in range(world)]
-        assert sum(map(len, found)) == len(alone)
-        assert {key: text for part in found for key, text in part.items()} == alone
+        by_rank = [join_documents(shared.read_documents(rank=rank, world_size=world)) for rank in range(world)]
+        assert sum(map(len, by_rank)) == len(alone)
+        assert {key: text for part in by_rank for key, text in part.items()} == alone
 
 
 def test_documents_alternate_between_processes(tmp_path: Path):
-    shared = corpus(write(tmp_path / "a.txt", "\n".join("abcdefg")), split_by="line")
-    found = [[d.text for d in shared.read_documents(rank=rank, world_size=3)] for rank in range(3)]
-    assert found == [["a", "d", "g"], ["b", "e"], ["c", "f"]]
+    shared = make_corpus(write(tmp_path / "a.txt", "\n".join("abcdefg")), split_by="line")
+    by_rank = [[d.text for d in shared.read_documents(rank=rank, world_size=3)] for rank in range(3)]
+    assert by_rank == [["a", "d", "g"], ["b", "e"], ["c", "f"]]
 
 
 @pytest.mark.usefixtures("small_chunks")
 def test_the_chunks_of_a_document_belong_to_one_process(tmp_path: Path):
     write(tmp_path / "a.txt", "ab\ncd\nef\ngh\n")
     write(tmp_path / "b.txt", "ij\nkl\nmn\nop\n")
-    shared = corpus(tmp_path)
-    found = [[(d.key, d.chunk) for d in shared.read_documents(rank=rank, world_size=2)] for rank in range(2)]
-    assert found == [[("a.txt#0", 0), ("a.txt#0", 1)], [("b.txt#0", 0), ("b.txt#0", 1)]]
+    shared = make_corpus(tmp_path)
+    by_rank = [[(d.key, d.chunk) for d in shared.read_documents(rank=rank, world_size=2)] for rank in range(2)]
+    assert by_rank == [[("a.txt#0", 0), ("a.txt#0", 1)], [("b.txt#0", 0), ("b.txt#0", 1)]]
 
 
 @pytest.mark.parametrize("kind", corpus_module.DOCUMENT_UNITS)
 @pytest.mark.parametrize(("count", "world"), [(3, 1), (3, 2), (9, 2)])
 def test_reading_resumes_from_a_position(tmp_path: Path, kind: str, count: int, world: int):
-    shared = corpus(write_files(tmp_path, count), split_by=kind)
+    shared = make_corpus(write_files(tmp_path, count), split_by=kind)
     for rank in range(world):
         share = {"rank": rank, "world_size": world, "select": lambda key: not key.endswith("1")}
         expected = list(shared.read_documents(**share))
@@ -320,7 +320,7 @@ def test_reading_resumes_from_a_position(tmp_path: Path, kind: str, count: int, 
 def test_with_many_files_a_process_opens_only_its_own(tmp_path: Path):
     for number in range(8):
         write(tmp_path / f"{number}.txt", b"\xff" if number % 2 else "one\ntwo")
-    shared = corpus(tmp_path, split_by="line")
+    shared = make_corpus(tmp_path, split_by="line")
     assert list(join_documents(shared.read_documents(rank=0, world_size=2))) == [
         f"{n}.txt#{d}" for n in (0, 2, 4, 6) for d in (0, 1)
     ]
@@ -331,7 +331,7 @@ def test_with_many_files_a_process_opens_only_its_own(tmp_path: Path):
 def test_a_process_may_have_no_document(tmp_path: Path):
     for number in range(8):
         write(tmp_path / f"{number}.txt", "one" if number == 3 else "\n")
-    shared = corpus(tmp_path)
+    shared = make_corpus(tmp_path)
     assert list(shared.read_documents(rank=0, world_size=2)) == []
     assert list(join_documents(shared.read_documents(rank=1, world_size=2))) == ["3.txt#0"]
     assert list(shared.read_documents(rank=2, world_size=3)) == []
@@ -340,7 +340,7 @@ def test_a_process_may_have_no_document(tmp_path: Path):
 @pytest.mark.parametrize(("rank", "world"), [(-1, 2), (2, 2), (0, 0)])
 def test_a_rank_outside_the_world_raises(tmp_path: Path, rank: int, world: int):
     with pytest.raises(ValueError, match=rf"rank is {rank}, expected 0 to {world - 1}"):
-        next(corpus(tmp_path).read_documents(rank=rank, world_size=world))
+        next(make_corpus(tmp_path).read_documents(rank=rank, world_size=world))
 
 
 # Errors
@@ -385,13 +385,13 @@ def test_a_rank_outside_the_world_raises(tmp_path: Path, rank: int, world: int):
         ),
     ],
 )
-def test_a_mistake_in_a_file_raises(tmp_path: Path, name: str, content: Any, message: str):
+def test_an_invalid_file_is_named_in_the_error(tmp_path: Path, name: str, content: Any, message: str):
     write(tmp_path / name, content)
     for rank in range(2):
-        with pytest.raises(UserError, match=message) as told:
-            list(corpus(tmp_path).read_documents(rank=rank, world_size=2))
-        assert "\n" not in str(told.value)
-        assert str(tmp_path) in str(told.value)
+        with pytest.raises(UserError, match=message) as caught:
+            list(make_corpus(tmp_path).read_documents(rank=rank, world_size=2))
+        assert "\n" not in str(caught.value)
+        assert str(tmp_path) in str(caught.value)
 
 
 def test_a_missing_parquet_column_raises(tmp_path: Path):
@@ -405,9 +405,9 @@ def test_a_damaged_gzip_file_raises(tmp_path: Path, name: str):
     packed = write(tmp_path / name, [f"row {number}" for number in range(1000)]).read_bytes()
     for broken in (packed[:-20], packed[:200] + b"\xff" * 200 + packed[400:], b"no gzip", packed + b"more"):
         (tmp_path / name).write_bytes(broken)
-        with pytest.raises(UserError, match=rf"{name} cannot be read: \w") as told:
+        with pytest.raises(UserError, match=rf"{name} cannot be read: \w") as caught:
             read(tmp_path)
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_parquet_file_raises(tmp_path: Path):
@@ -415,9 +415,9 @@ def test_a_damaged_parquet_file_raises(tmp_path: Path):
     content = path.read_bytes()
     for broken in (content[: len(content) // 2], content[:4] + b"\xff" * 200 + content[204:]):
         path.write_bytes(broken)
-        with pytest.raises(UserError, match=r"a\.parquet cannot be read: \w") as told:
+        with pytest.raises(UserError, match=r"a\.parquet cannot be read: \w") as caught:
             read(tmp_path)
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_raises(tmp_path: Path):
@@ -430,9 +430,9 @@ def test_a_missing_file_raises(tmp_path: Path):
     ):
         read(write(tmp_path / "a.csv", "one"))
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
-    for ask in (Corpus.compute_fingerprint, Corpus.count_bytes, lambda it: list(it.read_documents())):
+    for method in (Corpus.compute_fingerprint, Corpus.count_bytes, lambda it: list(it.read_documents())):
         with pytest.raises(UserError, match=r"gone\.txt cannot be read: No such file"):
-            ask(corpus(tmp_path))
+            method(make_corpus(tmp_path))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -445,12 +445,12 @@ def test_an_unreadable_folder_raises(tmp_path: Path):
 
 def test_an_unknown_document_unit_raises():
     with pytest.raises(ValueError, match=r"split_by is 'page', expected one of file, paragraph, line"):
-        corpus(Path("anywhere"), split_by="page")
+        make_corpus(Path("anywhere"), split_by="page")
 
 
 def test_a_task_without_text_raises():
     with pytest.raises(UserError, match=r"the task has no built-in text: set task\.data_dir=DIR with \.txt"):
-        corpus(None)
+        make_corpus(None)
 
 
 # The Hub
@@ -464,15 +464,15 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loader], list[Any]]:
     import datasets
 
     def install(loader: Loader) -> list[Any]:
-        asked: list[Any] = []
+        calls: list[Any] = []
 
         def load(*arguments: Any, **options: Any) -> Any:
-            asked.append((arguments, options))
+            calls.append((arguments, options))
             return loader()
 
-        monkeypatch.setattr(hub, "check_file", lambda *arguments, **options: asked.append((arguments, options)))
+        monkeypatch.setattr(hub, "check_file", lambda *arguments, **options: calls.append((arguments, options)))
         monkeypatch.setattr(datasets, "load_dataset", load)
-        return asked
+        return calls
 
     return install
 
@@ -492,13 +492,13 @@ def hub_key(text: str, split: str) -> str:
 
 
 def test_a_data_set_of_the_hub_is_streamed(online: Online):
-    asked = online(stream(lambda: iter({"body": text, "id": 3} for text in (*TEXTS, "", "last"))))
-    shared = corpus(None, hub_id="owner/books:small", column="body", split="test")
+    calls = online(stream(lambda: iter({"body": text, "id": 3} for text in (*TEXTS, "", "last"))))
+    shared = make_corpus(None, hub_id="owner/books:small", column="body", split="test")
     expected = {hub_key(text, "test"): text for text in (*TEXTS, "last")}
     assert join_documents(shared.read_documents()) == expected
-    dealt = [join_documents(shared.read_documents(rank=rank, world_size=3)) for rank in range(3)]
-    assert [list(found) for found in dealt] == [list(expected)[rank::3] for rank in range(3)]
-    assert asked == [
+    by_rank = [join_documents(shared.read_documents(rank=rank, world_size=3)) for rank in range(3)]
+    assert [list(documents) for documents in by_rank] == [list(expected)[rank::3] for rank in range(3)]
+    assert calls == [
         (("owner/books", ".gitattributes"), {"kind": "dataset"}),
         (("owner/books", "small"), {"split": "test", "streaming": True}),
     ]
@@ -509,37 +509,37 @@ def test_a_data_set_of_the_hub_is_streamed(online: Online):
 def test_each_process_reads_its_own_shards_of_the_hub(online: Online):
     import datasets
 
-    asked: list[int] = []
+    shards: list[int] = []
 
     def rows(part: list[int]) -> Iterator[dict[str, str]]:
         for number in part:
-            asked.append(number)
+            shards.append(number)
             yield from ({"text": f"shard {number}, row {row}"} for row in range(3))
 
     online(lambda: datasets.IterableDataset.from_generator(rows, gen_kwargs={"part": list(range(8))}))
-    shared = corpus(None, hub_id="owner/books")
+    shared = make_corpus(None, hub_id="owner/books")
     everything = {hub_key(f"shard {number}, row {row}", "train") for number in range(8) for row in range(3)}
     assert set(join_documents(shared.read_documents())) == everything
-    found = []
+    by_rank = []
     for rank in range(2):
-        asked.clear()
-        found.append(set(join_documents(shared.read_documents(rank=rank, world_size=2))))
-        assert asked == list(range(rank, 8, 2))
-    assert found[0] | found[1] == everything
-    assert not found[0] & found[1]
+        shards.clear()
+        by_rank.append(set(join_documents(shared.read_documents(rank=rank, world_size=2))))
+        assert shards == list(range(rank, 8, 2))
+    assert by_rank[0] | by_rank[1] == everything
+    assert not by_rank[0] & by_rank[1]
     position = Position()
     reading = shared.read_documents(position=position)
     for _ in range(7):  # Two shards, and a row.
         next(reading)
-    asked.clear()
+    shards.clear()
     assert [document.text for document in shared.read_documents(position=replace(position))][:2] == [
         "shard 2, row 1",
         "shard 2, row 2",
     ]
-    assert asked == list(range(2, 8))
+    assert shards == list(range(2, 8))
 
 
-def test_a_mistake_in_a_shard_raises(online: Online):
+def test_an_invalid_row_of_a_shard_is_named_in_the_error(online: Online):
     import datasets
 
     def rows(part: list[str]) -> Iterator[dict[str, Any]]:
@@ -598,7 +598,7 @@ def raise_after_a_row(error: Exception) -> Iterator[Any]:
         ),
     ],
 )
-def test_a_mistake_in_a_stream_raises(online: Online, rows: Any, kind: type[Exception], message: str):
+def test_an_error_in_a_stream_names_the_data_set(online: Online, rows: Any, kind: type[Exception], message: str):
     online(stream(rows))
     with pytest.raises(kind, match=message):
         read(None, hub_id="owner/books")
@@ -635,7 +635,7 @@ def test_a_data_set_of_the_hub_is_loaded_from_the_cache(tmp_path: Path, monkeypa
         UnreachableError, match=r"data set owner/films:toy is not in the cache and cannot be downloaded .* go online"
     ):
         read(None, **options)
-    cached(tmp_path / "hub", {"train": [(text, 0) for text in TEXTS], "test": [("a", -1)]})
+    write_hub_cache(tmp_path / "hub", {"train": [(text, 0) for text in TEXTS], "test": [("a", -1)]})
     assert list(read(None, **options).values()) == list(TEXTS)
     assert read(None, **options, split="test") == {hub_key("a", "test"): "a"}
     with pytest.raises(UserError, match=r"owner/films:toy, split dev, cannot be loaded: Unknown split \"dev\""):
@@ -649,51 +649,51 @@ def test_a_data_set_of_the_hub_is_loaded_from_the_cache(tmp_path: Path, monkeypa
 
 def test_the_fingerprint_depends_on_the_content_and_not_on_the_folder(tmp_path: Path):
     first = write_files(tmp_path / "first", 2)
-    found = [
-        corpus(first).compute_fingerprint(),
-        corpus(first, column="body").compute_fingerprint(),
-        corpus(first, split_by="line").compute_fingerprint(),
-        corpus(first / "rows.jsonl").compute_fingerprint(),
+    fingerprints = [
+        make_corpus(first).compute_fingerprint(),
+        make_corpus(first, column="body").compute_fingerprint(),
+        make_corpus(first, split_by="line").compute_fingerprint(),
+        make_corpus(first / "rows.jsonl").compute_fingerprint(),
     ]
     shutil.copytree(first, tmp_path / "second")
-    assert corpus(tmp_path / "second").compute_fingerprint() == found[0]
-    assert corpus(tmp_path / "second" / "rows.jsonl").compute_fingerprint() == found[3]
+    assert make_corpus(tmp_path / "second").compute_fingerprint() == fingerprints[0]
+    assert make_corpus(tmp_path / "second" / "rows.jsonl").compute_fingerprint() == fingerprints[3]
     write(tmp_path / "second" / "notes.pdf", "no text")
-    assert corpus(tmp_path / "second").compute_fingerprint() == found[0]
+    assert make_corpus(tmp_path / "second").compute_fingerprint() == fingerprints[0]
     write(tmp_path / "second" / "01.txt", "FIRST 1\n\nsecond 1\n")
-    found.append(corpus(tmp_path / "second").compute_fingerprint())
+    fingerprints.append(make_corpus(tmp_path / "second").compute_fingerprint())
     (tmp_path / "second" / "01.txt").rename(tmp_path / "second" / "02.txt")
-    found.append(corpus(tmp_path / "second").compute_fingerprint())
-    assert len(set(found)) == len(found)
-    assert all(len(digest) == 64 for digest in found)
+    fingerprints.append(make_corpus(tmp_path / "second").compute_fingerprint())
+    assert len(set(fingerprints)) == len(fingerprints)
+    assert all(len(digest) == 64 for digest in fingerprints)
 
 
 def test_the_fingerprint_of_a_large_corpus_uses_modification_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = write(tmp_path / "a.txt", "one")
     os.utime(path, ns=(0, 1))
-    by_content = corpus(tmp_path).compute_fingerprint()
+    by_content = make_corpus(tmp_path).compute_fingerprint()
     monkeypatch.setattr(corpus_module, "MAX_HASHED_BYTES", 2)
-    by_time = corpus(tmp_path).compute_fingerprint()
+    by_time = make_corpus(tmp_path).compute_fingerprint()
     assert by_time != by_content
     write(path, "two")
     os.utime(path, ns=(0, 1))
-    assert corpus(tmp_path).compute_fingerprint() == by_time
+    assert make_corpus(tmp_path).compute_fingerprint() == by_time
     os.utime(path, ns=(0, 2))
-    assert corpus(tmp_path).compute_fingerprint() != by_time
+    assert make_corpus(tmp_path).compute_fingerprint() != by_time
 
 
 def test_the_fingerprint_of_a_data_set_needs_no_network():
     names = [("owner/books", "train"), ("owner/books:small", "train"), ("owner/books", "test")]
-    found = {corpus(None, hub_id=name, split=split).compute_fingerprint() for name, split in names}
-    assert len(found) == 3
+    fingerprints = {make_corpus(None, hub_id=name, split=split).compute_fingerprint() for name, split in names}
+    assert len(fingerprints) == 3
 
 
-def test_the_size_includes_all_files(tmp_path: Path):
+def test_the_size_includes_all_text_files(tmp_path: Path):
     write(tmp_path / "a.txt", "12345")
     write(tmp_path / "b" / "c.md", "123")
     write(tmp_path / "b" / "d.pdf", "123")
-    assert corpus(tmp_path).count_bytes() == 8
-    assert corpus(tmp_path / "a.txt").count_bytes() == 5
+    assert make_corpus(tmp_path).count_bytes() == 8
+    assert make_corpus(tmp_path / "a.txt").count_bytes() == 5
 
 
 # Held out
@@ -712,12 +712,12 @@ def test_the_held_out_share_is_near_the_fraction(fraction: float):
 
 
 def test_held_out_keys_are_the_same_on_every_machine():
-    # Worked out once: with another hash, a run that goes on would train on what it held out before.
+    # Computed once: with another hash, a resumed run would train on documents that it held out before.
     held = choose_held_out([f"a.txt#{number}" for number in range(30)], fraction=0.1, seed=0)
     assert held == {"a.txt#13", "a.txt#15", "a.txt#23"}
 
 
-def test_a_larger_fraction_holds_out_the_same_and_more():
+def test_a_larger_fraction_holds_out_more_and_all_of_the_smaller_one():
     keys = [f"{number}" for number in range(500)]
     assert choose_held_out(keys, fraction=0.1, seed=3) < choose_held_out(keys, fraction=0.2, seed=3)
 
@@ -733,9 +733,9 @@ def test_at_least_one_document_is_held_out_and_one_is_not(keys: set[str], fracti
 
 def test_a_file_name_that_is_not_utf8_has_a_key(tmp_path: Path):
     write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt")), "one\ntwo")
-    odd = corpus(tmp_path, split_by="line")
+    odd = make_corpus(tmp_path, split_by="line")
     assert len(choose_held_out(list(join_documents(odd.read_documents())), fraction=0.1, seed=0)) == 1
-    assert odd.compute_fingerprint() == corpus(tmp_path, split_by="line").compute_fingerprint()
+    assert odd.compute_fingerprint() == make_corpus(tmp_path, split_by="line").compute_fingerprint()
 
 
 def test_a_single_document_cannot_be_split(tmp_path: Path):
@@ -750,7 +750,7 @@ def test_a_single_document_cannot_be_split(tmp_path: Path):
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
-def test_a_fraction_is_between_0_and_1(fraction: float):
+def test_a_fraction_outside_0_and_1_raises(fraction: float):
     with pytest.raises(ValueError, match=rf"fraction is {fraction}, expected a number between 0 and 1"):
         is_held_out("a", fraction=fraction, seed=0)
 
@@ -760,18 +760,18 @@ def test_keys_are_read_without_the_rest_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text(" \n")
     (tmp_path / "c.jsonl").write_text('{"text": "three"}\n{"text": "four"}\n')
     for kind in corpus_module.DOCUMENT_UNITS:
-        read = corpus(tmp_path, split_by=kind)
+        read = make_corpus(tmp_path, split_by=kind)
         assert list(read.read_keys()) == [document.key for document in read.read_documents() if document.chunk == 0]
-    (tmp_path / "a.txt").write_bytes(b"word\n" * readers.CHUNK_SIZE + b"\xff")  # Broken far behind its beginning.
-    assert next(iter(corpus(tmp_path).read_keys())) == "a.txt#0"
+    (tmp_path / "a.txt").write_bytes(b"word\n" * readers.CHUNK_SIZE + b"\xff")  # Invalid far from its beginning.
+    assert next(iter(make_corpus(tmp_path).read_keys())) == "a.txt#0"
 
 
 def test_only_selected_documents_are_read(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"\xff")  # Whoever reads it fails.
+    (tmp_path / "a.txt").write_bytes(b"\xff")  # Reading it raises an error.
     (tmp_path / "b.txt").write_text("Two.")
     (tmp_path / "c.jsonl").write_text('{"text": "three"}\n{"text": "four"}\n')
-    found = corpus(tmp_path).read_documents(select=lambda key: key in ("b.txt#0", "c.jsonl#1"))
-    assert [document.text for document in found] == ["Two.", "four"]
+    documents = make_corpus(tmp_path).read_documents(select=lambda key: key in ("b.txt#0", "c.jsonl#1"))
+    assert [document.text for document in documents] == ["Two.", "four"]
 
 
 def test_a_data_set_of_the_hub_has_precedence_over_the_built_in_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Are the right tokens chosen, as often and as evenly as they should be, and replaced by what should be there?"""
+"""Tests that masking chooses the right number of tokens evenly and replaces them in the configured shares."""
 
 import subprocess
 import sys
@@ -31,46 +31,46 @@ def masker(*, seed: int = 0, vocabulary_size: int = VOCABULARY, **options: Any) 
 
 
 def sentence(*lengths: int) -> Pair:
-    """Ids and continuations of one text: words of so many tokens, each token another one, between special tokens."""
+    """Returns ids and continuations of one text: words of these numbers of tokens, between special tokens."""
     words = np.arange(100, 100 + sum(lengths)) % 900 + 100
     continues = np.concatenate([np.arange(length) > 0 for length in lengths])
     return np.r_[1, words, SEPARATOR], np.r_[False, continues, False]
 
 
-def masked(mask: Masker, sequence: Pair, count: int) -> Pair:
-    """Inputs and labels `[count, n]` of examples that all have the same tokens."""
+def mask_examples(mask: Masker, sequence: Pair, count: int) -> Pair:
+    """Returns inputs and labels `[count, n]` of examples that all have the same tokens."""
     pairs = [mask(*sequence, example=example, visit=0) for example in range(count)]
     inputs, labels = zip(*pairs, strict=True)
     return np.stack(inputs), np.stack(labels)
 
 
-def assert_near(found: np.ndarray, expected: Any, errors: float = 4.5) -> None:
-    """That the mean over the first axis is within so many standard errors of what is expected."""
-    standard_error = found.std(axis=0) / len(found) ** 0.5
-    assert (abs(found.mean(axis=0) - expected) <= errors * standard_error).all()
+def assert_near(values: np.ndarray, expected: Any, errors: float = 4.5) -> None:
+    """Asserts that the mean over the first axis is within `errors` standard errors of the expected value."""
+    standard_error = values.std(axis=0) / len(values) ** 0.5
+    assert (abs(values.mean(axis=0) - expected) <= errors * standard_error).all()
 
 
 def assert_even(counts: np.ndarray, draws: int, share: float) -> None:
-    """That counts of `draws` choices of a `share` of the places, each without replacement, favour no place.
+    """Asserts that `draws` choices of a `share` of the positions, each without replacement, favour no position.
 
-    Together they always make the same sum, hence one degree of freedom less, and the variance of each is smaller than
-    that of independent choices by `1 - share`.
+    The counts have a fixed sum, hence one degree of freedom less. The variance of each is smaller than that of
+    independent choices by `1 - share`.
     """
     variance = draws * share * (1 - share) * len(counts) / (len(counts) - 1)
     chi2 = ((counts - draws * share) ** 2).sum() / variance
     assert 1e-4 < stats.chi2.sf(chi2, len(counts) - 1) < 1 - 1e-4
 
 
-# Which tokens
+# Choice of tokens
 
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("probability", [0.15, 0.4])
-def test_a_share_of_the_tokens_is_chosen(unit: str, probability: float):
+def test_the_configured_share_of_the_tokens_is_chosen(unit: str, probability: float):
     lengths = np.random.default_rng(0).integers(1, 4, size=60).tolist()
-    _, labels = masked(masker(unit=unit, probability=probability), sentence(*lengths), 100)
+    _, labels = mask_examples(masker(unit=unit, probability=probability), sentence(*lengths), 100)
     shares = (labels != -100).sum(axis=1) / sum(lengths)
-    # Half a token of rounding, and up to two where no word is short enough for the last of the budget.
+    # Rounding takes up to half a token. Two more remain if every word is longer than the rest of the budget.
     below = (0.5 if unit == "token" else 2.5) / sum(lengths)
     assert (shares >= probability - below).all()
     assert (shares <= probability + 0.5 / sum(lengths)).all()
@@ -90,47 +90,47 @@ def test_a_share_of_the_tokens_is_chosen(unit: str, probability: float):
     ],
 )
 def test_the_number_of_tokens_is_rounded_half_up(probability: float, tokens: int, chosen: int):
-    for unit in UNITS:  # Where every word is one token, the budget is used up by all of them.
-        _, labels = masked(masker(unit=unit, probability=probability), sentence(*[1] * tokens), 20)
+    for unit in UNITS:  # With words of one token, every unit uses the whole budget.
+        _, labels = mask_examples(masker(unit=unit, probability=probability), sentence(*[1] * tokens), 20)
         assert (labels != -100).sum(axis=1).tolist() == [chosen] * 20
 
 
 @pytest.mark.parametrize(("unit", "length"), [("token", 1), ("token", 3), ("whole_word", 1), ("whole_word", 3)])
-def test_all_places_are_chosen_equally_often(unit: str, length: int):
+def test_all_positions_are_chosen_equally_often(unit: str, length: int):
     words = 60 // length
-    _, labels = masked(masker(unit=unit, probability=0.2), sentence(*[length] * words), 2000)
+    _, labels = mask_examples(masker(unit=unit, probability=0.2), sentence(*[length] * words), 2000)
     chosen = (labels != -100)[:, 1:-1]
     assert chosen.sum() == 2000 * 12
     counts = chosen.sum(axis=0)
     assert_even(counts if unit == "token" else counts[::length], 2000, 0.2)
 
 
-def test_where_short_spans_lie():
-    """Two of ten words: with 0.8 one span of both, at nine places; else two of one word, at any place."""
-    _, labels = masked(masker(unit="span", probability=0.2, span_longest=10), sentence(*[1] * 10), 4000)
+def test_short_spans_are_placed_with_equal_probability():
+    """A budget of two of ten words gives one span of two, at nine positions, or two spans of one, anywhere."""
+    _, labels = mask_examples(masker(unit="span", probability=0.2, span_longest=10), sentence(*[1] * 10), 4000)
     alone = 0.2 / (1 - 0.8**10)
     at_edge, inside = ((1 - alone) * count / 9 + alone * 0.2 for count in (1, 2))
     assert_near((labels != -100)[:, 1:-1], [at_edge, *[inside] * 8, at_edge])
 
 
-def test_words_stay_whole():
+def test_words_are_never_masked_in_part():
     lengths = [1, 3, 2, 1, 1, 4, 1, 2, 1, 5]
     ids, continues = sentence(*lengths)
     word = np.cumsum(~continues)
     for unit in ("whole_word", "span"):
         mask = masker(unit=unit, probability=0.4)
-        _, labels = masked(mask, (ids, continues), 200)
+        _, labels = mask_examples(mask, (ids, continues), 200)
         for row in labels != -100:
             assert row.sum() <= 8
             assert not set(word[row]) & set(word[~row])
-    _, labels = masked(masker(probability=0.4), (ids, continues), 200)
+    _, labels = mask_examples(masker(probability=0.4), (ids, continues), 200)
     broken = [bool(set(word[row]) & set(word[~row])) for row in labels != -100]
-    assert np.mean(broken) > 0.9  # Words do break where they may.
+    assert np.mean(broken) > 0.9  # With unit=token, words do break.
 
 
 @pytest.mark.parametrize("unit", ["whole_word", "span"])
-def test_one_of_the_shortest_is_chosen_where_all_words_are_too_long(unit: str):
-    _, labels = masked(masker(unit=unit, probability=0.05), sentence(3, 2, 5, 2), 1000)
+def test_a_shortest_word_is_chosen_if_all_words_exceed_the_budget(unit: str):
+    _, labels = mask_examples(masker(unit=unit, probability=0.05), sentence(3, 2, 5, 2), 1000)
     chosen = (labels != -100)[:, 1:-1]
     assert (chosen.sum(axis=1) == 2).all()
     assert not chosen[:, [0, 1, 2, 5, 6, 7, 8, 9]].any()
@@ -141,16 +141,16 @@ def test_a_special_token_ends_a_word():
     ids = np.array([1, 500, 2, 501, 502, 2])
     continues = np.array([True, True, False, True, True, False])
     for unit in ("whole_word", "span"):
-        _, labels = masked(masker(unit=unit, probability=0.5), (ids, continues), 200)
-        found = {tuple(np.flatnonzero(row != -100).tolist()) for row in labels}
-        assert found == {(1,), (3, 4)}  # A budget of two: the word of one token leaves too little for the other.
+        _, labels = mask_examples(masker(unit=unit, probability=0.5), (ids, continues), 200)
+        positions = {tuple(np.flatnonzero(row != -100).tolist()) for row in labels}
+        assert positions == {(1,), (3, 4)}  # A budget of two: the word of one token leaves too little for the other.
 
 
 def test_special_tokens_are_never_chosen():
     random = np.random.default_rng(0)
     ids = random.choice([*SPECIAL, *range(20, 24)], size=200)
     for unit in UNITS:
-        inputs, labels = masked(masker(unit=unit, probability=0.9), (ids, random.random(200) < 0.5), 50)
+        inputs, labels = mask_examples(masker(unit=unit, probability=0.9), (ids, random.random(200) < 0.5), 50)
         special = np.isin(ids, SPECIAL)
         assert (inputs[:, special] == ids[special]).all()
         assert (labels[:, special] == -100).all()
@@ -161,69 +161,69 @@ def test_special_tokens_are_never_chosen():
 
 
 def geometric(p: float, longest: int) -> np.ndarray:
-    """Shares of the lengths 1 to `longest`."""
+    """Returns the shares of the lengths 1 to `longest`."""
     shares = stats.geom.pmf(np.arange(1, longest + 1), p)
     return shares / shares.sum()
 
 
-def runs(chosen: np.ndarray) -> list[slice]:
-    """Where neighbours are chosen; two spans that touch are one run."""
+def find_runs(chosen: np.ndarray) -> list[slice]:
+    """Returns the slices of adjacent chosen positions; spans that touch are one slice."""
     edges = np.flatnonzero(np.diff(np.r_[False, chosen, False]))
     return [slice(first, last) for first, last in edges.reshape(-1, 2).tolist()]
 
 
 @pytest.mark.parametrize(("p", "longest"), [(0.2, 10), (0.5, 4), (0.05, 3)])
 def test_lengths_of_spans_follow_the_geometric_distribution(p: float, longest: int):
-    """A budget of 20 words in 4000, so that spans seldom touch: how often is each length found?"""
+    """Counts each length with a budget of 20 words in 4000, so that spans seldom touch."""
     shares = geometric(p, longest)
     if (p, longest) == (0.2, 10):
-        assert shares @ np.arange(1, 11) == pytest.approx(3.8, abs=0.01)  # The mean that the paper names.
-    expected = np.zeros((21, longest))  # Spans of each length that a budget buys, the last one cut off.
+        assert shares @ np.arange(1, 11) == pytest.approx(3.8, abs=0.01)  # The mean in the paper.
+    expected = np.zeros((21, longest))  # Expected spans of each length in a budget, the last one cut.
     for budget in range(1, 21):
         for length, share in enumerate(shares, start=1):
             cut = min(length, budget)
             expected[budget, cut - 1] += share
             expected[budget] += share * expected[budget - cut]
-    _, labels = masked(masker(**SPANS, span_p=p, span_longest=longest), sentence(*[1] * 4000), 800)
-    found = [[run.stop - run.start for run in runs(row)] for row in labels != -100]
-    counts = np.array([[row.count(length) for length in range(1, longest + 1)] for row in found])
+    _, labels = mask_examples(masker(**SPANS, span_p=p, span_longest=longest), sentence(*[1] * 4000), 800)
+    lengths = [[run.stop - run.start for run in find_runs(row)] for row in labels != -100]
+    counts = np.array([[row.count(length) for length in range(1, longest + 1)] for row in lengths])
     assert_near(counts, expected[20])
 
 
-def test_lengths_are_counted_in_words():
-    """Four of 800 tokens, in words of two: one span of both with 1/2, else two of one word, which may touch."""
+def test_lengths_of_spans_are_counted_in_words():
+    """A budget of two words gives one span of two with 1/2, else two spans of one word, which may touch."""
     mask = masker(unit="span", probability=0.005, span_p=1e-9, span_longest=2)
-    _, labels = masked(mask, sentence(*[2] * 400), 1000)
-    found = [[run.stop - run.start for run in runs(row)] for row in labels != -100]
-    assert all(row in ([4], [2, 2]) for row in found)
-    assert_near(np.array([len(row) == 1 for row in found]), 0.5 + 0.5 * 2 / 400)
+    _, labels = mask_examples(mask, sentence(*[2] * 400), 1000)
+    lengths = [[run.stop - run.start for run in find_runs(row)] for row in labels != -100]
+    assert all(row in ([4], [2, 2]) for row in lengths)
+    assert_near(np.array([len(row) == 1 for row in lengths]), 0.5 + 0.5 * 2 / 400)
 
 
 def test_a_span_is_replaced_as_a_whole():
     sequence = sentence(*[1] * 4000)
-    inputs, labels = masked(masker(**SPANS, vocabulary_size=10**6), sequence, 200)
-    found = []
+    inputs, labels = mask_examples(masker(**SPANS, vocabulary_size=10**6), sequence, 200)
+    kinds_of_spans = []
     mixed = 0
     for row, chosen in zip(inputs, labels != -100, strict=True):
-        for run in runs(chosen):
-            kinds = set(kinds_of(row[run], sequence[0][run]).tolist())
+        for run in find_runs(chosen):
+            kinds = set(classify_replacements(row[run], sequence[0][run]).tolist())
             mixed += len(kinds) > 1
-            found.append(min(kinds))
-    # Of 6 spans in 4000 words one in 200 sequences touches another; token by token it were a third of all.
+            kinds_of_spans.append(min(kinds))
+    # With 6 spans in 4000 words, spans touch in one of 200 sequences. Replaced token by token, a third would be mixed.
     assert mixed <= 5
-    assert len(found) > 1000
-    assert_near(np.array(found)[:, None] == np.arange(3), (0.8, 0.1, 0.1))
+    assert len(kinds_of_spans) > 1000
+    assert_near(np.array(kinds_of_spans)[:, None] == np.arange(3), (0.8, 0.1, 0.1))
     drawn = inputs[inputs > VOCABULARY].tolist()
-    assert len(set(drawn)) > 0.99 * len(drawn) > 200  # Each token of a span is another random one.
+    assert len(set(drawn)) > 0.99 * len(drawn) > 200  # Each token of a span is drawn separately.
 
 
 @pytest.mark.parametrize(("separators", "p"), [(True, 1e-9), (False, 1.0)])
 def test_no_span_crosses_a_separator_or_exceeds_its_length(separators: bool, p: float):
-    """Chosen words next to each other are replaced alike half of the time if, and only if, they are no one span."""
+    """Adjacent chosen words are replaced alike in half of the cases only if they are separate spans."""
     words = np.arange(100, 300)
     ids = np.stack([words, np.full(200, SEPARATOR)], axis=1).ravel() if separators else words
     mask = masker(unit="span", probability=0.5, replace=(0.5, 0.0, 0.5), span_p=p)
-    inputs, labels = masked(mask, (ids, np.zeros(len(ids), dtype=bool)), 200)
+    inputs, labels = mask_examples(mask, (ids, np.zeros(len(ids), dtype=bool)), 200)
     ordinary = ids != SEPARATOR
     alike = [
         kinds[first] == kinds[second]
@@ -235,33 +235,33 @@ def test_no_span_crosses_a_separator_or_exceeds_its_length(separators: bool, p: 
     assert_near(np.array(alike), 0.5)
 
 
-# What stands in their place
+# Replacements
 
 
-def kinds_of(inputs: np.ndarray, originals: np.ndarray) -> np.ndarray:
-    """0 where a token was masked, 1 where it is a random one, 2 where it stayed."""
+def classify_replacements(inputs: np.ndarray, originals: np.ndarray) -> np.ndarray:
+    """Returns 0 where a token was masked, 1 where it was replaced by a random one, 2 where it is unchanged."""
     return np.where(inputs == MASK, 0, np.where(inputs == originals, 2, 1))
 
 
 @pytest.mark.parametrize("unit", ["token", "whole_word"])
 @pytest.mark.parametrize("shares", [(0.8, 0.1, 0.1), (0.3, 0.7, 0.0), (0.0, 0.0, 1.0), (1.0, 0.0, 0.0)])
-def test_the_chosen_are_replaced_in_their_shares(unit: str, shares: tuple[float, float, float]):
+def test_chosen_tokens_are_replaced_in_the_configured_shares(unit: str, shares: tuple[float, float, float]):
     ids, continues = sentence(*[1, 2, 3] * 20)
     mask = masker(unit=unit, probability=0.3, replace=shares, vocabulary_size=10**6)
-    inputs, labels = masked(mask, (ids, continues), 500)
+    inputs, labels = mask_examples(mask, (ids, continues), 500)
     chosen = labels != -100
-    kinds = kinds_of(inputs, ids)[chosen]
+    kinds = classify_replacements(inputs, ids)[chosen]
     assert len(kinds) > 500 * 34
     assert_near(kinds[:, None] == np.arange(3), shares)
-    # Each for itself, also within a word: the second of two is what the first is as often as chance has it.
-    alike = kinds_of(inputs, ids)[:, 2:4][chosen[:, 2:4].all(axis=1)]
+    # The tokens of a word are replaced independently: two are alike as often as by chance.
+    alike = classify_replacements(inputs, ids)[:, 2:4][chosen[:, 2:4].all(axis=1)]
     assert_near(alike[:, 0] == alike[:, 1], sum(share**2 for share in shares))
 
 
 def test_random_tokens_are_drawn_evenly_from_the_ordinary_vocabulary():
     ids = np.r_[1, np.full(200, 20), 2]
     mask = masker(probability=0.5, replace=(0.0, 1.0, 0.0), vocabulary_size=44)
-    inputs, labels = masked(mask, (ids, np.zeros(202, dtype=bool)), 100)
+    inputs, labels = mask_examples(mask, (ids, np.zeros(202, dtype=bool)), 100)
     counts = np.bincount(inputs[labels != -100], minlength=44)
     assert not counts[list(SPECIAL)].any()
     counts = np.delete(counts, SPECIAL)
@@ -269,27 +269,27 @@ def test_random_tokens_are_drawn_evenly_from_the_ordinary_vocabulary():
     assert 1e-4 < stats.chisquare(counts).pvalue < 1 - 1e-4  # 20 itself included.
 
 
-# Each time the same
+# Reproducibility
 
 
-def test_a_mask_follows_from_seed_example_and_visit():
+def test_a_mask_depends_only_on_seed_example_and_visit():
     sequence = sentence(*[1, 2, 1, 3] * 10)
 
-    def both(unit: str, seed: int, example: int, visit: int) -> str:
+    def mask_once(unit: str, seed: int, example: int, visit: int) -> str:
         mask = masker(unit=unit, seed=seed)
-        mask(*sentence(1, 2), example=5, visit=5)  # What came before has no part in it,
-        np.random.seed(example)  # nor has the global state.
+        mask(*sentence(1, 2), example=5, visit=5)  # Earlier calls must not matter,
+        np.random.seed(example)  # nor the global state.
         return str([array.tolist() for array in mask(*sequence, example=example, visit=visit)])
 
     for unit in UNITS:
         numbers = [(seed, example, visit) for seed in (0, 1) for example in (0, 1, 10**6) for visit in (0, 1)]
-        found = [both(unit, *three) for three in numbers]
-        assert found == [both(unit, *three) for three in numbers]
-        assert len(set(found)) == len(numbers)
+        results = [mask_once(unit, *three) for three in numbers]
+        assert results == [mask_once(unit, *three) for three in numbers]
+        assert len(set(results)) == len(numbers)
 
 
 @pytest.mark.parametrize("other", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
-def test_masks_of_other_seeds_examples_and_visits_have_nothing_in_common(other: tuple[int, int, int]):
+def test_masks_of_other_seeds_examples_and_visits_are_independent(other: tuple[int, int, int]):
     sequence = sentence(*[1] * 100)
     first, second = (
         np.stack([masker(seed=seed)(*sequence, example=2 * i + example, visit=visit)[1] != -100 for i in range(1000)])
@@ -298,29 +298,29 @@ def test_masks_of_other_seeds_examples_and_visits_have_nothing_in_common(other: 
     assert_near((first & second).sum(axis=1), 15 * 15 / 100)
 
 
-def test_a_sequence_is_not_changed():
+def test_the_input_arrays_are_not_modified():
     ids, continues = sentence(1, 2, 3)
     ids = ids.astype(np.int32)
-    ids.flags.writeable = continues.flags.writeable = False  # As arrays that are mapped into memory are.
+    ids.flags.writeable = continues.flags.writeable = False  # Like memory-mapped arrays.
     for unit in UNITS:
         inputs, labels = masker(unit=unit)(ids, continues, example=0, visit=0)
         assert not np.shares_memory(inputs, ids)
         assert (inputs.dtype, labels.dtype) == (np.int32, np.int64)
 
 
-# Whatever comes
+# Any sequence
 
 
 def words_of(ids: np.ndarray, continues: np.ndarray) -> list[list[int]]:
-    """Places of the tokens of each word, one token at a time."""
+    """Returns the positions of the tokens of each word."""
     words: list[list[int]] = []
-    for place, token in enumerate(ids.tolist()):
+    for position, token in enumerate(ids.tolist()):
         if token in SPECIAL:
             continue
-        if continues[place] and words and words[-1][-1] == place - 1:
-            words[-1].append(place)
+        if continues[position] and words and words[-1][-1] == position - 1:
+            words[-1].append(position)
         else:
-            words.append([place])
+            words.append([position])
     return words
 
 
@@ -338,9 +338,9 @@ options = st.fixed_dictionaries(
 
 @settings(max_examples=400, deadline=None)
 @given(tokens, options, st.integers(0, 3))
-def test_any_sequence_is_masked_by_the_rules(tokens: list[tuple[int, bool]], options: dict[str, Any], visit: int):
+def test_any_sequence_is_masked_within_its_budget(tokens: list[tuple[int, bool]], options: dict[str, Any], visit: int):
     ids = np.array([token for token, _ in tokens], dtype=np.int64)
-    continues = np.array([goes_on for _, goes_on in tokens], dtype=bool)
+    continues = np.array([is_continuation for _, is_continuation in tokens], dtype=bool)
     inputs, labels = masker(**options, vocabulary_size=50)(ids, continues, example=3, visit=visit)
     assert inputs.shape == labels.shape == ids.shape
     chosen = labels != -100
@@ -366,20 +366,20 @@ def test_any_sequence_is_masked_by_the_rules(tokens: list[tuple[int, bool]], opt
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_the_smallest_sequences(unit: str):
+def test_sequences_of_one_or_no_ordinary_token_are_masked(unit: str):
     mask = masker(unit=unit, replace=(1.0, 0.0, 0.0))
 
-    def found(*ids: int) -> list[list[int]]:
+    def mask_ids(*ids: int) -> list[list[int]]:
         sequence = np.array(ids, dtype=np.int64), np.zeros(len(ids), dtype=bool)
         return [array.tolist() for array in mask(*sequence, example=0, visit=0)]
 
-    assert found(1, 50, 2) == [[1, MASK, 2], [-100, 50, -100]]
-    assert found(50) == [[MASK], [50]]
-    assert found(1, 2) == [[1, 2], [-100, -100]]
-    assert found() == [[], []]
+    assert mask_ids(1, 50, 2) == [[1, MASK, 2], [-100, 50, -100]]
+    assert mask_ids(50) == [[MASK], [50]]
+    assert mask_ids(1, 2) == [[1, 2], [-100, -100]]
+    assert mask_ids() == [[], []]
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ def test_the_smallest_sequences(unit: str):
         ({"span_longest": 2.5}, "got span_longest=2.5, expected a whole number of at least 1"),
     ],
 )
-def test_impossible_options_are_refused(wrong: dict[str, Any], message: str):
+def test_invalid_options_are_refused(wrong: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=f"^{message}"):
         Masking(**wrong)
 
@@ -412,13 +412,13 @@ def test_impossible_options_are_refused(wrong: dict[str, Any], message: str):
         ({"seed": -1}, "got seed=-1, expected a whole number of at least 0"),
     ],
 )
-def test_an_impossible_vocabulary_is_refused(wrong: dict[str, Any], message: str):
-    given = {"mask_id": MASK, "special_ids": SPECIAL, "vocabulary_size": VOCABULARY, "seed": 0}
+def test_an_invalid_vocabulary_is_refused(wrong: dict[str, Any], message: str):
+    arguments = {"mask_id": MASK, "special_ids": SPECIAL, "vocabulary_size": VOCABULARY, "seed": 0}
     with pytest.raises(ValueError, match=f"^{message}"):
-        Masker(Masking(), **given | wrong)
+        Masker(Masking(), **arguments | wrong)
 
 
-def test_impossible_sequences_are_refused():
+def test_invalid_sequences_are_refused():
     ids, continues = sentence(1, 2)
     with pytest.raises(ValueError, match=r"^got ids \[5\] and continues \[4\], expected both \[n\]"):
         masker()(ids, continues[1:], example=0, visit=0)
@@ -428,7 +428,7 @@ def test_impossible_sequences_are_refused():
         masker(vocabulary_size=150)(ids, continues, example=0, visit=0)
 
 
-def test_spans_for_which_no_sequence_has_room_are_refused():
+def test_spans_longer_than_a_sequence_are_refused():
     message = (
         "^got task.mask.span_longest=200, expected at most 126, the ordinary tokens of a sequence of task.max_length="
     )
@@ -437,13 +437,13 @@ def test_spans_for_which_no_sequence_has_room_are_refused():
     with pytest.raises(UserError, match="span_longest=127"):
         check_span(Masking(unit="span", span_longest=127), 128)
     check_span(Masking(unit="span", span_longest=126), 128)
-    check_span(Masking(span_longest=200), 128)  # Which has no part in it.
+    check_span(Masking(span_longest=200), 128)  # Ignored if unit is token.
 
 
-def test_what_is_ignored_is_what_losses_ignore():
+def test_masking_and_losses_ignore_the_same_label():
     assert masking.IGNORED == contracts.IGNORED
 
 
-def test_masking_needs_no_torch():
+def test_masking_does_not_import_torch():
     program = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; import distill.text.masking"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -18,18 +18,18 @@ from distill.text.packing import Packer, SpecialTokens, TokenSequence, find_cont
 
 WORDS = ["lovely", "moving", "film", "acting", "joy", "dull", "mess", "warm", "cold", "minute", "hated", "loved"]
 quick = settings(max_examples=40, deadline=None, derandomize=True)
-# Sentences of so many words, in documents.
+# Documents as lists of the numbers of words of their sentences.
 corpora = st.lists(st.lists(st.integers(1, 40), max_size=12), min_size=1, max_size=8)
 
 
 def write_documents(corpus: list[list[int]]) -> list[Document]:
-    """Returns documents whose sentences have these numbers of words, always the same."""
+    """Returns reproducible documents whose sentences have these numbers of words."""
     random = np.random.default_rng(0)
     texts = [" ".join(f"{' '.join(random.choice(WORDS, size))}. Then" for size in sizes) for sizes in corpus]
     return [Document(f"d#{number}", 0, text.removesuffix(" Then")) for number, text in enumerate(texts)]
 
 
-def byte_level(**options: Any) -> PreTrainedTokenizerBase:
+def make_byte_level(**options: Any) -> PreTrainedTokenizerBase:
     """Returns a tokenizer like RoBERTa's, with two separators in a pair and no token types."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -40,10 +40,10 @@ def byte_level(**options: Any) -> PreTrainedTokenizerBase:
     )  # fmt: skip
     tokenizer.train_from_iterator([f"{' '.join(WORDS)} ## ##. Then"] * 4, trainer)
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
-    return fast(tokenizer, **options)
+    return wrap_tokenizer(tokenizer, **options)
 
 
-def sentence_piece() -> PreTrainedTokenizerBase:
+def make_sentence_piece() -> PreTrainedTokenizerBase:
     """Returns a tokenizer like XLM-R's, which marks the beginning of the first word too."""
     names = [
         "<s>",
@@ -55,39 +55,39 @@ def sentence_piece() -> PreTrainedTokenizerBase:
         *(f"▁{word}" for word in WORDS),
         *"abcdefghijklmnopqrstuvwxyz",
     ]
-    tokenizer = Tokenizer(models.Unigram([(name, -float(place)) for place, name in enumerate(names)], unk_id=3))
+    tokenizer = Tokenizer(models.Unigram([(name, -float(index)) for index, name in enumerate(names)], unk_id=3))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
-    return fast(tokenizer)
+    return wrap_tokenizer(tokenizer)
 
 
-def fast(tokenizer: Tokenizer, **options: Any) -> PreTrainedTokenizerBase:
+def wrap_tokenizer(tokenizer: Tokenizer, **options: Any) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", cls_token="<s>", sep_token="</s>",
         pad_token="<pad>", unk_token="<unk>", mask_token="<mask>", **options,
     )  # fmt: skip
 
 
-def packer(tokenizer: PreTrainedTokenizerBase, how: str, max_length: int = 16, **options: Any) -> Packer:
-    return Packer(tokenizer, packing=how, max_length=max_length, **{"pair": None, "seed": 0} | options)
+def make_packer(tokenizer: PreTrainedTokenizerBase, mode: str, max_length: int = 16, **options: Any) -> Packer:
+    return Packer(tokenizer, packing=mode, max_length=max_length, **{"pair": None, "seed": 0} | options)
 
 
-def packed(
-    tokenizer: PreTrainedTokenizerBase, how: str, documents: Iterable[Document], **options: Any
+def pack(
+    tokenizer: PreTrainedTokenizerBase, mode: str, documents: Iterable[Document], **options: Any
 ) -> list[TokenSequence]:
-    return list(packer(tokenizer, how, **options).pack_documents(documents))
+    return list(make_packer(tokenizer, mode, **options).pack_documents(documents))
 
 
-def plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def tokenize(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 
 
-def bare(tokenizer: PreTrainedTokenizerBase, sequence: TokenSequence) -> list[int]:
+def strip_special(tokenizer: PreTrainedTokenizerBase, sequence: TokenSequence) -> list[int]:
     return [token for token in sequence.ids.tolist() if token not in tokenizer.all_special_ids]
 
 
-def segments(tokenizer: PreTrainedTokenizerBase, sequence: TokenSequence) -> tuple[list[int], list[int]]:
+def split_segments(tokenizer: PreTrainedTokenizerBase, sequence: TokenSequence) -> tuple[list[int], list[int]]:
     """Returns the two texts of a pair with BERT's special tokens."""
     ids = sequence.ids.tolist()
     middle = ids.index(tokenizer.sep_token_id)
@@ -101,7 +101,7 @@ TOKENIZERS = ("word_piece", "byte_level", "sentence_piece")
 
 @pytest.fixture(scope="module")
 def tokenizers(tokenizer: PreTrainedTokenizerBase) -> dict[str, PreTrainedTokenizerBase]:
-    return {"word_piece": tokenizer, "byte_level": byte_level(), "sentence_piece": sentence_piece()}
+    return {"word_piece": tokenizer, "byte_level": make_byte_level(), "sentence_piece": make_sentence_piece()}
 
 
 # full_sentences and doc_sentences
@@ -110,23 +110,28 @@ def tokenizers(tokenizer: PreTrainedTokenizerBase) -> dict[str, PreTrainedTokeni
 @quick
 @given(corpora, st.integers(8, 40), st.sampled_from(TOKENIZERS), st.sampled_from([1, 100, 2**17]))
 def test_full_sentences_contain_every_token_once_and_have_the_maximum_length(
-    tokenizers: dict[str, PreTrainedTokenizerBase], corpus: list[list[int]], length: int, name: str, at_once: int
+    tokenizers: dict[str, PreTrainedTokenizerBase],
+    corpus: list[list[int]],
+    length: int,
+    name: str,
+    batch_characters: int,
 ):
     tokenizer, documents = tokenizers[name], write_documents(corpus)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "_BATCH_CHARACTERS", at_once)  # Batches of the tokenizer must not change the result.
-        made = packer(tokenizer, "full_sentences", length)
-        found = list(made.pack_documents(documents))
-    assert {len(sequence.ids) for sequence in found} <= {length}
-    assert all(sequence.type_ids is None and sequence.pair_label == -100 for sequence in found)
-    stream = [token for sequence in found for token in sequence.ids.tolist()[1:-1]]
+        # The tokenizer's batch size must not change the result.
+        patch.setattr(packing, "_BATCH_CHARACTERS", batch_characters)
+        packer = make_packer(tokenizer, "full_sentences", length)
+        sequences = list(packer.pack_documents(documents))
+    assert {len(sequence.ids) for sequence in sequences} <= {length}
+    assert all(sequence.type_ids is None and sequence.pair_label == -100 for sequence in sequences)
+    stream = [token for sequence in sequences for token in sequence.ids.tolist()[1:-1]]
     expected: list[int] = []
     texts = [document.text for document in documents if document.text]
     for text in texts:
-        expected += [*([tokenizer.sep_token_id] if expected else []), *plain(tokenizer, text)]
+        expected += [*([tokenizer.sep_token_id] if expected else []), *tokenize(tokenizer, text)]
     assert stream == expected[: len(stream)]
-    assert len(expected) - len(stream) == made.dropped_token_count < length - 2
-    assert made.token_count == len(expected) - max(0, len(texts) - 1)
+    assert len(expected) - len(stream) == packer.dropped_token_count < length - 2
+    assert packer.token_count == len(expected) - max(0, len(texts) - 1)
 
 
 @quick
@@ -135,23 +140,26 @@ def test_doc_sentences_do_not_cross_document_boundaries(
     tokenizers: dict[str, PreTrainedTokenizerBase], corpus: list[list[int]], length: int, name: str
 ):
     tokenizer, documents = tokenizers[name], write_documents(corpus)
-    made = packer(tokenizer, "doc_sentences", length)
-    found = [sequence.ids.tolist() for sequence in made.pack_documents(documents)]
+    packer = make_packer(tokenizer, "doc_sentences", length)
+    sequences = [sequence.ids.tolist() for sequence in packer.pack_documents(documents)]
     expected, left_out = [], 0
     for document in documents:
-        ids = plain(tokenizer, document.text)
+        ids = tokenize(tokenizer, document.text)
         pieces = [ids[first : first + length - 2] for first in range(0, len(ids), length - 2)]
-        if len(pieces) > 1 and len(pieces[-1]) < 8:  # What is hardly a context.
+        if len(pieces) > 1 and len(pieces[-1]) < 8:  # Too short to be a context.
             left_out += len(pieces.pop())
         expected += pieces
-    assert [ids[1:-1] for ids in found] == expected
-    assert {(ids[0], ids[-1]) for ids in found} <= {(tokenizer.cls_token_id, tokenizer.sep_token_id)}
-    assert made.dropped_token_count == left_out
+    assert [ids[1:-1] for ids in sequences] == expected
+    assert {(ids[0], ids[-1]) for ids in sequences} <= {(tokenizer.cls_token_id, tokenizer.sep_token_id)}
+    assert packer.dropped_token_count == left_out
 
 
 def test_a_short_document_is_one_sequence(tokenizer: PreTrainedTokenizerBase):
-    found = packed(tokenizer, "doc_sentences", [Document("a", 0, "dull"), Document("b", 0, "a joy")], max_length=8)
-    assert [bare(tokenizer, sequence) for sequence in found] == [plain(tokenizer, "dull"), plain(tokenizer, "a joy")]
+    sequences = pack(tokenizer, "doc_sentences", [Document("a", 0, "dull"), Document("b", 0, "a joy")], max_length=8)
+    assert [strip_special(tokenizer, sequence) for sequence in sequences] == [
+        tokenize(tokenizer, "dull"),
+        tokenize(tokenizer, "a joy"),
+    ]
 
 
 def test_chunks_of_a_document_are_joined_and_empty_ones_are_ignored(tokenizer: PreTrainedTokenizerBase):
@@ -159,10 +167,10 @@ def test_chunks_of_a_document_are_joined_and_empty_ones_are_ignored(tokenizer: P
     whole, other = "a lovely film a joy funny", "a dull mess i hated every minute a bore"
     # The normalizer leaves nothing of a control character, and "b" has no token.
     documents = [*parts, Document("b", 0, "\u0001"), Document("c", 0, other)]
-    [first, *_] = packed(tokenizer, "full_sentences", documents, max_length=12)
-    expected = [*plain(tokenizer, whole), tokenizer.sep_token_id, *plain(tokenizer, other)]
+    [first, *_] = pack(tokenizer, "full_sentences", documents, max_length=12)
+    expected = [*tokenize(tokenizer, whole), tokenizer.sep_token_id, *tokenize(tokenizer, other)]
     assert first.ids.tolist()[1:-1] == expected[:10]
-    assert bare(tokenizer, packed(tokenizer, "doc_sentences", documents)[0]) == plain(tokenizer, whole)
+    assert strip_special(tokenizer, pack(tokenizer, "doc_sentences", documents)[0]) == tokenize(tokenizer, whole)
 
 
 # sentence
@@ -171,16 +179,16 @@ def test_chunks_of_a_document_are_joined_and_empty_ones_are_ignored(tokenizer: P
 def test_each_sentence_is_one_truncated_sequence(tokenizers: dict[str, PreTrainedTokenizerBase]):
     for tokenizer in tokenizers.values():
         long = " ".join(["Film"] * 30)
-        made = packer(tokenizer, "sentence", 12)
+        packer = make_packer(tokenizer, "sentence", 12)
         text = f"A lovely film. A joy!\n\nA dull\nmess. {long}"
-        found = [
+        sequences = [
             sequence.ids.tolist()
-            for sequence in made.pack_documents([Document("a", 0, text), Document("b", 0, "Cold.")])
+            for sequence in packer.pack_documents([Document("a", 0, text), Document("b", 0, "Cold.")])
         ]
         capacity = 10
-        expected = [plain(tokenizer, part) for part in ("A lovely film.", "A joy!", "A dull mess.", long, "Cold.")]
-        assert [ids[1:-1] for ids in found] == [ids[:capacity] for ids in expected]
-        assert made.dropped_token_count == sum(max(0, len(ids) - capacity) for ids in expected)
+        expected = [tokenize(tokenizer, part) for part in ("A lovely film.", "A joy!", "A dull mess.", long, "Cold.")]
+        assert [ids[1:-1] for ids in sequences] == [ids[:capacity] for ids in expected]
+        assert packer.dropped_token_count == sum(max(0, len(ids) - capacity) for ids in expected)
 
 
 # segment_pair
@@ -192,11 +200,11 @@ def test_pairs_contain_the_corpus_once_and_in_order(
     tokenizer: PreTrainedTokenizerBase, corpus: list[list[int]], length: int, pair: str | None
 ):
     documents = write_documents(corpus)
-    made = packer(tokenizer, "segment_pair", length, pair=pair)
-    found = list(made.pack_documents(documents))
+    packer = make_packer(tokenizer, "segment_pair", length, pair=pair)
+    sequences = list(packer.pack_documents(documents))
     stream = []
-    for sequence in found:
-        first, second = segments(tokenizer, sequence)
+    for sequence in sequences:
+        first, second = split_segments(tokenizer, sequence)
         assert first
         assert second
         assert len(sequence.ids) <= length
@@ -204,22 +212,24 @@ def test_pairs_contain_the_corpus_once_and_in_order(
         assert sequence.type_ids.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
         assert sequence.pair_label == -100 if pair is None else sequence.pair_label in (0, 1)
         stream += [*second, *first] if sequence.pair_label == 1 else [*first, *second]
-    whole = iter([token for document in documents for token in plain(tokenizer, document.text)])
+    whole = iter([token for document in documents for token in tokenize(tokenizer, document.text)])
     assert all(token in whole for token in stream)  # In this order, with gaps where a pair was cut.
-    assert made.token_count - made.dropped_token_count == len(stream)
+    assert packer.token_count - packer.dropped_token_count == len(stream)
 
 
 def test_a_pair_has_the_maximum_length(tokenizer: PreTrainedTokenizerBase):
     documents = [Document("a", 0, " ".join("A lovely film and a joy." for _ in range(400)))]
-    found = packed(tokenizer, "segment_pair", documents, max_length=64)
-    assert {len(sequence.ids) for sequence in found[:-1]} == {64}
-    lengths = [len(segments(tokenizer, sequence)[0]) for sequence in found]
+    sequences = pack(tokenizer, "segment_pair", documents, max_length=64)
+    assert {len(sequence.ids) for sequence in sequences[:-1]} == {64}
+    lengths = [len(split_segments(tokenizer, sequence)[0]) for sequence in sequences]
     assert min(lengths) < 15
     assert max(lengths) > 45  # Random shares.
-    assert found[0].ids.tolist() != packed(tokenizer, "segment_pair", documents, max_length=64, seed=1)[0].ids.tolist()
+    assert (
+        sequences[0].ids.tolist() != pack(tokenizer, "segment_pair", documents, max_length=64, seed=1)[0].ids.tolist()
+    )
 
 
-def numbered(documents: int, sentences: int) -> list[Document]:
+def make_numbered_documents(documents: int, sentences: int) -> list[Document]:
     """Returns sentences that contain the numbers of their document and sentence."""
     return [
         Document(f"d#{d}", 0, " ".join(f"Film {d} minute {s} loved." for s in range(sentences)))
@@ -227,18 +237,18 @@ def numbered(documents: int, sentences: int) -> list[Document]:
     ]
 
 
-def places(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[tuple[int, int]]:
-    """Returns document and sentence numbers of the complete sentences."""
+def find_sentences(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[tuple[int, int]]:
+    """Returns the document and sentence numbers of the complete sentences."""
     words = tokenizer.decode(ids).replace(".", " ").split()
-    starts = [place for place, word in enumerate(words) if word == "film" and words[place + 4 : place + 5] == ["loved"]]
-    return [(int(words[place + 1]), int(words[place + 3])) for place in starts]
+    starts = [index for index, word in enumerate(words) if word == "film" and words[index + 4 : index + 5] == ["loved"]]
+    return [(int(words[index + 1]), int(words[index + 3])) for index in starts]
 
 
 @pytest.fixture(scope="module")
 def digits(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """A tokenizer whose tokens are words and integers."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "film", "minute", "loved", ".", *map(str, range(3000))]
-    backend = Tokenizer(models.WordPiece({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
+    backend = Tokenizer(models.WordPiece({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
     backend.normalizer, backend.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
@@ -248,82 +258,85 @@ def digits(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 @pytest.mark.parametrize(("documents", "sentences"), [(60, 60), (1, 3000)])
 def test_half_of_the_nsp_pairs_are_negative(digits: PreTrainedTokenizerBase, documents: int, sentences: int):
-    made = packer(digits, "segment_pair", 64, pair="nsp")
-    found = list(made.pack_documents(numbered(documents, sentences)))
-    labels = np.array([sequence.pair_label for sequence in found])
+    packer = make_packer(digits, "segment_pair", 64, pair="nsp")
+    sequences = list(packer.pack_documents(make_numbered_documents(documents, sentences)))
+    labels = np.array([sequence.pair_label for sequence in sequences])
     assert labels.mean() == pytest.approx(0.5, abs=0.06)
     firsts = []
-    for sequence in found:
-        one, two = (places(digits, segment) for segment in segments(digits, sequence))
+    for sequence in sequences:
+        one, two = (find_sentences(digits, segment) for segment in split_segments(digits, sequence))
         if not one or not two:  # A segment of one sentence that was cut.
             continue
         firsts.append(one[0])
         (document, last), (other, begin) = one[-1], two[0]
         if sequence.pair_label == 0:
             assert document == other
-            assert 1 <= begin - last <= 2  # 2: the last of the first was cut.
+            assert 1 <= begin - last <= 2  # 2 if the first segment's last sentence was cut.
         else:
             assert document != other or begin < last - 20
-    assert firsts == sorted(firsts)  # What should have followed comes next.
-    # Neither the length of the pair nor that of its parts tells the label.
-    full = np.array([len(sequence.ids) for sequence in found]) == 64
+    assert firsts == sorted(firsts)  # The next pair begins with the replaced text.
+    # Neither the length of a pair nor that of its segments reveals the label.
+    full = np.array([len(sequence.ids) for sequence in sequences]) == 64
     assert full[labels == 1].mean() == pytest.approx(full[labels == 0].mean(), abs=0.08)
-    shares = np.array([len(segments(digits, sequence)[0]) for sequence in found])
+    shares = np.array([len(split_segments(digits, sequence)[0]) for sequence in sequences])
     assert shares[labels == 1].mean() == pytest.approx(shares[labels == 0].mean(), rel=0.15)
-    stops = np.array([sequence.ids[-2] == digits.convert_tokens_to_ids(".") for sequence in found])
+    stops = np.array([sequence.ids[-2] == digits.convert_tokens_to_ids(".") for sequence in sequences])
     assert stops[labels == 1].mean() == pytest.approx(stops[labels == 0].mean(), abs=0.1)
 
 
 def test_nsp_uses_most_of_the_corpus(digits: PreTrainedTokenizerBase):
     seen: set[tuple[int, int]] = set()
-    for sequence in packed(digits, "segment_pair", numbered(20, 50), max_length=64, pair="nsp"):
-        one, two = (places(digits, segment) for segment in segments(digits, sequence))
+    for sequence in pack(digits, "segment_pair", make_numbered_documents(20, 50), max_length=64, pair="nsp"):
+        one, two = (find_sentences(digits, segment) for segment in split_segments(digits, sequence))
         seen |= {*one, *(two if sequence.pair_label == 0 else [])}
     assert len(seen) > 0.8 * 20 * 50
 
 
 def test_half_of_the_sop_pairs_are_swapped(digits: PreTrainedTokenizerBase):
-    found = packed(digits, "segment_pair", numbered(40, 60), max_length=64, pair="sop")
-    labels = np.array([sequence.pair_label for sequence in found])
+    sequences = pack(digits, "segment_pair", make_numbered_documents(40, 60), max_length=64, pair="sop")
+    labels = np.array([sequence.pair_label for sequence in sequences])
     assert labels.mean() == pytest.approx(0.5, abs=0.06)
-    for sequence in found:
-        one, two = (places(digits, segment) for segment in segments(digits, sequence))
+    for sequence in sequences:
+        one, two = (find_sentences(digits, segment) for segment in split_segments(digits, sequence))
         if one and two:
             assert one[0][0] == two[0][0]
             assert (one[-1] < two[0]) == (sequence.pair_label == 0)
-    stops = np.array([segments(digits, sequence)[0][-1] == digits.convert_tokens_to_ids(".") for sequence in found])
-    assert stops[labels == 1].mean() == pytest.approx(stops[labels == 0].mean(), abs=0.1)  # No cut tells the label.
+    stops = np.array(
+        [split_segments(digits, sequence)[0][-1] == digits.convert_tokens_to_ids(".") for sequence in sequences]
+    )
+    # Cuts do not reveal the label.
+    assert stops[labels == 1].mean() == pytest.approx(stops[labels == 0].mean(), abs=0.1)
 
 
 @pytest.mark.parametrize("pair", [None, "nsp", "sop"])
 def test_a_document_of_one_sentence_makes_no_pair(tokenizer: PreTrainedTokenizerBase, pair: str | None):
-    made = packer(tokenizer, "segment_pair", pair=pair)
-    assert list(made.pack_documents([Document(f"{n}", 0, "A lovely film.") for n in range(9)])) == []
-    assert made.dropped_token_count == made.token_count > 0
+    packer = make_packer(tokenizer, "segment_pair", pair=pair)
+    assert list(packer.pack_documents([Document(f"{n}", 0, "A lovely film.") for n in range(9)])) == []
+    assert packer.dropped_token_count == packer.token_count > 0
 
 
 @pytest.mark.parametrize("pair", [None, "nsp", "sop"])
 @pytest.mark.parametrize("length", [8, 9, 64, 128])
 def test_a_very_long_sentence_is_split_into_pairs(tokenizer: PreTrainedTokenizerBase, length: int, pair: str | None):
     text = "A joy. " + " ".join(WORDS[n % 12] for n in range(20_000)) + ". A bore."
-    made = packer(tokenizer, "segment_pair", length, pair=pair)
-    found = list(made.pack_documents([Document("a", 0, text)]))
+    packer = make_packer(tokenizer, "segment_pair", length, pair=pair)
+    sequences = list(packer.pack_documents([Document("a", 0, text)]))
     assert (
-        made.dropped_token_count < 0.1 * made.token_count
+        packer.dropped_token_count < 0.1 * packer.token_count
         if length > 9
-        else made.dropped_token_count < 0.5 * made.token_count
+        else packer.dropped_token_count < 0.5 * packer.token_count
     )
-    assert len(found) > 0.5 * made.token_count / length
-    assert np.mean([len(sequence.ids) == length for sequence in found]) > 0.9
+    assert len(sequences) > 0.5 * packer.token_count / length
+    assert np.mean([len(sequence.ids) == length for sequence in sequences]) > 0.9
 
 
-@pytest.mark.parametrize("how", ["full_sentences", "doc_sentences"])
-def test_a_very_long_sentence_is_packed_completely(tokenizer: PreTrainedTokenizerBase, how: str):
+@pytest.mark.parametrize("mode", ["full_sentences", "doc_sentences"])
+def test_a_very_long_sentence_is_packed_completely(tokenizer: PreTrainedTokenizerBase, mode: str):
     text = " ".join(WORDS[n % 12] for n in range(20_000))
-    found = packed(tokenizer, how, [Document("a", 0, text)], max_length=12)
-    ids = [token for sequence in found for token in bare(tokenizer, sequence)]
-    assert ids == plain(tokenizer, text)[: len(ids)]
-    assert len(plain(tokenizer, text)) - len(ids) < 10
+    sequences = pack(tokenizer, mode, [Document("a", 0, text)], max_length=12)
+    ids = [token for sequence in sequences for token in strip_special(tokenizer, sequence)]
+    assert ids == tokenize(tokenizer, text)[: len(ids)]
+    assert len(tokenize(tokenizer, text)) - len(ids) < 10
 
 
 # Tokenizers
@@ -333,19 +346,19 @@ def test_special_tokens_are_those_of_the_tokenizer(tokenizers: dict[str, PreTrai
     for tokenizer in tokenizers.values():
         one, two = "a lovely film", "i loved every minute"
         special, expected = SpecialTokens(tokenizer), tokenizer(one, two)
-        ids, types = special.wrap_pair(plain(tokenizer, one), plain(tokenizer, two))
+        ids, types = special.wrap_pair(tokenize(tokenizer, one), tokenize(tokenizer, two))
         assert ids.tolist() == expected["input_ids"]
         assert (None if types is None else types.tolist()) == expected.get("token_type_ids")
-        assert special.wrap_text(plain(tokenizer, one)).tolist() == tokenizer(one)["input_ids"]
+        assert special.wrap_text(tokenize(tokenizer, one)).tolist() == tokenizer(one)["input_ids"]
         assert special.compute_capacity(30) == 30 - len(tokenizer("")["input_ids"])
-        texts = len(plain(tokenizer, one)) + len(plain(tokenizer, two))
+        texts = len(tokenize(tokenizer, one)) + len(tokenize(tokenizer, two))
         assert special.compute_capacity(30, pair=True) == 30 - len(expected["input_ids"]) + texts
 
 
 def test_a_byte_level_pair_has_four_special_tokens(tokenizers: dict[str, PreTrainedTokenizerBase]):
     tokenizer = tokenizers["byte_level"]
     documents = [Document("a", 0, "A lovely film. A joy. " * 40)]
-    [first, *_] = packed(tokenizer, "segment_pair", documents, max_length=32, pair="sop")
+    [first, *_] = pack(tokenizer, "segment_pair", documents, max_length=32, pair="sop")
     ids = first.ids.tolist()
     assert len(ids) == 32
     assert first.type_ids is None
@@ -353,29 +366,29 @@ def test_a_byte_level_pair_has_four_special_tokens(tokenizers: dict[str, PreTrai
     assert (ids[0], ids[middle : middle + 2], ids[-1], ids.count(2)) == (0, [2, 2], 2, 3)
 
 
-def test_a_tokenizer_that_pads_on_the_left_packs_the_same(tokenizers: dict[str, PreTrainedTokenizerBase]):
+def test_the_padding_side_does_not_change_packing(tokenizers: dict[str, PreTrainedTokenizerBase]):
     documents = write_documents([[5, 9, 3], [8, 2]])
-    for how in ("full_sentences", "segment_pair"):
+    for mode in ("full_sentences", "segment_pair"):
         right, left = (
-            packed(each, how, documents) for each in (tokenizers["byte_level"], byte_level(padding_side="left"))
+            pack(each, mode, documents) for each in (tokenizers["byte_level"], make_byte_level(padding_side="left"))
         )
         assert [sequence.ids.tolist() for sequence in right] == [sequence.ids.tolist() for sequence in left]
 
 
 def test_earlier_truncation_and_padding_settings_are_ignored():
-    tokenizer, documents = byte_level(), write_documents([[30, 20], [25]])
-    expected = [sequence.ids.tolist() for sequence in packed(tokenizer, "doc_sentences", documents, max_length=200)]
-    made = packer(tokenizer, "doc_sentences", 200)
+    tokenizer, documents = make_byte_level(), write_documents([[30, 20], [25]])
+    expected = [sequence.ids.tolist() for sequence in pack(tokenizer, "doc_sentences", documents, max_length=200)]
+    packer = make_packer(tokenizer, "doc_sentences", 200)
     tokenizer(["a", "b c"], truncation=True, max_length=4, padding="max_length")
-    assert [sequence.ids.tolist() for sequence in made.pack_documents(documents)] == expected
+    assert [sequence.ids.tolist() for sequence in packer.pack_documents(documents)] == expected
 
 
-def test_a_special_token_within_a_text_is_text(tokenizer: PreTrainedTokenizerBase):
+def test_special_tokens_within_a_text_are_encoded_as_ordinary_text(tokenizer: PreTrainedTokenizerBase):
     text = "a [SEP] film [MASK] [PAD]"
-    [found] = packed(tokenizer, "sentence", [Document("a", 0, text)], max_length=64)
-    special = np.isin(found.ids, [tokenizer.sep_token_id, tokenizer.mask_token_id, tokenizer.pad_token_id])
-    assert np.flatnonzero(special).tolist() == [len(found.ids) - 1]
-    assert tokenizer.mask_token_id in tokenizer(text)["input_ids"]  # Others who use it are not disturbed.
+    [sequence] = pack(tokenizer, "sentence", [Document("a", 0, text)], max_length=64)
+    special = np.isin(sequence.ids, [tokenizer.sep_token_id, tokenizer.mask_token_id, tokenizer.pad_token_id])
+    assert np.flatnonzero(special).tolist() == [len(sequence.ids) - 1]
+    assert tokenizer.mask_token_id in tokenizer(text)["input_ids"]  # The tokenizer itself is unchanged.
 
 
 @pytest.mark.parametrize("letters", [[], ["a"]])
@@ -400,7 +413,7 @@ def test_a_tokenizer_without_special_tokens_raises(tokenizers: dict[str, PreTrai
     backend = Tokenizer.from_str(tokenizers["byte_level"].backend_tokenizer.to_str())
     backend.post_processor = processors.ByteLevel()
     with pytest.raises(UserError, match="adds no special tokens around a text, which packing needs"):
-        SpecialTokens(fast(backend))
+        SpecialTokens(wrap_tokenizer(backend))
 
 
 def test_continuations_agree_with_the_words_of_the_tokenizer(tokenizers: dict[str, PreTrainedTokenizerBase]):
@@ -408,7 +421,7 @@ def test_continuations_agree_with_the_words_of_the_tokenizer(tokenizers: dict[st
         is_continuation = find_continuations(tokenizer)
         assert is_continuation.shape == (len(tokenizer),)
         assert not is_continuation[tokenizer.all_special_ids].any()
-        ids = plain(tokenizer, "lovely unheard film")
+        ids = tokenize(tokenizer, "lovely unheard film")
         words = tokenizer("lovely unheard film", add_special_tokens=False).word_ids()
         inside = [number > 0 and words[number] == words[number - 1] for number in range(len(ids))]
         assert sum(inside) > 1
@@ -424,14 +437,14 @@ def test_a_vocabulary_without_word_markers_raises():
         find_continuations(tokenizer)
 
 
-def test_checkpoints_have_the_same_keys_in_every_version(tokenizer: PreTrainedTokenizerBase):
-    made = packer(tokenizer, "segment_pair", pair="nsp")
-    list(made.pack_documents(write_documents([[5, 9, 3], [8, 2]])))
-    state = made.state_dict()
+def test_the_state_has_the_keys_of_earlier_versions(tokenizer: PreTrainedTokenizerBase):
+    packer = make_packer(tokenizer, "segment_pair", pair="nsp")
+    list(packer.pack_documents(write_documents([[5, 9, 3], [8, 2]])))
+    state = packer.state_dict()
     counts = {"tokens", "left_out", "_characters"}
     values = {"_last", "_document", "_held", "_began", "_texts", "_waiting", "_elsewhere", "_random"}
     assert set(state) == counts | values
-    other = packer(tokenizer, "segment_pair", pair="nsp", seed=1)
+    other = make_packer(tokenizer, "segment_pair", pair="nsp", seed=1)
     other.load_state_dict(state)
     assert other.state_dict() == state
     assert asdict(Position(1, 2, 3)) == {"file": 1, "parts": 2, "documents": 3}

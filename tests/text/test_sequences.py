@@ -1,4 +1,4 @@
-"""Are the packed sequences of raw text the same for the same seed, masked as they should be, and cached once?"""
+"""Tests that packed sequences depend only on the seed, are masked as configured and are cached once."""
 
 import itertools
 import pickle
@@ -21,20 +21,32 @@ from distill.text import sequences
 from distill.text.corpus import Document
 from distill.text.masking import Masking
 from distill.text.sequences import Sequences
-from tests.text.conftest import BATCHES, cached, counted, encode, everything, restored, same, task_of, text_of
+from tests.text.conftest import (
+    BATCHES,
+    encode,
+    encode_cached,
+    equal_batches,
+    make_task,
+    make_text,
+    record_documents,
+    unmask,
+    unmask_all,
+)
 
 # Sequences
 
 
-def test_what_a_batch_holds(place: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
-    train = cached(task_of(place), tokenizer, tmp_path)["train"]
+def test_a_batch_contains_padded_inputs_masked_labels_and_example_ids(
+    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+):
+    train = encode_cached(make_task(corpus_file), tokenizer, tmp_path)["train"]
     chosen = [3, 0, 7, 1 + len(train)]
     batch = train[chosen]
     assert batch.keys() == {"input_ids", "attention_mask", "labels", "example_id"}
     assert batch["example_id"].tolist() == chosen
     assert all(batch[name].dtype == torch.int64 for name in ("input_ids", "attention_mask", "labels", "example_id"))
     predicted = batch["labels"] != -100
-    items = task_of(place).select(batch)
+    items = make_task(corpus_file).select(batch)
     assert torch.equal(items.index, predicted.flatten().nonzero().squeeze(-1))
     assert items.labelled.all()
     assert not predicted[~batch["attention_mask"].bool()].any()
@@ -43,23 +55,23 @@ def test_what_a_batch_holds(place: Path, tokenizer: PreTrainedTokenizerBase, tmp
     assert batch["attention_mask"].sum(dim=1).tolist() == lengths.tolist()
     assert predicted.sum(dim=1).tolist() == [max(1, int(0.15 * (n - 2) + 0.5)) for n in lengths.tolist()]
     assert not np.isin(batch["labels"], tokenizer.all_special_ids).any()  # Special tokens are never chosen.
-    assert [ids[0] for ids in restored(batch)] == [tokenizer.cls_token_id] * 4
+    assert [ids[0] for ids in unmask(batch)] == [tokenizer.cls_token_id] * 4
     assert train.longest == train.lengths.max() == 16
 
 
-def test_masks_follow_from_seed_sequence_and_visit_alone(
-    place: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+def test_masks_depend_only_on_seed_sequence_and_visit(
+    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ):
-    train = cached(task_of(place, packing="full_sentences"), tokenizer, tmp_path)["train"]
+    train = encode_cached(make_task(corpus_file, packing="full_sentences"), tokenizer, tmp_path)["train"]
     together = train[[5, 2, 9]]
     for row, index in enumerate((5, 2, 9)):
         alone = train[[index]]
         assert all(torch.equal(alone[name][0], together[name][row]) for name in ("input_ids", "labels"))
-    assert same(train[[5, 2, 9]], together)
+    assert equal_batches(train[[5, 2, 9]], together)
     other_visit = train[[len(train) + 5]]
-    assert restored(other_visit) == restored(train[[5]])
+    assert unmask(other_visit) == unmask(train[[5]])
     assert not torch.equal(other_visit["labels"][0], together["labels"][0])
-    other_seed = Sequences(_tokens_of(train), task_of(place, seed=1).settings, tokenizer)
+    other_seed = Sequences(_tokens_of(train), make_task(corpus_file, seed=1).settings, tokenizer)
     assert not torch.equal(other_seed[[5, 2, 9]]["labels"], together["labels"])
 
 
@@ -68,22 +80,22 @@ def _tokens_of(examples: Sequences) -> token_cache.Tokens:
     return token_cache.Tokens(columns=examples._columns, offsets=offsets, truncated=0, digest="")
 
 
-def test_dynamic_masks_differ_in_every_epoch_and_static_ones_come_again(
-    place: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+def test_dynamic_masks_differ_in_every_epoch_and_static_masks_repeat(
+    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ):
     def labels(epochs: int, **options: Any) -> list[bytes]:
-        train = cached(task_of(place, packing="full_sentences", **options), tokenizer, tmp_path)["train"]
+        train = encode_cached(make_task(corpus_file, packing="full_sentences", **options), tokenizer, tmp_path)["train"]
         buckets = LengthBuckets(train.lengths, batch_size=64, visits=train.visits)
-        found = []
+        rows_by_epoch = []
         for epoch in range(epochs):
             buckets.set_epoch(epoch)
             rows: dict[int, bytes] = {}
             for batch in itertools.chain.from_iterable(batching.loader(train, buckets)):  # type: ignore[arg-type]
-                places = (batch["example_id"] % len(train)).tolist()
-                rows |= {index: row.numpy().tobytes() for index, row in zip(places, batch["labels"], strict=True)}
+                indices = (batch["example_id"] % len(train)).tolist()
+                rows |= {index: row.numpy().tobytes() for index, row in zip(indices, batch["labels"], strict=True)}
             assert len(rows) == len(train)
-            found.append(b"".join(rows[index] for index in sorted(rows)))
-        return found
+            rows_by_epoch.append(b"".join(rows[index] for index in sorted(rows)))
+        return rows_by_epoch
 
     assert len(set(labels(5))) == 5
     static = labels(7, masking="static", masks=3)
@@ -92,46 +104,55 @@ def test_dynamic_masks_differ_in_every_epoch_and_static_ones_come_again(
     assert static[6] == static[0]
 
 
-def test_dev_is_the_same_whatever_the_training(place: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
-    dynamic, static = (cached(task_of(place, masking=how), tokenizer, tmp_path)["dev"] for how in ("dynamic", "static"))
+def test_dev_has_the_same_masks_with_dynamic_and_static_masking(
+    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+):
+    dynamic, static = (
+        encode_cached(make_task(corpus_file, masking=masking), tokenizer, tmp_path)["dev"]
+        for masking in ("dynamic", "static")
+    )
     assert dynamic.visits == static.visits == 1
-    assert same(dynamic[[0, 1, 2]], static[[0, 1, 2]])
+    assert equal_batches(dynamic[[0, 1, 2]], static[[0, 1, 2]])
     assert dynamic.digest == static.digest
 
 
-def test_dev_may_be_a_part_of_what_is_held_out(place: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
-    whole = everything(cached(task_of(place, dev_examples=None), tokenizer, tmp_path)["dev"])
-    part = cached(task_of(place, dev_examples=4), tokenizer, tmp_path)["dev"]
+def test_dev_examples_limits_dev_to_a_part_of_the_held_out_sequences(
+    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+):
+    whole = unmask_all(encode_cached(make_task(corpus_file, dev_examples=None), tokenizer, tmp_path)["dev"])
+    part = encode_cached(make_task(corpus_file, dev_examples=4), tokenizer, tmp_path)["dev"]
     assert len(part) == 4 < len(whole)
-    places = [whole.index(ids) for ids in everything(part)]
-    assert places == sorted(places)
-    assert everything(cached(task_of(place, dev_examples=10**6), tokenizer, tmp_path)["dev"]) == whole
-    assert part.digest != cached(task_of(place), tokenizer, tmp_path)["dev"].digest
+    indices = [whole.index(ids) for ids in unmask_all(part)]
+    assert indices == sorted(indices)
+    assert unmask_all(encode_cached(make_task(corpus_file, dev_examples=10**6), tokenizer, tmp_path)["dev"]) == whole
+    assert part.digest != encode_cached(make_task(corpus_file), tokenizer, tmp_path)["dev"].digest
 
 
-def test_digests_tell_masks_and_tokens_apart(place: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+def test_digests_depend_on_masks_and_tokens(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
     options: tuple[dict[str, Any], ...] = (
         {}, {"max_length": 20}, {"seed": 1}, {"masking": "static"}, {"masking": "static", "masks": 2},
         {"mask": Masking(probability=0.3)}, {"packing": "sentence"}, {"dev_fraction": 0.3}, {"documents": "file"},
     )  # fmt: skip
     (other := tmp_path / "other").mkdir()
     for name in ("a", "b", "c"):
-        (other / f"{name}.txt").write_text(place.read_text())
-    found = [cached(task_of(other, **each), tokenizer, tmp_path)["train"].digest for each in options]
-    assert len(set(found)) == len(options)
-    assert cached(task_of(other), tokenizer, tmp_path / "b")["train"].digest == found[0]
+        (other / f"{name}.txt").write_text(corpus_file.read_text())
+    digests = [encode_cached(make_task(other, **each), tokenizer, tmp_path)["train"].digest for each in options]
+    assert len(set(digests)) == len(options)
+    assert encode_cached(make_task(other), tokenizer, tmp_path / "b")["train"].digest == digests[0]
 
 
 @pytest.mark.parametrize("unit", ["whole_word", "span"])
-def test_words_are_masked_whole(place: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, unit: str):
-    task = task_of(place, mask=Masking(unit=unit, probability=0.5), max_length=24, masking="static")
-    train = cached(task, tokenizer, tmp_path)["train"]
+def test_words_are_never_masked_in_part(
+    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, unit: str
+):
+    task = make_task(corpus_file, mask=Masking(unit=unit, probability=0.5), max_length=24, masking="static")
+    train = encode_cached(task, tokenizer, tmp_path)["train"]
     batch = train[[index + visit * len(train) for index in range(len(train)) for visit in range(5)]]
     names = np.array(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
     inside = np.char.startswith(names, "##")
     seen = 0
     predicted = (batch["labels"] != IGNORED).numpy()
-    for ids, chosen in zip(restored(batch), predicted, strict=True):
+    for ids, chosen in zip(unmask(batch), predicted, strict=True):
         for index in range(2, len(ids) - 1):
             if inside[ids[index]]:
                 seen += 1
@@ -139,47 +160,53 @@ def test_words_are_masked_whole(place: Path, tokenizer: PreTrainedTokenizerBase,
     assert seen > 20
 
 
-def test_pairs_have_types_and_labels(place: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
-    task = task_of(place, packing="segment_pair", pair="sop", max_length=32)
-    train = cached(task, tokenizer, tmp_path)["train"]
+def test_pairs_have_token_types_and_pair_labels(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+    task = make_task(corpus_file, packing="segment_pair", pair="sop", max_length=32)
+    train = encode_cached(task, tokenizer, tmp_path)["train"]
     batch = train[list(range(len(train)))]
     assert batch["pair_labels"].dtype == torch.int64
     assert set(batch["pair_labels"].tolist()) == {0, 1}
     assert batch["token_type_ids"].shape == batch["input_ids"].shape
-    for ids, types in zip(restored(batch), batch["token_type_ids"].tolist(), strict=True):
+    for ids, types in zip(unmask(batch), batch["token_type_ids"].tolist(), strict=True):
         middle = ids.index(tokenizer.sep_token_id)
         assert types[: len(ids)] == [0] * (middle + 1) + [1] * (len(ids) - middle - 1)
         assert not any(types[len(ids) :])
     assert train[[4]]["pair_labels"].item() == batch["pair_labels"][4]
-    assert "pair_labels" not in cached(task_of(place, packing="segment_pair"), tokenizer, tmp_path)["train"][[0]]
+    unlabelled = encode_cached(make_task(corpus_file, packing="segment_pair"), tokenizer, tmp_path)["train"]
+    assert "pair_labels" not in unlabelled[[0]]
 
 
-def test_a_tokenizer_that_pads_on_the_left(place: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+def test_left_padding_does_not_change_the_tokens(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
     left = pickle.loads(pickle.dumps(tokenizer))
     left.padding_side = "left"
-    right, other = (cached(task_of(place), each, tmp_path)["train"] for each in (tokenizer, left))
+    right, other = (encode_cached(make_task(corpus_file), each, tmp_path)["train"] for each in (tokenizer, left))
     chosen = np.argsort(right.lengths)[[0, -1]].tolist()
     batch = other[chosen]
     assert batch["attention_mask"][0, 0] == 0
     assert batch["attention_mask"][0, -1] == 1
-    assert restored(batch) == restored(right[chosen])
+    assert unmask(batch) == unmask(right[chosen])
 
 
-def test_a_tokenizer_without_a_mask_token_is_refused(place: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+def test_a_tokenizer_without_a_mask_token_is_refused(
+    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+):
     without = pickle.loads(pickle.dumps(tokenizer))
     without.mask_token = None
     with pytest.raises(UserError, match="has no mask token, which masked language modelling needs"):
-        cached(task_of(place), without, tmp_path)
+        encode_cached(make_task(corpus_file), without, tmp_path)
 
 
-# In the cache
+# Cache
 
 
-def test_the_splits_share_no_document(place: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+def test_the_splits_share_no_document(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
     def documents(seed: int) -> tuple[set[str], set[str]]:
-        found = cached(task_of(place, packing="sentence", max_length=64, seed=seed), tokenizer, tmp_path / str(seed))
+        splits = encode_cached(
+            make_task(corpus_file, packing="sentence", max_length=64, seed=seed), tokenizer, tmp_path / str(seed)
+        )
         texts = {
-            name: " ".join(map(tokenizer.decode, everything(split))).replace(" ##", "") for name, split in found.items()
+            name: " ".join(map(tokenizer.decode, unmask_all(split))).replace(" ##", "")
+            for name, split in splits.items()
         }
         return tuple({word for word in texts[name].split() if word.isdigit()} for name in ("train", "dev"))  # type: ignore[return-value]
 
@@ -192,12 +219,12 @@ def test_the_splits_share_no_document(place: Path, tokenizer: PreTrainedTokenize
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.999])
-def test_where_the_draw_takes_none_or_all_one_is_on_the_other_side(
+def test_an_extreme_dev_fraction_leaves_a_document_in_each_split(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, fraction: float
 ):
-    (tmp_path / "a.txt").write_text("\n".join(text_of(number, 2) for number in range(3)))
+    (tmp_path / "a.txt").write_text("\n".join(make_text(number, 2) for number in range(3)))
     for streaming in (False, True):
-        task = task_of(tmp_path / "a.txt", packing="sentence", dev_fraction=fraction, streaming=streaming)
+        task = make_task(tmp_path / "a.txt", packing="sentence", dev_fraction=fraction, streaming=streaming)
         splits = encode(task, tokenizer, tmp_path / "cache")
         assert len(splits["dev"]) == (2 if fraction < 0.5 else 4)
     examples, _ = batching.examples_and_buckets(splits["train"].training_loader(steps=1, **BATCHES))
@@ -205,37 +232,37 @@ def test_where_the_draw_takes_none_or_all_one_is_on_the_other_side(
 
 
 def test_a_corpus_is_tokenized_once(
-    place: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    first = cached(task_of(place), tokenizer, tmp_path)
+    first = encode_cached(make_task(corpus_file), tokenizer, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(sequences, "Packer", None)  # Nobody may do it again.
-        again = cached(task_of(place), tokenizer, tmp_path)
-        other_masks = cached(task_of(place, mask=Masking(probability=0.4)), tokenizer, tmp_path)
+        patch.setattr(sequences, "Packer", None)  # Packing again would fail.
+        again = encode_cached(make_task(corpus_file), tokenizer, tmp_path)
+        other_masks = encode_cached(make_task(corpus_file, mask=Masking(probability=0.4)), tokenizer, tmp_path)
     for name in ("train", "dev"):
-        assert same(first[name][[1, 2]], again[name][[1, 2]])
-        assert restored(other_masks[name][[1, 2]]) == restored(first[name][[1, 2]])
+        assert equal_batches(first[name][[1, 2]], again[name][[1, 2]])
+        assert unmask(other_masks[name][[1, 2]]) == unmask(first[name][[1, 2]])
     del again, other_masks
     [path] = tmp_path.rglob("train.arrow")
     expected = first["train"][[0, 5]]
     del first
     for content in (path.read_bytes()[:-100], b""):
         path.write_bytes(content)
-        assert same(cached(task_of(place), tokenizer, tmp_path)["train"][[0, 5]], expected)
+        assert equal_batches(encode_cached(make_task(corpus_file), tokenizer, tmp_path)["train"][[0, 5]], expected)
 
 
-def test_the_corpus_is_read_through_once(
-    place: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_corpus_is_read_once(
+    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    drawn = counted(monkeypatch)
-    cached(task_of(place), tokenizer, tmp_path)
-    assert len(drawn) == len(set(drawn)) == 40
+    keys = record_documents(monkeypatch)
+    encode_cached(make_task(corpus_file), tokenizer, tmp_path)
+    assert len(keys) == len(set(keys)) == 40
 
 
-def test_cached_tokens_are_mapped_and_not_copied(place: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
-    cached(task_of(place), tokenizer, tmp_path)
+def test_cached_tokens_are_mapped_and_not_copied(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+    encode_cached(make_task(corpus_file), tokenizer, tmp_path)
     before = pa.total_allocated_bytes()
-    train = cached(task_of(place), tokenizer, tmp_path)["train"]
+    train = encode_cached(make_task(corpus_file), tokenizer, tmp_path)["train"]
     assert pa.total_allocated_bytes() == before
     column = train._columns["input_ids"]
     assert not column.flags.owndata
@@ -248,11 +275,13 @@ def test_cached_tokens_are_mapped_and_not_copied(place: Path, tokenizer: PreTrai
         assert any(first <= start and start + column.nbytes <= last for first, last in ranges)
 
 
-def test_writing_holds_little(tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    paragraph = text_of(0, 40)
+def test_memory_for_writing_does_not_grow_with_the_corpus(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    paragraph = make_text(0, 40)
 
-    class Long:
-        """Some MB of text that nobody holds."""
+    class GeneratedCorpus:
+        """Some MB of text, generated on demand."""
 
         def read_documents(self, **_: Any) -> Iterator[Document]:
             return (Document(f"a#{number}", 0, paragraph) for number in range(size))
@@ -270,29 +299,31 @@ def test_writing_holds_little(tokenizer: PreTrainedTokenizerBase, tmp_path: Path
     monkeypatch.setattr("distill.text.packing._BATCH_CHARACTERS", 2**14)
     for size in (200, 1200):  # noqa: B007 - the corpus reads it
         tracemalloc.start()
-        sequences._cache_tokens(Long(), task_of("no", max_length=128).settings, tokenizer, tmp_path)  # type: ignore[arg-type]
+        sequences._cache_tokens(GeneratedCorpus(), make_task("no", max_length=128).settings, tokenizer, tmp_path)  # type: ignore[arg-type]
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert 1200 * len(paragraph) > 1.2e6
     assert peaks[1] - peaks[0] < 0.2e6
 
 
-def test_the_share_that_is_left_out_is_printed(
+def test_the_share_of_dropped_tokens_is_printed(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "a.txt").write_text("\n".join(" ".join(["film"] * 30) for _ in range(6)))
-    task = task_of(tmp_path / "a.txt", packing="sentence", max_length=12)
-    cached(task, tokenizer, tmp_path / "cache")
-    shown = " ".join("".join(capsys.readouterr()).split())
-    assert "Tokens: 66.7% are in no sequence, cut off or too few for one (task.packing=sentence)" in shown
+    task = make_task(tmp_path / "a.txt", packing="sentence", max_length=12)
+    encode_cached(task, tokenizer, tmp_path / "cache")
+    printed = " ".join("".join(capsys.readouterr()).split())
+    assert "Tokens: 66.7% are in no sequence, cut off or too few for one (task.packing=sentence)" in printed
 
 
-def test_cached_sequences_are_the_same_after_pickling(place: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
-    train = cached(task_of(place), tokenizer, tmp_path)["train"]
-    assert same(pickle.loads(pickle.dumps(train))[[4, 1]], train[[4, 1]])
+def test_cached_sequences_are_the_same_after_pickling(
+    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+):
+    train = encode_cached(make_task(corpus_file), tokenizer, tmp_path)["train"]
+    assert equal_batches(pickle.loads(pickle.dumps(train))[[4, 1]], train[[4, 1]])
 
 
-# Bad input
+# Errors
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -310,11 +341,11 @@ def test_cached_sequences_are_the_same_after_pickling(place: Path, tokenizer: Pr
         (["A lovely film.", "A joy."], {"packing": "segment_pair"}, "has no document of two sentences, which make a"),
     ],
 )
-def test_a_corpus_that_is_too_small(
+def test_a_corpus_that_is_too_small_is_refused(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, lines: list[str], options: Any, message: str, streaming: bool
 ):
     (tmp_path / "a.txt").write_text("\n".join(lines))
-    task = task_of(tmp_path / "a.txt", streaming=streaming, **options)
+    task = make_task(tmp_path / "a.txt", streaming=streaming, **options)
     with pytest.raises(UserError, match=message):
         encode(task, tokenizer, tmp_path / "cache")
     assert not list((tmp_path / "cache").rglob("*.arrow"))

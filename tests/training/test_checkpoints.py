@@ -1,4 +1,4 @@
-"""Does a training that was stopped or killed end as if nothing had been?"""
+"""Tests that a stopped or killed training resumes to the weights of an uninterrupted one."""
 
 import multiprocessing
 import os
@@ -17,11 +17,11 @@ from distill.errors import UserError
 from distill.tasks import Classification
 from distill.training import fitting
 from distill.training.module import DistillationModule
-from tests.conftest import Make, Toy, equal, last_state, scores, steps_of, toy_training, weights
+from tests.conftest import MakeToy, Toy, build_toy, equal, fake_scores, last_state, record_steps, weights
 
 
-def same_end(resumed: Toy, whole: Toy) -> bool:
-    """Whether both have the same last weights, the same best ones, and the same account of what they saw."""
+def equal_trainings(resumed: Toy, whole: Toy) -> bool:
+    """Returns whether last weights, best weights and counts of examples and tokens are equal."""
     seen = ("examples_seen", "tokens_seen", "tokens_computed")
     return (
         equal(last_state(resumed), last_state(whole))
@@ -31,7 +31,7 @@ def same_end(resumed: Toy, whole: Toy) -> bool:
 
 
 def stop_at(toy: Toy, step: int, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] = RuntimeError) -> None:
-    """Fit until the optimizer step of this number is about to begin, and fail there; Lightning exits at a Ctrl-C."""
+    """Fits until this optimizer step begins, and raises the error there; Lightning exits at a Ctrl-C."""
     original = toy.module.training_step
 
     def training_step(*args: Any) -> Any:
@@ -43,45 +43,47 @@ def stop_at(toy: Toy, step: int, monkeypatch: pytest.MonkeyPatch, error: type[Ba
     at_ctrl_c = signal.getsignal(signal.SIGINT)
     with pytest.raises((error, SystemExit)):
         toy.fit()
-    signal.signal(signal.SIGINT, at_ctrl_c)  # Lightning takes it away for good.
+    signal.signal(signal.SIGINT, at_ctrl_c)  # Lightning does not restore it.
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_resumed_run_ends_with_the_weights_of_a_whole_one(
-    make: Make, uninterrupted: Toy, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
+    make_toy: MakeToy, uninterrupted: Toy, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ):
-    stopped = make()
+    stopped = make_toy()
     stop_at(stopped, 5, monkeypatch, error)
-    resumed = make(directory=stopped.directory)
-    steps = steps_of(resumed)
+    resumed = make_toy(directory=stopped.directory)
+    steps = record_steps(resumed)
     fit = resumed.fit(resume=True)
     assert (len(steps), fit.steps, fit.epochs) == (4, 8, 2)
-    assert same_end(resumed, uninterrupted)
+    assert equal_trainings(resumed, uninterrupted)
 
 
-def test_a_run_resumed_within_an_epoch_sees_the_rest_of_that_epoch(make: Make, monkeypatch: pytest.MonkeyPatch):
-    whole, stopped = make(evaluations=2), make(evaluations=2)
+def test_a_run_resumed_within_an_epoch_trains_on_the_rest_of_that_epoch(
+    make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch
+):
+    whole, stopped = make_toy(evaluations=2), make_toy(evaluations=2)
     whole.fit()
     stop_at(stopped, 7, monkeypatch)  # The last checkpoint is that of step 6.
-    resumed = make(directory=stopped.directory, evaluations=2)
-    steps = steps_of(resumed)
+    resumed = make_toy(directory=stopped.directory, evaluations=2)
+    steps = record_steps(resumed)
     assert resumed.fit(resume=True).steps == 8
     assert len(steps) == 2
     assert equal(last_state(resumed), last_state(whole))
 
 
-def test_a_resumed_run_keeps_the_best_of_both_parts(make: Make, monkeypatch: pytest.MonkeyPatch):
-    stopped = make()
-    first = scores(stopped, [0.9], monkeypatch)
+def test_a_resumed_run_keeps_the_best_score_of_both_parts(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch):
+    stopped = make_toy()
+    first = fake_scores(stopped, [0.9], monkeypatch)
     stop_at(stopped, 5, monkeypatch)
-    resumed = make(directory=stopped.directory)
-    scores(resumed, [0.5], monkeypatch)
+    resumed = make_toy(directory=stopped.directory)
+    fake_scores(resumed, [0.5], monkeypatch)
     assert resumed.fit(resume=True).best == pytest.approx(0.9)
     assert equal(weights(resumed.module), first[0][1])
 
 
 class StepClock:
-    """Tells the time as one second an optimizer step."""
+    """A clock that advances one second per optimizer step."""
 
     def __init__(self, module: DistillationModule) -> None:
         self.module = module
@@ -90,12 +92,12 @@ class StepClock:
         return float(self.module.global_step)
 
 
-def test_a_resumed_run_counts_the_time_of_both_parts(make: Make, monkeypatch: pytest.MonkeyPatch):
-    stopped = make()
+def test_a_resumed_run_counts_the_time_of_both_parts(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch):
+    stopped = make_toy()
     stopped.module.teacher_seconds = 1000.0
     monkeypatch.setattr(timer, "time", StepClock(stopped.module))
     stop_at(stopped, 5, monkeypatch)
-    resumed = make(directory=stopped.directory)
+    resumed = make_toy(directory=stopped.directory)
     monkeypatch.setattr(timer, "time", StepClock(resumed.module))
     fit = resumed.fit(resume=True)
     assert (fit.steps, fit.seconds) == (8, 8)
@@ -103,18 +105,18 @@ def test_a_resumed_run_counts_the_time_of_both_parts(make: Make, monkeypatch: py
     assert resumed.module.teacher_seconds > 1000
 
 
-def test_a_finished_training_is_resumed_as_it_was(make: Make):
-    done = make(max_epochs=1)
+def test_resuming_a_finished_training_changes_nothing(make_toy: MakeToy):
+    done = make_toy(max_epochs=1)
     first = done.fit()
-    resumed = make(directory=done.directory, max_epochs=1)
+    resumed = make_toy(directory=done.directory, max_epochs=1)
     second = resumed.fit(resume=True)
     assert equal(weights(resumed.module), weights(done.module))
     assert (second.steps, second.epochs, second.best) == (first.steps, first.epochs, first.best)
     assert second.examples_per_second < 10 * first.examples_per_second
 
 
-def test_resume_without_a_checkpoint_starts_anew(make: Make, uninterrupted: Toy):
-    toy = make()
+def test_resume_without_a_checkpoint_starts_from_the_beginning(make_toy: MakeToy, uninterrupted: Toy):
+    toy = make_toy()
     toy.fit(resume=True)
     assert equal(last_state(toy), last_state(uninterrupted))
 
@@ -122,62 +124,62 @@ def test_resume_without_a_checkpoint_starts_anew(make: Make, uninterrupted: Toy)
 # Killed
 
 
-def die() -> None:
+def kill_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def in_a_step(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the seventh step, after its gradients."""
-    monkeypatch.setattr(toy.module, "_log_losses", lambda step, *_: die() if step == 6 else None)
+    """Kills the process in the seventh step, after its gradients."""
+    monkeypatch.setattr(toy.module, "_log_losses", lambda step, *_: kill_process() if step == 6 else None)
 
 
 def in_the_optimizer(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the fourth step, half of the weights moved."""
+    """Kills the process in the fourth step, after a part of the weights changed."""
     step = torch.optim.AdamW.step
 
     def half(optimizer: torch.optim.AdamW, **options: Any) -> Any:
         if toy.module.global_step == 3:
             with torch.no_grad():
                 optimizer.param_groups[0]["params"][0] += 1
-            die()
+            kill_process()
         return step(optimizer, **options)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", half)
 
 
 def in_a_checkpoint(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the checkpoint of the sixth step is written."""
+    """Kills the process while the checkpoint of the sixth step is written."""
     save = torch.save
 
     def half(checkpoint: dict[str, Any], file: Any) -> None:
         if checkpoint["global_step"] == 6:
             file.write(b"half of it")
             file.flush()
-            die()
+            kill_process()
         save(checkpoint, file)
 
     monkeypatch.setattr(torch, "save", half)
 
 
 def in_an_evaluation(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While dev is scored after the first epoch."""
-    monkeypatch.setattr(toy.module, "validation_step", lambda *_: die())
+    """Kills the process while dev is scored after the first epoch."""
+    monkeypatch.setattr(toy.module, "validation_step", lambda *_: kill_process())
 
 
 def between_best_and_last(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the best weights were written, and before what goes on from there."""
+    """Kills the process after the best weights were written and before the last checkpoint."""
     save = torch.save
 
     def only_best(checkpoint: dict[str, Any], file: Any) -> None:
         if checkpoint["global_step"] == 8 and "optimizer_states" in checkpoint:
-            die()
+            kill_process()
         save(checkpoint, file)
 
     monkeypatch.setattr(torch, "save", only_best)
 
 
 Fatal = Callable[[Toy, pytest.MonkeyPatch], None]
-# Where a training is killed, and the steps that the one after it has left; without a checkpoint it has all of them.
+# Where a training is killed, and the number of steps that the resumed training runs.
 KILLED: list[tuple[Fatal, int]] = [
     (in_a_step, 2),
     (in_the_optimizer, 5),
@@ -190,7 +192,7 @@ KILLED: list[tuple[Fatal, int]] = [
 def train_and_die(
     fatal: Fatal, task: Classification, splits: tables.LabelledData, tokenizer: PreTrainedTokenizerBase, directory: Path
 ) -> None:
-    toy = toy_training(task, splits, tokenizer, directory, checkpoint_steps=3)
+    toy = build_toy(task, splits, tokenizer, directory, checkpoint_steps=3)
     fatal(toy, pytest.MonkeyPatch())
     toy.fit(resume=True)
 
@@ -202,7 +204,7 @@ def killed(
     tokenizer: PreTrainedTokenizerBase,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[Fatal, Path]:
-    """Where trainings lie that were killed, each at its place, by a signal that no process can catch."""
+    """Directories of trainings that were killed with SIGKILL, one for each point."""
     context = multiprocessing.get_context("spawn")
     directories = {fatal: tmp_path_factory.mktemp(fatal.__name__) for fatal, _ in KILLED}
     processes = [
@@ -218,31 +220,31 @@ def killed(
 
 
 @pytest.mark.parametrize(("fatal", "left"), KILLED, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_killed_training_ends_as_if_nothing_had_been(
-    make: Make, uninterrupted: Toy, killed: dict[Fatal, Path], fatal: Fatal, left: int
+def test_a_killed_training_resumes_to_the_weights_of_an_uninterrupted_one(
+    make_toy: MakeToy, uninterrupted: Toy, killed: dict[Fatal, Path], fatal: Fatal, left: int
 ):
-    resumed = make(directory=killed[fatal], checkpoint_steps=3)
-    steps = steps_of(resumed)
+    resumed = make_toy(directory=killed[fatal], checkpoint_steps=3)
+    steps = record_steps(resumed)
     assert resumed.fit(resume=True).steps == 8
     assert len(steps) == left
-    assert same_end(resumed, uninterrupted)
+    assert equal_trainings(resumed, uninterrupted)
 
 
 # Stopped
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("step", "kept"), [(1, 2), (3, 4), (7, 8)])
-def test_a_training_that_is_asked_to_stop_keeps_the_step(
-    make: Make,
+@pytest.mark.parametrize(("step", "saved"), [(1, 2), (3, 4), (7, 8)])
+def test_a_signal_saves_the_current_step_and_stops_the_training(
+    make_toy: MakeToy,
     uninterrupted: Toy,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     number: signal.Signals,
     step: int,
-    kept: int,
+    saved: int,
 ):
-    stopped = make()
+    stopped = make_toy()
     original = stopped.module.training_step
 
     def training_step(*arguments: Any) -> None:
@@ -256,15 +258,15 @@ def test_a_training_that_is_asked_to_stop_keeps_the_step(
         stopped.fit()
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
     assert "Stopping after this step and saving a checkpoint." in capfd.readouterr().err
-    resumed = make(directory=stopped.directory)
-    steps = steps_of(resumed)
+    resumed = make_toy(directory=stopped.directory)
+    steps = record_steps(resumed)
     resumed.fit(resume=True)
-    assert len(steps) == 8 - kept
-    assert same_end(resumed, uninterrupted)
+    assert len(steps) == 8 - saved
+    assert equal_trainings(resumed, uninterrupted)
 
 
-def test_asking_twice_stops_at_once(make: Make, monkeypatch: pytest.MonkeyPatch):
-    stopped = make(checkpoint_steps=1)
+def test_a_second_signal_stops_the_training_at_once(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch):
+    stopped = make_toy(checkpoint_steps=1)
     original = stopped.module.training_step
 
     def training_step(*arguments: Any) -> None:
@@ -280,7 +282,7 @@ def test_asking_twice_stops_at_once(make: Make, monkeypatch: pytest.MonkeyPatch)
     assert state["global_step"] == 2
 
 
-# Checkpoints of others
+# Refused checkpoints
 
 
 @pytest.mark.parametrize(
@@ -288,17 +290,17 @@ def test_asking_twice_stops_at_once(make: Make, monkeypatch: pytest.MonkeyPatch)
     [({"seed": 2}, "seed"), ({"teacher_width": 48}, "model"), ({"max_epochs": 3, "seed": 3}, "seed and steps")],
 )
 def test_a_checkpoint_of_another_training_is_refused(
-    make: Make, uninterrupted: Toy, options: dict[str, Any], other: str
+    make_toy: MakeToy, uninterrupted: Toy, options: dict[str, Any], other: str
 ):
-    toy = make(directory=uninterrupted.directory, **options)
+    toy = make_toy(directory=uninterrupted.directory, **options)
     with pytest.raises(
         UserError, match=rf"last\.ckpt belongs to another training with different {other}: run the command"
     ):
         toy.fit(resume=True)
 
 
-def test_a_checkpoint_over_other_data_is_refused(make: Make):
-    toy = make(max_epochs=None, max_steps=1)
+def test_a_checkpoint_of_other_data_is_refused(make_toy: MakeToy):
+    toy = make_toy(max_epochs=None, max_steps=1)
 
     def fit(**options: Any) -> fitting.Fit:
         return fitting.fit(
@@ -312,8 +314,8 @@ def test_a_checkpoint_over_other_data_is_refused(make: Make):
 
 
 @pytest.mark.parametrize("content", [b"", b"no checkpoint", None])
-def test_a_damaged_checkpoint_is_told(make: Make, content: bytes | None):
-    toy = make(max_epochs=None, max_steps=1)
+def test_a_damaged_checkpoint_is_refused(make_toy: MakeToy, content: bytes | None):
+    toy = make_toy(max_epochs=None, max_steps=1)
     toy.fit()
     path = toy.directory / "checkpoints" / "last.ckpt"
     path.write_bytes(path.read_bytes()[:-5000] if content is None else content)

@@ -1,4 +1,4 @@
-"""Tests of training in several processes: equal to one process, and ended together."""
+"""Tests of training in several processes: the results of one process, and a common end."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from distill.training import distributed, fitting, launchers, workers
 from distill.training.pickling import dumps
 from distill.training.settings import TrainerSettings, check_processes
 from distill.training.workers import WorkerError
-from tests.conftest import BAD, GOOD, SETTINGS, Make, Toy, equal, last_state, sentences, toy_training, weights
+from tests.conftest import BAD, GOOD, SETTINGS, MakeToy, Toy, build_toy, equal, last_state, sentences, weights
 
 CPU = torch.device("cpu")
 ROOT = Path(fitting.__file__).resolve().parents[1]
@@ -39,13 +39,14 @@ ROOT = Path(fitting.__file__).resolve().parents[1]
 # Equal to one process
 
 
-def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+def assert_equal_weights(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     for name, tensor in left.items():
-        if not name.endswith("k_lin.bias"):  # Softmax takes it away: its gradient is rounding, which AdamW enlarges.
+        # Softmax cancels this bias, so its gradient is a rounding error, which AdamW enlarges.
+        if not name.endswith("k_lin.bias"):
             torch.testing.assert_close(tensor, right[name], rtol=0, atol=1e-5, msg=name)
 
 
-def rows(toy: Toy) -> list[dict[str, float]]:
+def read_rows(toy: Toy) -> list[dict[str, float]]:
     """Returns the rows of the logger's file."""
     lines = (toy.directory / "metrics.csv").read_text().splitlines()
     names = lines[0].split(",")
@@ -61,26 +62,26 @@ def test_two_ranks_equal_one_with_twice_the_batch(
     tmp_path: Path,
     strategy: str,
 ):
-    for name, number in (("train", 53), ("dev", 24)):  # The last batch of an epoch is a ragged one.
+    for name, number in (("train", 53), ("dev", 24)):  # The last batch of an epoch is smaller.
         lines = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in sentences(number))]
         (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     ragged = Classification(name="toy", text=["sentence"], data_dir=str(tmp_path))
     splits = ragged.read(tmp_path / "cache")
     toys = {
-        devices: toy_training(
+        devices: build_toy(
             ragged, splits, tokenizer, tmp_path / str(devices), dropout=0.0, accumulate=2, devices=devices,
             batch_size=8 // devices, teacher_width=48, learning_rate=3e-4, strategy=strategy,
         )
         for devices in (1, 2)
     }  # fmt: skip
-    for toy in toys.values():  # As a run does, which leaves hooks in the student.
+    for toy in toys.values():  # Like a run, whose estimate leaves hooks in the student.
         fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
     fits = {
         devices: toy.fit(logger=CSVLogger(str(toy.directory), name="", version="")) for devices, toy in toys.items()
     }
-    same(last_state(toys[1]), last_state(toys[2]))
-    same(weights(toys[1].module), weights(toys[2].module))
-    for one, two in zip(rows(toys[1]), rows(toys[2]), strict=True):
+    assert_equal_weights(last_state(toys[1]), last_state(toys[2]))
+    assert_equal_weights(weights(toys[1].module), weights(toys[2].module))
+    for one, two in zip(read_rows(toys[1]), read_rows(toys[2]), strict=True):
         assert one == pytest.approx(two, abs=1e-5, rel=1e-6)
     for name in ("steps", "epochs", "best"):
         assert getattr(fits[1], name) == getattr(fits[2], name)
@@ -88,7 +89,7 @@ def test_two_ranks_equal_one_with_twice_the_batch(
     assert fits[2].epochs == 2
 
 
-# One call
+# Calls
 
 
 def gather_ranks(kind: str, failing_rank: int) -> list[int]:
@@ -113,7 +114,7 @@ def gather_ranks(kind: str, failing_rank: int) -> list[int]:
         ("raise", "^rank 2 of 3: ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_call_that_fails_names_the_rank_and_leaves_nothing(kind: str, message: str):
+def test_a_failed_call_names_the_rank_and_leaves_no_worker(kind: str, message: str):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(WorkerError, match=message):
         distributed.run(gather_ranks, kind, 2, world_size=3, device=CPU)
@@ -123,7 +124,7 @@ def test_a_call_that_fails_names_the_rank_and_leaves_nothing(kind: str, message:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_two_calls_in_one_process():
+def test_two_calls_in_one_process_both_return():
     for _ in range(2):
         assert distributed.run(gather_ranks, "", 0, world_size=2, device=CPU) == [0, 1]
     assert running_workers() == []
@@ -144,7 +145,7 @@ def run_two_calls() -> None:
     launchers.release(store)
 
 
-def test_processes_of_srun_serve_calls_after_one_that_failed():
+def test_processes_of_srun_serve_calls_after_a_failed_one():
     code = "from tests.training.test_distributed import run_two_calls; run_two_calls()"
     variables = {
         "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "7",
@@ -165,8 +166,8 @@ def test_processes_of_srun_serve_calls_after_one_that_failed():
 # Stopped, killed, failed
 
 
-class Trouble(HardLabels):
-    """A loss that fails in one rank at the beginning of this step."""
+class FailingLabels(HardLabels):
+    """A loss that fails in one rank at the beginning of a step."""
 
     rank, step, kind = 0, 0, ""
 
@@ -181,26 +182,26 @@ class Trouble(HardLabels):
         return super().forward(student, teacher, batch)
 
 
-def trouble(toy: Toy, *, rank: int, step: int, kind: str) -> Toy:
+def add_failure(toy: Toy, *, rank: int, step: int, kind: str) -> Toy:
     term = toy.module.objective.terms["hard"]
-    term.__class__ = Trouble
+    term.__class__ = FailingLabels
     term.rank, term.step, term.kind = rank, step, kind  # type: ignore[assignment]
     return toy
 
 
-TWO: dict[str, Any] = {"devices": 2, "batch_size": 8, "checkpoint_steps": 3}
+TWO_RANKS: dict[str, Any] = {"devices": 2, "batch_size": 8, "checkpoint_steps": 3}
 
 
 @pytest.fixture(scope="module")
-def pair(make: Make) -> Toy:
+def two_rank_training(make_toy: MakeToy) -> Toy:
     """An uninterrupted training of two ranks: eight steps, with dropout."""
-    toy = make(**TWO)
+    toy = make_toy(**TWO_RANKS)
     toy.fit()
     return toy
 
 
 def running_workers() -> list[int]:
-    """Returns the workers that this process started and that have not ended."""
+    """Returns the running workers that this process started."""
     children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     # Not the resource tracker of multiprocessing, which lives as long as this process.
     return [child.pid for child in children if "spawn_main" in " ".join(child.cmdline())]
@@ -210,32 +211,32 @@ def running_workers() -> list[int]:
     ("rank", "kind", "error", "left"),
     [
         (0, "SIGTERM", (KeyboardInterrupt, SystemExit), 2),
-        (1, "SIGTERM", (KeyboardInterrupt, SystemExit), 2),  # As torchrun and SLURM do.
+        (1, "SIGTERM", (KeyboardInterrupt, SystemExit), 2),  # Like torchrun and SLURM.
         (1, "SIGKILL", WorkerError, 4),
     ],
 )
 def test_a_training_that_was_stopped_or_killed_resumes_to_equal_weights(
-    make: Make, pair: Toy, rank: int, kind: str, error: Any, left: int
+    make_toy: MakeToy, two_rank_training: Toy, rank: int, kind: str, error: Any, left: int
 ):
-    stopped = trouble(make(**TWO), rank=rank, step=5, kind=kind)
+    stopped = add_failure(make_toy(**TWO_RANKS), rank=rank, step=5, kind=kind)
     with pytest.raises(error, match="^rank 1 of 2 was killed by SIGKILL$" if kind == "SIGKILL" else None):
         stopped.fit()
     state = torch.load(stopped.directory / "checkpoints" / "last.ckpt", weights_only=True)
     assert state["global_step"] == 8 - left
-    resumed = make(directory=stopped.directory, **TWO)
+    resumed = make_toy(directory=stopped.directory, **TWO_RANKS)
     resumed.fit(resume=True)
-    assert equal(last_state(resumed), last_state(pair))
-    assert equal(weights(resumed.module), weights(pair.module))
-    assert resumed.module.tokens_seen == pair.module.tokens_seen
+    assert equal(last_state(resumed), last_state(two_rank_training))
+    assert equal(weights(resumed.module), weights(two_rank_training.module))
+    assert resumed.module.tokens_seen == two_rank_training.module.tokens_seen
 
 
-def test_a_sharded_training_resumes_to_equal_weights(make: Make):
-    options = {**TWO, "strategy": "fsdp"}
-    whole, stopped = make(**options), trouble(make(**options), rank=1, step=5, kind="SIGTERM")
+def test_a_sharded_training_resumes_to_equal_weights(make_toy: MakeToy):
+    options = {**TWO_RANKS, "strategy": "fsdp"}
+    whole, stopped = make_toy(**options), add_failure(make_toy(**options), rank=1, step=5, kind="SIGTERM")
     whole.fit()
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         stopped.fit()
-    resumed = make(directory=stopped.directory, **options)
+    resumed = make_toy(directory=stopped.directory, **options)
     resumed.fit(resume=True)
     assert equal(last_state(resumed), last_state(whole))
     assert equal(weights(resumed.module), weights(whole.module))
@@ -249,8 +250,8 @@ def test_a_sharded_training_resumes_to_equal_weights(make: Make):
         (0, "bug", ZeroDivisionError, "division by zero"),
     ],
 )
-def test_when_one_rank_fails_all_end(make: Make, rank: int, kind: str, error: type[Exception], message: str):
-    toy = trouble(make(**TWO), rank=rank, step=2, kind=kind)
+def test_all_ranks_end_when_one_fails(make_toy: MakeToy, rank: int, kind: str, error: type[Exception], message: str):
+    toy = add_failure(make_toy(**TWO_RANKS), rank=rank, step=2, kind=kind)
     began = time.monotonic()
     with pytest.raises(error, match=message):
         toy.fit()
@@ -258,15 +259,15 @@ def test_when_one_rank_fails_all_end(make: Make, rank: int, kind: str, error: ty
     assert running_workers() == []
 
 
-def test_a_checkpoint_of_two_ranks_is_not_resumed_by_one(make: Make, pair: Toy):
-    toy = make(directory=pair.directory, **{**TWO, "devices": 1, "batch_size": 16})
+def test_a_checkpoint_of_two_ranks_is_not_resumed_by_one(make_toy: MakeToy, two_rank_training: Toy):
+    toy = make_toy(directory=two_rank_training.directory, **{**TWO_RANKS, "devices": 1, "batch_size": 16})
     with pytest.raises(UserError, match=r"last\.ckpt belongs to another training with different processes: run the"):
         toy.fit(resume=True)
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
     settings = replace(SETTINGS, devices=4)
-    check_processes(settings, "trainer")  # A processor serves any number.
+    check_processes(settings, "trainer")  # A CPU serves any number.
     monkeypatch.setattr(TrainerSettings, "device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(
@@ -285,23 +286,23 @@ def test_memory_mapped_files_are_pickled_as_their_path(
     task: Classification, splits: tables.LabelledData, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ):
     examples = task.encode(splits, tokenizer, tmp_path)["train"]
-    sent = pickle.dumps(examples)
-    assert tmp_path.name.encode() in sent
-    assert examples[[3, 60]]["input_ids"].equal(pickle.loads(sent)[[3, 60]]["input_ids"])
-    kept = CachedOutputs(tmp_path / "outputs", examples.lengths, hidden_size=2)
+    pickled = pickle.dumps(examples)
+    assert tmp_path.name.encode() in pickled
+    assert examples[[3, 60]]["input_ids"].equal(pickle.loads(pickled)[[3, 60]]["input_ids"])
+    cached = CachedOutputs(tmp_path / "outputs", examples.lengths, hidden_size=2)
     (tmp_path / "outputs").mkdir()
-    kept.add(0, {"logits": torch.rand(64, 2)}, torch.rand(int(examples.lengths.sum()), 2))
-    sent = pickle.dumps(kept)
-    assert len(sent) < 2000
+    cached.add(0, {"logits": torch.rand(64, 2)}, torch.rand(int(examples.lengths.sum()), 2))
+    pickled = pickle.dumps(cached)
+    assert len(pickled) < 2000
     batch = examples[[3, 60]]
     items = task.select(batch)
-    again, expected = pickle.loads(sent)(batch, items), kept(batch, items)
-    assert again.whole().hidden_states[0].equal(expected.whole().hidden_states[0])
-    assert again.at(items).logits.equal(expected.at(items).logits)
+    result, expected = pickle.loads(pickled)(batch, items), cached(batch, items)
+    assert result.whole().hidden_states[0].equal(expected.whole().hidden_states[0])
+    assert result.at(items).logits.equal(expected.at(items).logits)
 
 
-def test_a_model_that_was_run_can_be_pickled(make: Make):
-    toy = make()
+def test_a_model_that_was_run_can_be_pickled(make_toy: MakeToy):
+    toy = make_toy()
     fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
     module = pickle.loads(dumps(toy.module))
     batch = next(iter(toy.loaders["train"]))[0]
@@ -312,8 +313,8 @@ def test_a_model_that_was_run_can_be_pickled(make: Make):
     assert not module.teacher.train().training
 
 
-def test_a_module_that_cannot_be_pickled_is_refused(make: Make):
-    toy = make(**TWO)
+def test_a_module_that_cannot_be_pickled_is_refused(make_toy: MakeToy):
+    toy = make_toy(**TWO_RANKS)
     toy.module.objective.terms["hard"].strange = lambda: None
     with pytest.raises(UserError, match=r"cannot be sent to other processes \(.*lambda.*\): set trainer\.devices=1"):
         toy.fit()
@@ -332,7 +333,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir:
         "teacher.finetune.max_epochs=15", "teacher.finetune.learning_rate=3e-3", "teacher.finetune.batch_size=8",
         "teacher.finetune.devices=2", "trainer=ddp", "trainer.batch_size=8", "trainer.learning_rate=1e-3",
     )  # fmt: skip
-    done = command("-m", *arguments, "seed=1,2", f"output_dir={root / 'sweep'}")
+    done = run_command("-m", *arguments, "seed=1,2", f"output_dir={root / 'sweep'}")
     assert (done.returncode, done.stderr) == (0, "")
     assert "60 steps of 16 examples" in done.stdout  # The teacher,
     assert "16 examples in a step" in done.stdout  # and the students.
@@ -342,16 +343,16 @@ def sweep(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir:
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-def command(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def run_command(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     call = [sys.executable, *launcher, "-m", "distill", *arguments]
     return subprocess.run(call, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False)
 
 
-def killed(*arguments: str, output: Path, step: int = 1) -> tuple[dict[str, Any], list[psutil.Process]]:
-    """Returns the last checkpoint of a run that was killed after this step, and the workers that it had started."""
+def kill_run(*arguments: str, output: Path, step: int = 1) -> tuple[dict[str, Any], list[psutil.Process]]:
+    """Kills a run after this step; returns its last checkpoint and the workers that it had started."""
 
     def reached() -> int:
-        return max((int(state["global_step"]) for state in checkpoints(output)), default=0)
+        return max((int(state["global_step"]) for state in load_checkpoints(output)), default=0)
 
     call = [sys.executable, "-m", "distill", *arguments, f"output_dir={output}"]
     process = psutil.Popen(call, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
@@ -361,32 +362,32 @@ def killed(*arguments: str, output: Path, step: int = 1) -> tuple[dict[str, Any]
     finally:
         process.kill()
         process.wait()
-    [state] = checkpoints(output)
+    [state] = load_checkpoints(output)
     return state, started
 
 
-def checkpoints(output: Path) -> list[dict[str, Any]]:
+def load_checkpoints(output: Path) -> list[dict[str, Any]]:
     return [torch.load(path, weights_only=True) for path in output.rglob("last.ckpt")]
 
 
-def records(output: Path) -> list[dict[str, Any]]:
+def read_records(output: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(output.rglob("run.json"))]
 
 
-def test_a_sweep_of_two_processes_leaves_a_directory_for_every_run(sweep: tuple[Path, tuple[str, ...]]):
-    found = records(sweep[0] / "sweep")
-    assert [record["status"] for record in found] == ["finished"] * 2
-    assert sorted(record["seed"] for record in found) == [1, 2]
-    assert all(record["training"]["epochs"] == 2 for record in found)
+def test_a_sweep_of_two_processes_writes_a_record_for_every_run(sweep: tuple[Path, tuple[str, ...]]):
+    run_records = read_records(sweep[0] / "sweep")
+    assert [record["status"] for record in run_records] == ["finished"] * 2
+    assert sorted(record["seed"] for record in run_records) == [1, 2]
+    assert all(record["training"]["epochs"] == 2 for record in run_records)
 
 
-def test_under_torchrun_there_is_one_run(sweep: tuple[Path, tuple[str, ...]]):
+def test_torchrun_gives_one_run_with_the_same_metrics(sweep: tuple[Path, tuple[str, ...]]):
     root, arguments = sweep
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()))
-    done = command(*arguments, "seed=1", f"output_dir={root / 'torchrun'}", launcher=launcher)
+    done = run_command(*arguments, "seed=1", f"output_dir={root / 'torchrun'}", launcher=launcher)
     assert done.returncode == 0, done.stderr
-    [record] = records(root / "torchrun")
-    earlier = next(record for record in records(root / "sweep") if record["seed"] == 1)
+    [record] = read_records(root / "torchrun")
+    earlier = next(record for record in read_records(root / "sweep") if record["seed"] == 1)
     assert record["status"] == "finished"
     assert record["student"]["metrics"] == earlier["student"]["metrics"]
     assert done.stdout.count("Bundle") == 1
@@ -395,13 +396,13 @@ def test_under_torchrun_there_is_one_run(sweep: tuple[Path, tuple[str, ...]]):
 def test_a_killed_run_leaves_no_process(sweep: tuple[Path, tuple[str, ...]]):
     root, arguments = sweep
     long = ("trainer.checkpoint_steps=1", "trainer.max_epochs=2000")
-    _, started = killed(*arguments, *long, output=root / "killed")
+    _, started = kill_run(*arguments, *long, output=root / "killed")
     assert len(started) == 1
     wait_for(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in started))
 
 
-def test_two_processes_that_stream_are_killed_and_go_on(tmp_path: Path):
-    """Each from its own place in the text, to the same weights."""
+def test_a_killed_stream_of_two_processes_resumes_to_equal_weights(tmp_path: Path):
+    """Each process resumes from its own position in the text."""
     (tmp_path / "text").mkdir()
     for number in range(6):
         lines = [f"{(GOOD + BAD)[(number * 3 + line) % 8].capitalize()} {line}." for line in range(60)]
@@ -412,18 +413,18 @@ def test_two_processes_that_stream_are_killed_and_go_on(tmp_path: Path):
         "trainer=ddp", "trainer.batch_size=4", "trainer.max_steps=150", "trainer.max_epochs=null",
         "trainer.checkpoint_steps=3", "trainer.precision=32-true", f"cache_dir={tmp_path / 'cache'}",
     )  # fmt: skip
-    done = command(*arguments, f"output_dir={tmp_path / 'whole'}")
+    done = run_command(*arguments, f"output_dir={tmp_path / 'whole'}")
     assert done.returncode == 0, done.stderr
-    state, _ = killed(*arguments, output=tmp_path / "killed", step=12)
+    state, _ = kill_run(*arguments, output=tmp_path / "killed", step=12)
     assert 12 <= state["global_step"] < 150
-    first, second = (place["buffer"] for place in state["places"])
-    assert first["visit"] > 0  # They have read it once.
+    first, second = (position["buffer"] for position in state["places"])
+    assert first["visit"] > 0  # Both have read the corpus once.
     assert first["packer"] != second["packer"]
     [record] = (tmp_path / "killed").rglob("run.json")
-    done = command(f"resume={record.parent}")
+    done = run_command(f"resume={record.parent}")
     assert done.returncode == 0, done.stderr
-    found = [next((tmp_path / name).rglob("model.safetensors")) for name in ("whole", "killed")]
-    assert equal(load_file(found[0]), load_file(found[1]))
+    files = [next((tmp_path / name).rglob("model.safetensors")) for name in ("whole", "killed")]
+    assert equal(load_file(files[0]), load_file(files[1]))
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 120) -> None:
@@ -434,6 +435,6 @@ def wait_for(condition: Callable[[], Any], seconds: float = 120) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])

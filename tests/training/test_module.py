@@ -1,4 +1,4 @@
-"""Does training do what it says: a frozen teacher, true accumulation, the best weights kept, runs that repeat?"""
+"""Tests of training: a frozen teacher, gradient accumulation, the best weights, and reproducible runs."""
 
 import csv
 from dataclasses import dataclass, replace
@@ -23,11 +23,22 @@ from distill.training import fitting, settings
 from distill.training.evaluate import evaluate
 from distill.training.module import DistillationModule, freeze, parameter_groups
 from students.distilbert import from_teacher
-from tests.conftest import SETTINGS, Make, Toy, equal, last_state, outputs_of, scores, steps_of, toy_bert, weights
+from tests.conftest import (
+    SETTINGS,
+    MakeToy,
+    Toy,
+    equal,
+    fake_scores,
+    last_state,
+    outputs_at_items,
+    record_steps,
+    toy_bert,
+    weights,
+)
 
 
 def use_plain_sgd(module: DistillationModule, monkeypatch: pytest.MonkeyPatch, learning_rate: float) -> None:
-    """AdamW divides by the gradient's own size, which hides what is compared here."""
+    """Replaces AdamW, which divides by the gradient's own size and so hides differences in scale."""
 
     def optimizers() -> Any:
         optimizer = torch.optim.SGD(module.parameters(), lr=learning_rate)
@@ -40,8 +51,8 @@ def use_plain_sgd(module: DistillationModule, monkeypatch: pytest.MonkeyPatch, l
 
 
 @dataclass
-class Watched:
-    """A fit of a student narrower than its teacher, what was seen during it, and what it left behind."""
+class RecordedFit:
+    """A finished fit of a student narrower than its teacher, with recorded modes, examples and log rows."""
 
     toy: Toy
     before: dict[str, Tensor]
@@ -52,13 +63,13 @@ class Watched:
     rows: list[dict[str, str]]
 
     def checkpoint(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = torch.load(self.toy.directory / "checkpoints" / f"{name}.ckpt", weights_only=True)
-        return found
+        content: dict[str, Any] = torch.load(self.toy.directory / "checkpoints" / f"{name}.ckpt", weights_only=True)
+        return content
 
 
 @pytest.fixture(scope="module")
-def watched(make: Make) -> Watched:
-    toy = make(teacher_width=48)
+def recorded_fit(make_toy: MakeToy) -> RecordedFit:
+    toy = make_toy(teacher_width=48)
     modes: dict[str, list[bool]] = {"teacher": [], "student": []}
 
     def watch(name: str, model: PreTrainedModel) -> None:
@@ -67,35 +78,35 @@ def watched(make: Make) -> Watched:
 
     watch("teacher", toy.module.teacher)
     watch("student", toy.module.student)
-    examples = steps_of(toy)
+    examples = record_steps(toy)
     before, teacher_before = weights(toy.module), weights(toy.module.teacher)
     toy.module.teacher.train()
     toy.fit(logger=CSVLogger(str(toy.directory), name="", version=""))
     with open(toy.directory / "metrics.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    return Watched(toy, before, teacher_before, modes["teacher"], modes["student"], examples, rows)
+    return RecordedFit(toy, before, teacher_before, modes["teacher"], modes["student"], examples, rows)
 
 
-def test_the_teacher_stays_in_evaluation_mode(watched: Watched):
-    assert watched.teacher_modes == [False] * 8  # one question a step, none for dev
-    watched.toy.module.train()
-    watched.toy.module.teacher.train()
-    assert not any(part.training for part in watched.toy.module.teacher.modules())
+def test_the_teacher_stays_in_evaluation_mode(recorded_fit: RecordedFit):
+    assert recorded_fit.teacher_modes == [False] * 8  # One forward pass per step, none for dev.
+    recorded_fit.toy.module.train()
+    recorded_fit.toy.module.teacher.train()
+    assert not any(part.training for part in recorded_fit.toy.module.teacher.modules())
 
 
-def test_the_student_trains_in_steps_and_not_on_dev(watched: Watched):
+def test_the_student_trains_in_steps_and_not_on_dev(recorded_fit: RecordedFit):
     epoch = [True] * 4 + [False]
-    assert watched.student_modes == epoch * 2
+    assert recorded_fit.student_modes == epoch * 2
 
 
-def test_the_teacher_does_not_change_and_gets_no_gradient(watched: Watched):
-    teacher = watched.toy.module.teacher
-    assert equal(weights(teacher), watched.teacher_before)
+def test_the_teacher_does_not_change_and_gets_no_gradient(recorded_fit: RecordedFit):
+    teacher = recorded_fit.toy.module.teacher
+    assert equal(weights(teacher), recorded_fit.teacher_before)
     assert all(parameter.grad is None and not parameter.requires_grad for parameter in teacher.parameters())
 
 
-def test_the_teacher_is_no_part_of_the_module(watched: Watched):
-    module = watched.toy.module
+def test_the_teacher_is_not_in_the_modules_of_the_training_module(recorded_fit: RecordedFit):
+    module = recorded_fit.toy.module
     teachers = {id(parameter) for parameter in module.teacher.parameters()}
     assert teachers.isdisjoint(id(parameter) for parameter in module.parameters())
     assert module.teacher not in list(module.modules())
@@ -103,48 +114,48 @@ def test_the_teacher_is_no_part_of_the_module(watched: Watched):
 
 
 @pytest.mark.parametrize("name", ["best", "last"])
-def test_a_checkpoint_holds_the_student_and_the_projection_alone(watched: Watched, name: str):
-    found = watched.checkpoint(name)["state_dict"]
-    assert found.keys() == watched.toy.module.state_dict().keys()
-    assert "objective.terms.cosine.projection.weight" in found
-    assert all(key.startswith("student.") for key in found if not key.startswith("objective.terms.cosine."))
+def test_a_checkpoint_contains_only_the_student_and_the_projection(recorded_fit: RecordedFit, name: str):
+    state_dict = recorded_fit.checkpoint(name)["state_dict"]
+    assert state_dict.keys() == recorded_fit.toy.module.state_dict().keys()
+    assert "objective.terms.cosine.projection.weight" in state_dict
+    assert all(key.startswith("student.") for key in state_dict if not key.startswith("objective.terms.cosine."))
 
 
-def test_the_optimizer_has_the_student_and_the_projection_alone(watched: Watched):
-    groups = watched.toy.module.trainer.optimizers[0].param_groups
+def test_the_optimizer_has_only_the_student_and_the_projection(recorded_fit: RecordedFit):
+    groups = recorded_fit.toy.module.trainer.optimizers[0].param_groups
     in_optimizer = [id(parameter) for group in groups for parameter in group["params"]]
-    assert sorted(in_optimizer) == sorted(id(parameter) for parameter in watched.toy.module.parameters())
-    saved = watched.checkpoint("last")["optimizer_states"][0]["state"]
+    assert sorted(in_optimizer) == sorted(id(parameter) for parameter in recorded_fit.toy.module.parameters())
+    saved = recorded_fit.checkpoint("last")["optimizer_states"][0]["state"]
     assert len(saved) == len(in_optimizer)
 
 
-def test_no_gradient_is_carried_over(watched: Watched):
-    assert all(parameter.grad is None for parameter in watched.toy.module.parameters())
+def test_no_gradient_remains_after_fitting(recorded_fit: RecordedFit):
+    assert all(parameter.grad is None for parameter in recorded_fit.toy.module.parameters())
 
 
-def test_every_parameter_learns(watched: Watched):
-    after = watched.checkpoint("last")["state_dict"]
-    still = [name for name, tensor in watched.before.items() if torch.equal(tensor, after[name])]
-    assert still == []
+def test_every_parameter_changes_in_training(recorded_fit: RecordedFit):
+    after = recorded_fit.checkpoint("last")["state_dict"]
+    unchanged = [name for name, tensor in recorded_fit.before.items() if torch.equal(tensor, after[name])]
+    assert unchanged == []
 
 
-def test_every_epoch_has_all_examples_in_an_order_of_its_own(watched: Watched):
-    first, second = ([*chain(*watched.examples[start : start + 4])] for start in (0, 4))
+def test_every_epoch_has_all_examples_in_another_order(recorded_fit: RecordedFit):
+    first, second = ([*chain(*recorded_fit.examples[start : start + 4])] for start in (0, 4))
     assert sorted(first) == sorted(second) == list(range(64))
     assert first != second
 
 
-def test_every_term_is_logged_by_its_name(watched: Watched):
-    rows = [{k: float(v) for k, v in row.items() if v} for row in watched.rows if row["train/loss"]]
+def test_logged_terms_sum_to_the_logged_loss(recorded_fit: RecordedFit):
+    rows = [{k: float(v) for k, v in row.items() if v} for row in recorded_fit.rows if row["train/loss"]]
     assert len(rows) == 8
     for row in rows:
         parts = 5 * row["train/soft"] + 2 * row["train/hard"] + 1 * row["train/cosine"]
         assert row["train/loss"] == pytest.approx(parts, rel=1e-4)
-    assert sum(bool(row["dev/accuracy"]) for row in watched.rows) == 2
+    assert sum(bool(row["dev/accuracy"]) for row in recorded_fit.rows) == 2
 
 
-def test_clipping_measures_the_projection_too(make: Make, monkeypatch: pytest.MonkeyPatch):
-    toy = make(teacher_width=48, cosine=100, max_epochs=None, max_steps=1, clip=0.1)
+def test_gradient_clipping_includes_the_projection(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch):
+    toy = make_toy(teacher_width=48, cosine=100, max_epochs=None, max_steps=1, clip=0.1)
     use_plain_sgd(toy.module, monkeypatch, learning_rate=1)
     before = weights(toy.module)
     toy.fit()
@@ -153,14 +164,14 @@ def test_clipping_measures_the_projection_too(make: Make, monkeypatch: pytest.Mo
     assert torch.cat([change.flatten() for change in moved.values()]).norm().item() == pytest.approx(0.1, rel=1e-3)
 
 
-def test_an_objective_that_needs_a_teacher_wants_one(make: Make):
-    toy = make()
+def test_a_missing_teacher_is_refused_if_the_objective_needs_one(make_toy: MakeToy):
+    toy = make_toy()
     with pytest.raises(ValueError, match="objective distilbert learns from a teacher, and there is none"):
         DistillationModule(student=toy.module.student, objective=toy.module.objective, task=toy.module.task)
 
 
-def test_an_objective_without_a_teacher_asks_none(make: Make):
-    toy = make()
+def test_the_teacher_is_dropped_if_the_objective_needs_none(make_toy: MakeToy):
+    toy = make_toy()
     supervised = Objective(name="supervised", terms={"hard": HardLabels(), "soft": SoftTargets(weight=0)})
     module = DistillationModule(
         student=toy.module.student, objective=supervised, task=toy.module.task, teacher=toy.module.teacher
@@ -168,11 +179,11 @@ def test_an_objective_without_a_teacher_asks_none(make: Make):
     assert module.teacher is None
 
 
-# Decay
+# Weight decay
 
 
-def test_decay_goes_by_the_type_of_the_module(make: Make):
-    module = make(teacher_width=48).module
+def test_biases_and_layer_norms_have_no_weight_decay(make_toy: MakeToy):
+    module = make_toy(teacher_width=48).module
     decayed, free = parameter_groups(module, 0.01)
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.01, 0)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -188,7 +199,7 @@ def test_decay_goes_by_the_type_of_the_module(make: Make):
     assert "objective.terms.cosine.projection.weight" not in without
 
 
-def test_every_parameter_is_in_one_group_once_tied_ones_too(tokenizer: PreTrainedTokenizerBase):
+def test_tied_parameters_are_in_one_group_once(tokenizer: PreTrainedTokenizerBase):
     student = from_teacher(BertForMaskedLM(toy_bert(len(tokenizer)).config))
     assert student.vocab_projector.weight is student.distilbert.embeddings.word_embeddings.weight
     grouped = [id(parameter) for group in parameter_groups(student, 0.01) for parameter in group["params"]]
@@ -206,7 +217,7 @@ def test_frozen_parameters_are_in_no_group(tokenizer: PreTrainedTokenizerBase):
 # Steps
 
 
-def after_one_step(toy: Toy, micro_batches: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
+def train_one_step(toy: Toy, micro_batches: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
     use_plain_sgd(toy.module, monkeypatch, learning_rate=0.5)
     examples = toy.loaders["train"].dataset
     toy.loaders["train"] = batching.loader(examples, [micro_batches])
@@ -214,16 +225,16 @@ def after_one_step(toy: Toy, micro_batches: list[list[int]], monkeypatch: pytest
     return weights(toy.module)
 
 
-def test_unequal_micro_batches_give_the_weights_of_one_large_batch(make: Make, monkeypatch: pytest.MonkeyPatch):
-    toys = [make(teacher_width=48, dropout=0.0, max_epochs=None, max_steps=1) for _ in range(3)]
+def test_unequal_micro_batches_give_the_weights_of_one_large_batch(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch):
+    toys = [make_toy(teacher_width=48, dropout=0.0, max_epochs=None, max_steps=1) for _ in range(3)]
     start = weights(toys[0].module)
     lengths = toys[0].loaders["train"].dataset.lengths
     by_length = np.argsort(lengths, kind="stable").tolist()
     short, middle, long = by_length[:4], by_length[30:32], by_length[-1:]
-    assert lengths[short].max() < lengths[middle].max() < lengths[long].max()  # so each is padded to its own length
-    large = after_one_step(toys[0], [short + middle + long], monkeypatch)
-    parts = after_one_step(toys[1], [short, middle, long], monkeypatch)
-    other = after_one_step(toys[2], [short, middle], monkeypatch)
+    assert lengths[short].max() < lengths[middle].max() < lengths[long].max()  # Each is padded to its own length.
+    large = train_one_step(toys[0], [short + middle + long], monkeypatch)
+    parts = train_one_step(toys[1], [short, middle, long], monkeypatch)
+    other = train_one_step(toys[2], [short, middle], monkeypatch)
     for name, tensor in large.items():
         torch.testing.assert_close(parts[name], tensor, rtol=0, atol=1e-6, msg=name)
     for different in (start, other):
@@ -231,19 +242,19 @@ def test_unequal_micro_batches_give_the_weights_of_one_large_batch(make: Make, m
     assert toys[0].module.global_step == toys[1].module.global_step == 1
 
 
-def test_a_loss_that_is_no_number_ends_the_training(make: Make):
-    toy = make()
+def test_a_nan_loss_stops_the_training(make_toy: MakeToy):
+    toy = make_toy()
     with torch.no_grad():
         toy.module.student.classifier.bias[0] = torch.nan
     before = weights(toy.module)
-    with pytest.raises(NumericalError, match=r"step 0: the term soft is nan; try a smaller learning_rate") as told:
+    with pytest.raises(NumericalError, match=r"step 0: the term soft is nan; try a smaller learning_rate") as caught:
         toy.fit()
-    assert told.value.exit_code == 3
+    assert caught.value.exit_code == 3
     assert torch.equal(toy.module.student.pre_classifier.weight, before["student.pre_classifier.weight"])
 
 
-def test_what_was_seen_is_counted(make: Make):
-    toy = make(max_epochs=1)
+def test_steps_examples_tokens_and_padding_are_counted(make_toy: MakeToy):
+    toy = make_toy(max_epochs=1)
     fit = toy.fit()
     lengths = toy.loaders["train"].dataset.lengths
     assert (fit.steps, fit.epochs, toy.module.examples_seen) == (4, 1, 64)
@@ -253,26 +264,26 @@ def test_what_was_seen_is_counted(make: Make):
     assert fit.examples_per_second == pytest.approx(64 / fit.seconds)
 
 
-# What a model is asked
+# Inputs and outputs of a model
 
 
-def inputs_of(model: PreTrainedModel, batch: dict[str, Tensor]) -> set[str]:
+def capture_inputs(model: PreTrainedModel, batch: dict[str, Tensor]) -> set[str]:
     seen: list[dict[str, Any]] = []
     model.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs), with_kwargs=True)
     run_model(model, batch)
     return {name for name, value in seen[0].items() if isinstance(value, Tensor)}
 
 
-def test_token_types_reach_who_has_them(teacher: PreTrainedModel):
+def test_token_types_are_passed_only_to_models_that_read_them(teacher: PreTrainedModel):
     ids, types = torch.arange(5, 11)[None], torch.tensor([[0, 0, 0, 1, 1, 1]])
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": types, "labels": ids[:, 0]}
-    assert inputs_of(teacher, batch) == {"input_ids", "attention_mask", "token_type_ids"}
-    assert inputs_of(from_teacher(teacher), batch) == {"input_ids", "attention_mask"}
+    assert capture_inputs(teacher, batch) == {"input_ids", "attention_mask", "token_type_ids"}
+    assert capture_inputs(from_teacher(teacher), batch) == {"input_ids", "attention_mask"}
     one_text = batch | {"token_type_ids": torch.zeros_like(ids)}
     assert not torch.allclose(run_model(teacher, batch).logits, run_model(teacher, one_text).logits, atol=1e-3)
 
 
-def test_only_the_outputs_that_are_needed_are_asked_for(teacher: PreTrainedModel):
+def test_only_the_needed_outputs_are_requested(teacher: PreTrainedModel):
     batch = {"input_ids": torch.arange(5, 11)[None], "attention_mask": torch.ones(1, 6, dtype=torch.long)}
     plain = run_model(teacher, batch)
     assert plain.get("hidden_states") is None
@@ -280,8 +291,8 @@ def test_only_the_outputs_that_are_needed_are_asked_for(teacher: PreTrainedModel
     assert len(run_model(teacher, batch, frozenset({"hidden_states"})).hidden_states) == 5
 
 
-def test_the_teacher_is_asked_without_gradients(make: Make):
-    toy = make()
+def test_the_teacher_runs_without_gradients(make_toy: MakeToy):
+    toy = make_toy()
     for parameter in toy.module.teacher.parameters():
         parameter.requires_grad_(True)
     toy.module.losses(next(iter(toy.loaders["train"]))[0])[0].backward()
@@ -289,8 +300,8 @@ def test_the_teacher_is_asked_without_gradients(make: Make):
     assert all(parameter.grad is not None for parameter in toy.module.student.parameters())
 
 
-def test_the_teacher_computes_in_its_own_precision_and_the_loss_in_float32(make: Make):
-    toy = make(teacher_width=48)
+def test_the_teacher_computes_in_its_own_precision_and_the_loss_in_float32(make_toy: MakeToy):
+    toy = make_toy(teacher_width=48)
     dtypes = {}
     toy.module.teacher.register_forward_hook(lambda *seen: dtypes.update(teacher=seen[-1].logits.dtype))
     toy.module.student.register_forward_hook(lambda *seen: dtypes.update(student=seen[-1].logits.dtype))
@@ -300,7 +311,7 @@ def test_the_teacher_computes_in_its_own_precision_and_the_loss_in_float32(make:
     assert loss.dtype == torch.float32
 
 
-def test_freeze_holds_against_train(teacher: PreTrainedModel):
+def test_a_frozen_model_ignores_train(teacher: PreTrainedModel):
     frozen = freeze(teacher.train())
     assert frozen.train() is frozen
     assert not any(part.training for part in frozen.modules())
@@ -308,8 +319,8 @@ def test_freeze_holds_against_train(teacher: PreTrainedModel):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_logits_come_in_the_order_of_the_split(make: Make, splits: tables.LabelledData, training: bool):
-    toy = make()
+def test_evaluated_logits_are_in_the_order_of_the_split(make_toy: MakeToy, splits: tables.LabelledData, training: bool):
+    toy = make_toy()
     student = toy.module.student.train(training)
     order = [[[5, 0]], [[23, 2, 7], [1]], [[i] for i in range(24) if i not in (0, 1, 2, 5, 7, 23)]]
     dev = toy.loaders["dev"].dataset
@@ -323,43 +334,43 @@ def test_logits_come_in_the_order_of_the_split(make: Make, splits: tables.Labell
         np.testing.assert_allclose(row, alone.numpy(), atol=1e-4)
 
 
-# Which weights are kept
+# Best weights
 
 
 @pytest.mark.parametrize(("values", "best"), [([-1.0, -0.5, -2.0], 1), ([0.0, 0.0, -0.1], 0), ([0.2, 0.1, 0.3], 2)])
-def test_the_best_weights_are_kept_at_any_score(
-    make: Make, monkeypatch: pytest.MonkeyPatch, values: list[float], best: int
+def test_the_best_weights_are_kept_even_at_negative_scores(
+    make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch, values: list[float], best: int
 ):
-    toy = make(max_epochs=3)
-    seen = scores(toy, values, monkeypatch)
+    toy = make_toy(max_epochs=3)
+    seen = fake_scores(toy, values, monkeypatch)
     assert toy.fit().best == pytest.approx(values[best])
     assert [step for step, _ in seen] == [4, 8, 12]
-    assert [equal(weights(toy.module), kept) for _, kept in seen] == [index == best for index in range(3)]
+    assert [equal(weights(toy.module), evaluated) for _, evaluated in seen] == [index == best for index in range(3)]
 
 
 @pytest.mark.parametrize(("max_steps", "evaluated"), [(2, [2]), (4, [4]), (6, [4, 6])])
-def test_the_last_step_is_evaluated_wherever_it_is(
-    make: Make, monkeypatch: pytest.MonkeyPatch, max_steps: int, evaluated: list[int]
+def test_the_last_step_is_always_evaluated(
+    make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch, max_steps: int, evaluated: list[int]
 ):
-    toy = make(max_epochs=None, max_steps=max_steps)
-    seen = scores(toy, [0.1, 0.2], monkeypatch)
+    toy = make_toy(max_epochs=None, max_steps=max_steps)
+    seen = fake_scores(toy, [0.1, 0.2], monkeypatch)
     assert toy.fit().steps == max_steps
     assert [step for step, _ in seen] == evaluated
     assert equal(weights(toy.module), seen[-1][1])
 
 
-def test_dev_is_scored_as_often_as_asked(make: Make, monkeypatch: pytest.MonkeyPatch):
-    toy = make(evaluations=2)
-    seen = scores(toy, [0.1, 0.2, 0.3, 0.4], monkeypatch)
+def test_evaluations_sets_how_often_dev_is_scored(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch):
+    toy = make_toy(evaluations=2)
+    seen = fake_scores(toy, [0.1, 0.2, 0.3, 0.4], monkeypatch)
     toy.fit()
     assert [step for step, _ in seen] == [2, 4, 6, 8]
 
 
-# Runs that repeat
+# Reproducibility
 
 
-def test_the_seed_decides_the_weights(make: Make, uninterrupted: Toy):
-    again, other = make(), make(seed=2)
+def test_the_seed_determines_the_weights(make_toy: MakeToy, uninterrupted: Toy):
+    again, other = make_toy(), make_toy(seed=2)
     again.fit()
     other.fit()
     assert equal(last_state(again), last_state(uninterrupted))
@@ -387,18 +398,18 @@ def test_the_seed_decides_the_weights(make: Make, uninterrupted: Toy):
         ({"precision": "16-mixed"}, "got precision=16-mixed, expected one of auto, 32-true, bf16-mixed"),
     ],
 )
-def test_settings_that_are_refused(options: dict[str, Any], message: str):
+def test_invalid_settings_are_refused(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         replace(SETTINGS, **options)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_told():
+def test_a_missing_gpu_is_refused():
     with pytest.raises(UserError, match="got accelerator=gpu, expected auto or cpu because torch finds no GPU"):
         replace(SETTINGS, accelerator="gpu")
 
 
-def test_the_steps_of_a_training():
+def test_total_steps_is_limited_by_max_epochs_and_max_steps():
     assert SETTINGS.total_steps(4) == 8
     assert replace(SETTINGS, max_epochs=None, max_steps=5).total_steps(4) == 5
     assert replace(SETTINGS, max_steps=5).total_steps(4) == 5
@@ -409,8 +420,8 @@ def test_the_steps_of_a_training():
 
 
 @pytest.mark.parametrize("chosen", ["some", "none"])
-def test_a_vocabulary_is_computed_at_the_items_alone(tokenizer: PreTrainedTokenizerBase, chosen: str):
-    """The loss is that of all logits, and the head sees no more tokens than count."""
+def test_vocabulary_logits_are_computed_only_at_the_items(tokenizer: PreTrainedTokenizerBase, chosen: str):
+    """The loss equals that over all logits, and the head runs only on the chosen tokens."""
     teacher = BertForMaskedLM(toy_bert(len(tokenizer)).config).eval()
     student = from_teacher(teacher).eval()
     terms = {"soft": SoftTargets(weight=5), "mlm": MaskedLanguageModelling(weight=2), "cosine": Cosine()}
@@ -429,7 +440,7 @@ def test_a_vocabulary_is_computed_at_the_items_alone(tokenizer: PreTrainedTokeni
     items, needs = MaskedLM().select(batch), frozenset({"hidden_states"})
     with torch.no_grad():
         student_outputs, teacher_outputs = (
-            outputs_of(run_model(model, batch, needs), items) for model in (student, teacher)
+            outputs_at_items(run_model(model, batch, needs), items) for model in (student, teacher)
         )
         whole = objective(student_outputs, teacher_outputs, items)
     seen: list[torch.Size] = []
@@ -445,8 +456,8 @@ def test_a_vocabulary_is_computed_at_the_items_alone(tokenizer: PreTrainedTokeni
 # torch.compile
 
 
-def test_a_compiled_student_is_itself_again_afterwards(make: Make, monkeypatch: pytest.MonkeyPatch):
-    toy = make(compile=True, max_epochs=1)
+def test_compilation_of_the_student_is_undone_after_fitting(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch):
+    toy = make_toy(compile=True, max_epochs=1)
     encoder, calls = toy.module.student.base_model, []
 
     def compiled(*, dynamic: bool) -> None:
@@ -457,11 +468,11 @@ def test_a_compiled_student_is_itself_again_afterwards(make: Make, monkeypatch: 
     monkeypatch.setattr(encoder, "compile", compiled)
     toy.fit()
     assert len(calls) >= 4  # Every step, and dev.
-    assert all(calls)  # Batches have as many lengths as texts: none may be compiled for its own.
+    assert all(calls)  # Dynamic shapes, because the lengths of batches differ.
     assert encoder._compiled_call_impl is None
 
 
-def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch):
+def test_compile_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(settings.shutil, "which", lambda name: None)
     with pytest.raises(
         ValueError, match=r"got compile=true, expected false because torch\.compile needs g\+\+ or clang"
@@ -472,8 +483,8 @@ def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch):
 # The estimate
 
 
-def test_an_estimate_leaves_no_trace(make: Make):
-    toy = make()
+def test_an_estimate_changes_neither_weights_nor_counters(make_toy: MakeToy):
+    toy = make_toy()
     before = weights(toy.module)
     seconds = fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
     assert seconds > 0
@@ -486,10 +497,10 @@ def test_an_estimate_leaves_no_trace(make: Make):
     ("epochs", "estimate"), [(1, 4 * (1 + 1) + 24 / 16 / 3), (400, 1600 * (1 + 1) + 9600 / 16 / 3)]
 )
 def test_an_estimate_counts_steps_and_evaluations(
-    make: Make, monkeypatch: pytest.MonkeyPatch, epochs: int, estimate: float
+    make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch, epochs: int, estimate: float
 ):
-    """Of a second for the passes, one for the optimizer, and a third of one for as many examples of dev."""
-    toy = make(max_epochs=epochs)
+    """A step takes a second for the passes and one for the optimizer; a batch of dev takes a third of a second."""
+    toy = make_toy(max_epochs=epochs)
     monkeypatch.setattr(fitting, "time", SimpleNamespace(perf_counter=partial(next, count())))
-    found = fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
-    assert found == pytest.approx(estimate)
+    seconds = fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
+    assert seconds == pytest.approx(estimate)
