@@ -1,8 +1,6 @@
 """Fitting one module with Lightning: precision, checkpoints, progress, and what the training took."""
 
 import copy
-import ctypes
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,9 +10,8 @@ from typing import Any, cast
 
 import lightning as L
 import numpy as np
-import psutil
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.loggers import Logger
 from transformers import PreTrainedModel
 
@@ -22,8 +19,14 @@ from distill.contracts import Examples, Loader
 from distill.data import batching
 from distill.models import cpu_kernels
 from distill.models.forward import to_device
-from distill.training import distributed
-from distill.training.checkpoints import AtomicCheckpointIO, Checkpoints, StepSource
+from distill.training import distributed, memory
+from distill.training.checkpoints import (
+    AtomicCheckpointIO,
+    Checkpoints,
+    PortableModelCheckpoint,
+    StepSource,
+    load_checkpoint,
+)
 from distill.training.module import DistillationModule
 from distill.training.progress_bar import ProgressBar
 from distill.training.settings import TrainerSettings
@@ -41,7 +44,7 @@ class Fit:
     examples_per_second: float
     tokens_per_second: float
     padding: float
-    peak_rss_mb: float
+    peak_rss_mb: float | None
     best: float
 
 
@@ -87,16 +90,17 @@ def _fit(
     logger: Logger | None = None,
 ) -> Fit:
     """`fit` in one of the processes that train."""
-    keep_freed_memory()
+    memory.keep_freed_memory()
+    measures_memory = memory.reset_peak()
     steps = cast(StepSource, train.batch_sampler or train.dataset)  # A stream makes its own steps.
     if distributed.rank() > 0:
         steps.rank = distributed.rank()
     metric, selects = f"dev/{module.task.metric}", module.task.selects
-    best = ModelCheckpoint(
+    best = PortableModelCheckpoint(
         dirpath=checkpoints, filename="best", monitor=metric, mode=selects, save_weights_only=True,
         enable_version_counter=False,
     )  # fmt: skip
-    last = ModelCheckpoint(dirpath=checkpoints, filename="last", enable_version_counter=False)
+    last = PortableModelCheckpoint(dirpath=checkpoints, filename="last", enable_version_counter=False)
     last_path = checkpoints / "last.ckpt"
     resuming = resume and last_path.is_file()
     saving = Checkpoints(
@@ -114,11 +118,11 @@ def _fit(
     with _kept_whole(module, settings), _made_fast(module.student, settings), saving.stop_on_signals():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
     if distributed.rank() == 0:  # The others have done their part.
-        state = torch.load(best.best_model_path, map_location="cpu", weights_only=True)["state_dict"]
-        module.load_state_dict(state)
+        module.load_state_dict(load_checkpoint(Path(best.best_model_path))["state_dict"])
     return _summarize(
-        module, train, settings, seconds=timer.time_elapsed("train"), steps=trainer.global_step, best=best
-    )
+        module, train, settings, seconds=timer.time_elapsed("train"), steps=trainer.global_step, best=best,
+        peak_rss_mb=memory.peak_mb() if measures_memory else None,
+    )  # fmt: skip
 
 
 def _create_trainer(
@@ -156,7 +160,8 @@ def _summarize(
     *,
     seconds: float,
     steps: int,
-    best: ModelCheckpoint,
+    best: PortableModelCheckpoint,
+    peak_rss_mb: float | None,
 ) -> Fit:
     """What the training took, by the counts of the module."""
     seconds = max(seconds, 1e-9)
@@ -168,7 +173,7 @@ def _summarize(
         examples_per_second=module.examples_seen / seconds,
         tokens_per_second=module.tokens_seen / seconds,
         padding=1 - module.tokens_seen / max(1, module.tokens_computed),
-        peak_rss_mb=_peak_rss_mb(),
+        peak_rss_mb=peak_rss_mb,
         best=float(best.best_model_score) if best.best_model_score is not None else float("nan"),
     )
 
@@ -256,29 +261,3 @@ class _EvaluateAtTheEnd(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
         if trainer.global_step >= trainer.max_steps:
             trainer.should_stop = True
-
-
-def _peak_rss_mb() -> float:
-    """Largest resident memory of this process so far, in MB."""
-    memory = psutil.Process().memory_info()
-    peak = getattr(memory, "peak_wset", None)  # Windows
-    if peak is None:
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return float(peak) / 1e6
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc to keep large freed blocks for the next step instead of giving them back to the system.
-
-    A step's gradients are as large as the model, and the system clears every page that it hands out: filling two
-    47 MB gradients took 102 ms a time, and 20 ms with memory that was kept.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # Other C libraries have none.
-        trim_threshold, mmap_max = -1, -4  # From malloc.h.
-        mallopt(mmap_max, 0)
-        mallopt(trim_threshold, 2**31 - 1)

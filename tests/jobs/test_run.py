@@ -64,7 +64,16 @@ def chain(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir:
     )  # fmt: skip
     first = command(*arguments, "baseline=true", cwd=root)
     second = command(*arguments, "logger=wandb", cwd=root)
-    return {"root": root, "arguments": arguments, "first": first, "second": second, "runs": records(root / "runs")}
+    ignored = ("+student", "trainer", "benchmark")
+    finetune = ("job=finetune", *(argument for argument in arguments if not argument.startswith(ignored)))
+    return {
+        "root": root,
+        "arguments": arguments,
+        "finetune": finetune,
+        "first": first,
+        "second": second,
+        "runs": records(root / "runs"),
+    }
 
 
 def test_the_chain_ends_well_and_says_what_it_found(chain: dict[str, Any]) -> None:
@@ -383,9 +392,8 @@ def test_the_built_in_task_accepts_a_substitute_and_says_so(tmp_path: Path) -> N
 def test_finetune_alone_keeps_a_teacher_that_teaches_as_it_is(
     chain: dict[str, Any], data_dir: Path, encoder_dir: Path
 ) -> None:
-    arguments = [argument for argument in chain["arguments"] if not argument.startswith("+student")]
     output = chain["root"] / "finetune"
-    done = command("job=finetune", *arguments, f"output_dir={output}", cwd=chain["root"])
+    done = command(*chain["finetune"], f"output_dir={output}", cwd=chain["root"])
     assert done.returncode == 0, done.stderr
     assert "fine-tuned before, reused" in done.stdout
     [(directory, record)] = records(output)
@@ -418,7 +426,7 @@ def test_a_damaged_kept_teacher_is_made_again(chain: dict[str, Any]) -> None:
     [kept] = (chain["root"] / "cache" / "teachers").iterdir()
     with open(kept / "model.safetensors", "r+b") as file:
         file.truncate(1000)
-    done = command("job=finetune", *chain["arguments"], f"output_dir={chain['root'] / 'again'}", cwd=chain["root"])
+    done = command(*chain["finetune"], f"output_dir={chain['root'] / 'again'}", cwd=chain["root"])
     assert done.returncode == 0, done.stderr
     assert "is damaged and made again" in done.stdout
     [(_, record)] = records(chain["root"] / "again")

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,25 @@ def test_a_resumed_run_keeps_the_best_of_both_parts(make: Make, monkeypatch: pyt
     scores(resumed, [0.5], monkeypatch)
     assert resumed.fit(resume=True).best == pytest.approx(0.9)
     assert equal(weights(resumed.module), first[0][1])
+
+
+def test_moved_training_keeps_its_best_score(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    stopped = make()
+    first = scores(stopped, [0.9], monkeypatch)
+    stop_at(stopped, 5, monkeypatch)
+    moved = shutil.move(stopped.directory, tmp_path / "moved")
+    resumed = make(directory=moved)
+    scores(resumed, [0.5], monkeypatch)
+    assert resumed.fit(resume=True).best == pytest.approx(0.9)
+    assert equal(weights(resumed.module), first[0][1])
+
+
+def test_resumed_training_without_its_best_checkpoint_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch):
+    stopped = make()
+    stop_at(stopped, 5, monkeypatch)
+    (stopped.directory / "checkpoints" / "best.ckpt").unlink()
+    with pytest.raises(UserError, match=r"best\.ckpt is missing: remove .*checkpoints to restart this training"):
+        make(directory=stopped.directory).fit(resume=True)
 
 
 class StepClock:
@@ -311,11 +331,19 @@ def test_a_checkpoint_over_other_data_is_refused(make: Make):
         fit(identity={"data": "those"}, resume=True)
 
 
-@pytest.mark.parametrize("content", [b"", b"no checkpoint", None])
-def test_a_damaged_checkpoint_is_told(make: Make, content: bytes | None):
+def flip_byte(content: bytes) -> bytes:
+    """Changes a byte in the middle, which lies in a tensor."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda _: b"", lambda _: b"no checkpoint", lambda content: content[:-5000], flip_byte]
+)
+def test_a_damaged_checkpoint_is_told(make: Make, damage: Callable[[bytes], bytes]):
     toy = make(max_epochs=None, max_steps=1)
     toy.fit()
     path = toy.directory / "checkpoints" / "last.ckpt"
-    path.write_bytes(path.read_bytes()[:-5000] if content is None else content)
-    with pytest.raises(UserError, match=r"last\.ckpt is damaged: remove it to restart this training"):
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=r"last\.ckpt is damaged: remove .* to restart this training"):
         toy.fit(resume=True)
