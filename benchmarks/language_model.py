@@ -40,7 +40,7 @@ from distill.contracts import IGNORED
 from distill.losses import Cosine, MaskedLanguageModelling, Objective, SoftTargets
 from distill.models import cpu_kernels
 from distill.tasks import MaskedLM
-from distill.training import fitting
+from distill.training import memory
 from distill.training.module import DistillationModule, freeze
 from students.distilbert import from_teacher
 
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--only", help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    fitting.keep_freed_memory()
+    memory.keep_freed_memory()
     if options.only:
         print(json.dumps(measure(options, options.only, device)))
         return

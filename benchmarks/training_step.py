@@ -35,7 +35,7 @@ from distill.contracts import Items, Outputs
 from distill.losses import HardLabels, Objective, SoftTargets
 from distill.models import cpu_kernels
 from distill.tasks import Classification
-from distill.training import fitting
+from distill.training import memory
 from distill.training.module import DistillationModule
 
 SHAPES = {"3 layers of 384": (3, 384, 12), "6 layers of 768": (6, 768, 12)}
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds; medians are shown")
     parser.add_argument("--ways", default=",".join(VARIANTS), help="variants, separated by commas")
     options = parser.parse_args()
-    fitting.keep_freed_memory()
+    memory.keep_freed_memory()
     random = torch.Generator().manual_seed(0)
     size = (options.batch, options.length)
     batch = {

@@ -80,8 +80,10 @@ def main() -> int:
 def _run(show_traceback: bool) -> int:
     import hydra
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    OmegaConf.register_new_resolver("expanduser", os.path.expanduser, replace=True)
     codes = [0]
 
     @hydra.main(config_path=str(config_directory()), config_name="config", version_base="1.3")
@@ -112,6 +114,7 @@ def _run(show_traceback: bool) -> int:
 def _run_config(config: "DictConfig") -> None:
     from omegaconf import OmegaConf
 
+    _check_added(config)
     if config.resume and config.resume is not True:
         _check_resume_alone()
     elif config.job.name == "cache":  # Imports neither torch nor transformers.
@@ -126,6 +129,19 @@ def _run_config(config: "DictConfig") -> None:
     from distill.jobs.run import run_job
 
     run_job(config)
+
+
+def _check_added(config: "DictConfig") -> None:
+    """Raises UserError for `+name=...` where the configuration has no such name, which nothing would read."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    groups = [path.name for path in config_directory().iterdir() if path.is_dir()]
+    known = sorted({*groups, *map(str, OmegaConf.load(config_directory() / "config.yaml"))} - {"defaults", "hydra"})
+    for given in HydraConfig.get().overrides.task:
+        name = given.lstrip("+").partition("=")[0].partition(".")[0].partition("@")[0]
+        if given.startswith("+") and name in config and name not in known:
+            raise UserError(f"there is no option {name}{_suggest(name, known)}")
 
 
 def _check_resume_alone() -> None:

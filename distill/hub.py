@@ -1,5 +1,8 @@
 """Requests to the Hugging Face Hub: a quick check that a file exists, and the loading of data sets."""
 
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from distill.errors import UnreachableError, UserError
@@ -32,6 +35,19 @@ def check_file(name: str, file: str, *, kind: str = "model", revision: str | Non
         raise UnreachableError(f"the Hub does not respond: {error}") from error
 
 
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Makes `datasets` read its cache only. Later calls ask the Hub again, because one timeout says little."""
+    import datasets
+
+    before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
+
+
 def load_dataset(hub_id: str, source: str, *, advice: str, streaming: bool = False, **options: object) -> Any:
     """Loads a data set `owner/name` or `owner/name:configuration`, from the Hugging Face cache if the Hub is offline.
 
@@ -47,15 +63,16 @@ def load_dataset(hub_id: str, source: str, *, advice: str, streaming: bool = Fal
     import datasets
 
     name, _, configuration = hub_id.partition(":")
+    reachable = True
     try:
         check_file(name, ".gitattributes", kind="dataset")  # Every data set has this file.
     except UnreachableError:
-        datasets.config.HF_HUB_OFFLINE = True  # Makes the loader read its cache only.
-    else:
-        if streaming:
-            options["streaming"] = True
+        reachable = False
+    if streaming and reachable:
+        options["streaming"] = True
     try:
-        loaded = datasets.load_dataset(name, configuration or None, **options)
+        with contextlib.nullcontext() if reachable else _offline():
+            loaded = datasets.load_dataset(name, configuration or None, **options)
     except (ConnectionError, FileNotFoundError) as error:
         raise UnreachableError(
             f"data set {hub_id} is not in the cache and cannot be downloaded from the Hub: set task.data_dir=DIR "

@@ -27,6 +27,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ([], "no teacher chosen: add +teacher=NAME, one of albert_base"),
         (["+teacher=bert_base"], "no student chosen: add +student=NAME, one of bilstm, distilbert"),
         (["+teacher=bert"], "there is no teacher bert"),
+        (["+teacher=bert_base", "+studnt=distilbert"], "there is no option studnt (did you mean student?)"),
         (["+teacher=bert_bas", "+student=distilbert"], "did you mean bert_base?"),
         (["+student=distilbrt"], "there is no student distilbrt (did you mean distilbert?)"),
         (["task=sst3"], "there is no task sst3 (did you mean sst2?), expected one of classification, cola"),

@@ -19,8 +19,8 @@ def run_finetune(config: DictConfig, run: Run) -> None:
         pretrain.train_language_model(config, run, from_scratch=False)
         return
     silence_libraries()
-    settings: TrainerSettings = build.instantiate(config.trainer)
     requested, cache_dir = build.source(config), build.cache_dir(config)
+    settings: TrainerSettings = requested.finetune or build.instantiate(config.trainer)
     make_directory(cache_dir)
     source, substituted = teaching.locate(requested, task)
     splits = task.read(cache_dir)

@@ -1,5 +1,6 @@
 """Runs one job in a new run directory or in the one to resume."""
 
+import copy
 import hashlib
 import json
 import sys
@@ -9,9 +10,12 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
-from distill.console import print_line
+from distill.console import print_line, print_notice
 from distill.errors import UserError
 from distill.files import write_text
 from distill.jobs.distill import run_distill
@@ -27,14 +31,27 @@ JOBS: dict[str, Callable[[DictConfig, Run], None]] = {
     "finetune": run_finetune,
     "pretrain": run_pretrain,
 }
-# Prefixes of the options that a job on raw text ignores.
-_WITHOUT_EFFECT = {
+# Prefixes of the options that a job ignores: on raw text, and on labelled rows.
+_IGNORED_WITHOUT_STUDENT = (
+    "student",
+    "baseline",
+    "teacher.finetune",
+    "teacher.cache",
+    "export",
+    "benchmark",
+    "objective",
+)
+_IGNORED_ON_TEXT = {
     "distill": ("teacher.finetune", "export", "benchmark"),
-    "finetune": ("teacher.finetune", "teacher.cache", "export", "benchmark", "objective"),
-    "pretrain": ("teacher.finetune", "teacher.cache", "export", "benchmark", "objective"),
+    "finetune": _IGNORED_WITHOUT_STUDENT,
+    "pretrain": _IGNORED_WITHOUT_STUDENT,
+}
+_IGNORED = {
+    "finetune": ("student", "baseline", "trainer", "export", "benchmark", "objective", "logger", "seed"),
 }
 # Options that do not change the results of a run.
 _NOT_IN_DIGEST = ("resume", "output_dir", "cache_dir", "dry_run")
+_PATHS = ("task.data_dir", "teacher.path", "teacher.tokenizer", "student.path", "cache_dir")
 
 
 def run_job(config: DictConfig) -> Path | None:
@@ -42,8 +59,9 @@ def run_job(config: DictConfig) -> Path | None:
     if config.dry_run:
         _dry_run(config)
         return None
-    if config.resume:
-        config, run = _find_run(config)
+    resumed = _find_run(config) if config.resume else None
+    if resumed is not None:
+        config, run = resumed
         job = _select_job(config)
         if run.record["status"] == "finished":
             print_line(f"{run.directory} is finished already: see {run.directory / 'report.md'}")
@@ -77,19 +95,37 @@ def _select_job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
     job = str(config.job.name)
     if job == "pretrain" and not task.over_vocabulary:  # type: ignore[attr-defined]
         raise UserError(f"job={job} is not for task={config.task.name}: take a task over text, task=mlm")
-    given = HydraConfig.get().overrides.task if HydraConfig.initialized() and not config.resume else []
-    without_effect = _WITHOUT_EFFECT[job] if task.over_vocabulary else ()  # type: ignore[attr-defined]
-    ignored = [option for option in given if option.startswith(without_effect)]
-    if ignored:
-        raise UserError(
-            f"{' and '.join(ignored)} would change nothing in job={job} task={config.task.name}: leave it out"
-            + (", trainer.* is what trains here" if ignored[0].startswith("teacher.finetune") else "")
-        )
+    _check_options(config, job, over_vocabulary=task.over_vocabulary)  # type: ignore[attr-defined]
     return JOBS[job]
+
+
+def _check_options(config: DictConfig, job: str, *, over_vocabulary: bool) -> None:
+    """Raises UserError for options on the command line that the job would ignore."""
+    if not HydraConfig.initialized() or config.resume not in (False, True):
+        return
+    prefixes = (_IGNORED_ON_TEXT if over_vocabulary else _IGNORED).get(job, ())
+    names = {option: option.lstrip("+~").partition("=")[0] for option in HydraConfig.get().overrides.task}
+    ignored = [
+        option
+        for option, name in names.items()
+        if any(name == prefix or name.startswith((f"{prefix}.", f"{prefix}@")) for prefix in prefixes)
+    ]
+    if not ignored:
+        return
+    trains = {"trainer": "teacher.finetune.*", "seed": "teacher.finetune.*", "teacher.finetune": "trainer.*"}
+    hint = next((there for prefix, there in trains.items() if names[ignored[0]].startswith(prefix)), None)
+    raise UserError(
+        f"{' and '.join(ignored)} would change nothing in job={job} task={config.task.name}: leave it out"
+        + (f", {hint} is what trains here" if hint else "")
+    )
 
 
 def digest(config: DictConfig) -> str:
     """Returns the SHA-256 of the options that can change the results of a run."""
+    return _digest(_with_absolute_paths(config))
+
+
+def _digest(config: DictConfig) -> str:
     content = {key: value for key, value in _to_dict(config).items() if key not in _NOT_IN_DIGEST}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -98,6 +134,17 @@ def _to_dict(config: DictConfig) -> dict[str, object]:
     content = OmegaConf.to_container(config, resolve=True)
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}
+
+
+def _with_absolute_paths(config: DictConfig) -> DictConfig:
+    """Returns the configuration with absolute paths, so that a run can be resumed from another directory."""
+    absolute = copy.deepcopy(config)
+    for option in _PATHS:
+        value = OmegaConf.select(config, option)
+        path = Path(str(value)).expanduser()
+        if value is not None and (path.exists() or option == "cache_dir"):
+            OmegaConf.update(absolute, option, str(path.absolute()))
+    return absolute
 
 
 def _parent_directory(config: DictConfig) -> Path:
@@ -113,32 +160,73 @@ def _create_run(config: DictConfig) -> Run:
         _parent_directory(config), job=config.job.name, command=["python", "-m", "distill", *sys.argv[1:]],
         config_sha256=digest(config), seed=config.seed,
     )  # fmt: skip
-    write_text(run.directory / "config.yaml", OmegaConf.to_yaml(config))
+    write_text(run.directory / "config.yaml", OmegaConf.to_yaml(_with_absolute_paths(config)))
     return run
 
 
-def _find_run(config: DictConfig) -> tuple[DictConfig, Run]:
-    """Returns the configuration and the run to resume."""
-    if config.resume is True:
-        parent, expected = _parent_directory(config), digest(config)
-        candidates = [open_run(path.parent, needs=RUN_FILES) for path in sorted(parent.glob("*/run.json"))]
-        unfinished = [
-            run
-            for run in candidates
-            if run.record["status"] != "finished" and digest(_load_config(run.directory)) == expected
-        ]
-        if not unfinished:
-            raise UserError(f"{parent} has no unfinished run of this configuration: leave out resume=true")
-        return config, unfinished[-1]
-    directory = Path(str(config.resume)).expanduser()
-    run = open_run(directory, needs=RUN_FILES)
-    run_config = _load_config(directory)
-    run_config.resume = True
-    return run_config, run
+def _find_run(config: DictConfig) -> tuple[DictConfig, Run] | None:
+    """Returns the configuration and the run to resume; None for a run of a sweep that was not started yet."""
+    if config.resume is not True:
+        directory = Path(str(config.resume)).expanduser()
+        run = open_run(directory, needs=RUN_FILES)
+        run_config = _load_config(run)
+        _check_paths(run_config, run)
+        run_config.resume = True
+        return run_config, run
+    runs = _runs_of(config)
+    unfinished = [run for run in runs if run.record["status"] != "finished"]
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        finished = [run for run in runs if run.record["status"] == "finished"]
+        chosen = (finished or unfinished)[-1:]
+        return (config, chosen[0]) if chosen else None
+    if not unfinished:
+        raise UserError(
+            f"{_parent_directory(config)} has no unfinished run of this configuration: leave out resume=true"
+        )
+    return config, unfinished[-1]
 
 
-def _load_config(directory: Path) -> DictConfig:
-    """Returns the configuration of an earlier run, with today's names."""
-    config = OmegaConf.load(directory / "config.yaml")
-    assert isinstance(config, DictConfig)
+def _runs_of(config: DictConfig) -> list[Run]:
+    """Returns the runs of this configuration, oldest first."""
+    wanted, runs = digest(config), []
+    for path in sorted(_parent_directory(config).glob("*/run.json")):
+        try:
+            run = open_run(path.parent, needs=RUN_FILES)
+            if digest(_load_config(run)) == wanted:
+                runs.append(run)
+        except UserError as error:
+            print_notice(f"{error}; it is left alone")
+    return runs
+
+
+def _check_paths(run_config: DictConfig, run: Run) -> None:
+    """Raises UserError for data or models that the run was started with and that are gone."""
+    for option in _PATHS:
+        value = OmegaConf.select(run_config, option)
+        if option == "cache_dir" or value is None or Path(str(value)).expanduser().exists():
+            continue
+        typed = next((given for given in run.record["command"] if given.startswith(f"{option}=")), option)
+        raise UserError(
+            f"{run.directory} was started with {typed}, which is {Path(str(value)).expanduser().absolute()} and does "
+            "not exist: put it back, or start a new run"
+        )
+
+
+def _load_config(run: Run) -> DictConfig:
+    """Returns the configuration that a run was started with, with today's names.
+
+    Raises:
+        UserError: for a file that is damaged or was edited.
+    """
+    path = run.directory / "config.yaml"
+    try:
+        config = OmegaConf.load(path)
+        if not isinstance(config, DictConfig):
+            raise ValueError("it is no mapping")
+        # Of an earlier version that run_config paths as they were typed.
+        known = run.record.get("config_sha256") in (_digest(config), digest(config))
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+    if not known:
+        raise UserError(f"{path} is damaged or was edited after the run began: start a new run with other options")
     return upgrade(config)

@@ -14,6 +14,7 @@ from distill.errors import UserError
 from distill.files import make_directory, write_json
 
 SCHEMA = 1
+LOCK = ".lock"  # Of the process that works in the directory.
 
 
 @dataclass
@@ -60,7 +61,7 @@ def create_run_in(directory: Path, **fields: object) -> Run:
         UserError: if the directory is not empty or cannot be written.
     """
     make_directory(directory)
-    if any(directory.iterdir()):
+    if any(entry.name != LOCK for entry in directory.iterdir()):
         raise UserError(f"{directory} is not empty: give another directory, or resume=True to resume its run")
     return Run(directory, _new_record(**fields))
 

@@ -8,21 +8,47 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from distill.errors import Interrupted, UserError
-from distill.records.record import Run
+from distill.records.record import LOCK, Run
 from distill.training.checkpoints import handle_signals
+
+STATUSES = ("running", "finished", "failed")
 
 
 @contextmanager
 def tracked(run: Run, *, resume_with: str) -> Iterator[None]:
-    """Records the status of the run: running, then finished, or failed with the error.
+    """Locks the run's directory, and writes its status: running, then finished, or failed with the error.
 
     Args:
         resume_with: the command that resumes an interrupted run.
 
     Raises:
+        UserError: if another process has locked the run.
         Interrupted: on Ctrl-C and SIGTERM.
     """
+    with _locked(run.directory):
+        yield from _track(run, resume_with)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Locks a run's directory; the operating system releases the lock when the process ends, however it ends."""
+    lock = FileLock(directory / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UserError(
+            f"{directory} is in use by another process: wait until it ends, or end it, and run the command again"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _track(run: Run, resume_with: str) -> Iterator[None]:
     try:
         run.update(status="running", error=None)
         with handle_signals(signal.default_int_handler, signal.SIGTERM):  # Sent by clusters.
@@ -50,10 +76,14 @@ def open_run(directory: Path, *, needs: tuple[str, ...] = ("run.json",)) -> Run:
     for name in needs:
         if not (directory / name).is_file():
             raise UserError(f"{directory} is no run: it has no {name}")
+    path = directory / "run.json"
     try:
-        return Run(directory, json.loads((directory / "run.json").read_text(encoding="utf-8")))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{directory / 'run.json'} is damaged: {error}") from error
+        raise UserError(f"{path} is damaged: {error}") from error
+    if not isinstance(record, dict) or record.get("status") not in STATUSES:
+        raise UserError(f"{path} is damaged: its status is none of {', '.join(STATUSES)}")
+    return Run(directory, record)
 
 
 def _describe_progress(run: Run, resume_with: str) -> str:

@@ -1,8 +1,10 @@
 """Checkpoints of a training, from which a stopped or killed training resumes with the same result."""
 
 import os
+import pickle
 import signal
 import threading
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from distill.errors import UserError
@@ -36,6 +38,46 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(target) as temporary, open(temporary, "wb") as file:
             torch.save(checkpoint, file)
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint whose checksums match; the tensors stay on the disk until they are used.
+
+    Raises:
+        UserError: if the file is missing or damaged.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} is missing: remove {path.parent} to restart this training from the beginning")
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch.load does not compare the checksums that torch.save writes.
+            if archive.testzip() is not None:
+                raise _damaged(path)
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, KeyError, EOFError, ValueError, OSError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        raise _damaged(path) from error
+    return checkpoint
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"{path} is damaged: remove {path.parent} to restart this training from the beginning")
+
+
+class PortableModelCheckpoint(ModelCheckpoint):
+    """A ModelCheckpoint whose state holds file names in place of paths, so that the directory of a run can be moved.
+
+    Lightning forgets the best score where the directory has changed, and the next evaluation overwrites `best.ckpt`.
+    """
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        directory = Path(str(self.dirpath))
+        paths = {
+            name: str(directory / Path(state_dict[name]).name) if state_dict.get(name) else ""
+            for name in ("best_model_path", "kth_best_model_path", "last_model_path")
+        }
+        best = {str(directory / Path(path).name): score for path, score in state_dict.get("best_k_models", {}).items()}
+        if paths["best_model_path"] and not Path(paths["best_model_path"]).is_file():
+            raise UserError(f"{paths['best_model_path']} is missing: remove {directory} to restart this training")
+        super().load_state_dict({**state_dict, **paths, "best_k_models": best, "dirpath": self.dirpath})
 
 
 class StepSource(Protocol):
@@ -72,11 +114,11 @@ class Checkpoints(Callback):
         Raises:
             UserError: if the checkpoint is damaged or belongs to another training.
         """
+        checkpoint = load_checkpoint(self.path)
         try:
-            checkpoint = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
             identity, done, places = checkpoint["identity"], checkpoint["steps_of_epoch"], checkpoint["places"]
-        except (RuntimeError, KeyError, EOFError) as error:
-            raise UserError(f"{self.path} is damaged: remove it to restart this training from the beginning") from error
+        except KeyError as error:
+            raise _damaged(self.path) from error
         other = sorted(name for name in self.identity if identity.get(name) != self.identity[name])
         if other:
             raise UserError(

@@ -1,8 +1,6 @@
 """Training of a module with Lightning, its duration estimated before and its throughput measured."""
 
 import copy
-import ctypes
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,9 +10,8 @@ from typing import Any, cast
 
 import lightning as L
 import numpy as np
-import psutil
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.loggers import Logger
 from transformers import PreTrainedModel
 
@@ -22,8 +19,14 @@ from distill.contracts import Examples, Loader
 from distill.data import batching
 from distill.models import cpu_kernels
 from distill.models.forward import to_device
-from distill.training import distributed
-from distill.training.checkpoints import AtomicCheckpointIO, Checkpoints, StepSource
+from distill.training import distributed, memory
+from distill.training.checkpoints import (
+    AtomicCheckpointIO,
+    Checkpoints,
+    PortableModelCheckpoint,
+    StepSource,
+    load_checkpoint,
+)
 from distill.training.module import DistillationModule
 from distill.training.progress_bar import ProgressBar
 from distill.training.settings import TrainerSettings
@@ -48,7 +51,7 @@ class Fit:
     examples_per_second: float
     tokens_per_second: float
     padding: float
-    peak_rss_mb: float
+    peak_rss_mb: float | None
     best: float
 
 
@@ -95,16 +98,17 @@ def _fit(
     logger: Logger | None = None,
 ) -> Fit:
     """Runs `fit` in one rank."""
-    keep_freed_memory()
+    memory.keep_freed_memory()
+    measures_memory = memory.reset_peak()
     steps = cast(StepSource, train.batch_sampler or train.dataset)  # A stream has no batch sampler.
     if distributed.rank() > 0:
         steps.rank = distributed.rank()
     metric, selects = f"dev/{module.task.metric}", module.task.selects
-    best = ModelCheckpoint(
+    best = PortableModelCheckpoint(
         dirpath=checkpoints, filename="best", monitor=metric, mode=selects, save_weights_only=True,
         enable_version_counter=False,
     )  # fmt: skip
-    last = ModelCheckpoint(dirpath=checkpoints, filename="last", enable_version_counter=False)
+    last = PortableModelCheckpoint(dirpath=checkpoints, filename="last", enable_version_counter=False)
     last_path = checkpoints / "last.ckpt"
     resuming = resume and last_path.is_file()
     saver = Checkpoints(
@@ -122,11 +126,11 @@ def _fit(
     with _copy_before_sharding(module, settings), _accelerate(module.student, settings), saver.stop_on_signals():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
     if distributed.rank() == 0:
-        state = torch.load(best.best_model_path, map_location="cpu", weights_only=True)["state_dict"]
-        module.load_state_dict(state)
+        module.load_state_dict(load_checkpoint(Path(best.best_model_path))["state_dict"])
     return _summarize(
-        module, train, settings, seconds=timer.time_elapsed("train"), steps=trainer.global_step, best=best
-    )
+        module, train, settings, seconds=timer.time_elapsed("train"), steps=trainer.global_step, best=best,
+        peak_rss_mb=memory.peak_mb() if measures_memory else None,
+    )  # fmt: skip
 
 
 def _create_trainer(
@@ -164,7 +168,8 @@ def _summarize(
     *,
     seconds: float,
     steps: int,
-    best: ModelCheckpoint,
+    best: PortableModelCheckpoint,
+    peak_rss_mb: float | None,
 ) -> Fit:
     """Returns duration and throughput, computed from the counters of the module."""
     seconds = max(seconds, 1e-9)
@@ -176,7 +181,7 @@ def _summarize(
         examples_per_second=module.examples_seen / seconds,
         tokens_per_second=module.tokens_seen / seconds,
         padding=1 - module.tokens_seen / max(1, module.tokens_computed),
-        peak_rss_mb=_peak_rss_mb(),
+        peak_rss_mb=peak_rss_mb,
         best=float(best.best_model_score) if best.best_model_score is not None else float("nan"),
     )
 
@@ -264,29 +269,3 @@ class _EvaluateAfterLastStep(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
         if trainer.global_step >= trainer.max_steps:
             trainer.should_stop = True
-
-
-def _peak_rss_mb() -> float:
-    """Returns the largest resident memory of this process so far, in MB."""
-    memory = psutil.Process().memory_info()
-    peak = getattr(memory, "peak_wset", None)  # Windows
-    if peak is None:
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return float(peak) / 1e6
-
-
-def keep_freed_memory() -> None:
-    """Makes glibc reuse large freed blocks instead of returning them to the system.
-
-    The gradients of a step are as large as the model, and the system clears every new page. Filling two gradients of
-    47 MB took 102 ms, and 20 ms with reused memory.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # Other C libraries lack it.
-        trim_threshold, mmap_max = -1, -4  # From malloc.h.
-        mallopt(mmap_max, 0)
-        mallopt(trim_threshold, 2**31 - 1)

@@ -1,6 +1,10 @@
 """Lightning strategies for one rank: a single device, replicas of the model (ddp) or shards of it (fsdp)."""
 
 import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import MethodType
 
 import torch
@@ -14,6 +18,8 @@ from transformers import PreTrainedModel
 from distill.models.forward import ENCODE, run_encoder
 from distill.training.distributed import rank, world_size
 from distill.training.launchers import local_rank
+
+_REMARK = b"find_unused_parameters=True was specified"
 
 
 def select_devices(device: torch.device) -> list[int] | int:
@@ -58,7 +64,7 @@ def shard_module(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 class _QuietDDPStrategy(DDPStrategy):
-    """DDP without its remark that every parameter was used, which C++ writes to stderr in the first backward pass."""
+    """DDP without the remark that every parameter was used; C++ writes it to stderr before the first backward pass."""
 
     _first_backward_done = False
 
@@ -67,14 +73,24 @@ class _QuietDDPStrategy(DDPStrategy):
             super().pre_backward(closure_loss)
             return
         self._first_backward_done = True
-        stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, 2)
-        try:
+        with _without_lines(_REMARK):
             super().pre_backward(closure_loss)
+
+
+@contextmanager
+def _without_lines(remark: bytes) -> Iterator[None]:
+    """Leaves out the lines with `remark` of what C++ writes to stderr in this context; the others follow at its end."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
-            os.close(devnull)
+            held.seek(0)
+            os.write(2, b"".join(line for line in held if remark not in line))
 
 
 class _ExistingProcessGroup(ClusterEnvironment):

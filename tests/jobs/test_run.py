@@ -64,7 +64,16 @@ def chain(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir:
     )  # fmt: skip
     first = run_command(*arguments, "baseline=true", cwd=root)
     second = run_command(*arguments, "logger=wandb", cwd=root)
-    return {"root": root, "arguments": arguments, "first": first, "second": second, "runs": read_records(root / "runs")}
+    ignored = ("+student", "trainer", "benchmark")
+    finetune = ("job=finetune", *(argument for argument in arguments if not argument.startswith(ignored)))
+    return {
+        "root": root,
+        "arguments": arguments,
+        "finetune": finetune,
+        "first": first,
+        "second": second,
+        "runs": read_records(root / "runs"),
+    }
 
 
 def test_a_run_succeeds_and_prints_its_main_results(chain: dict[str, Any]) -> None:
@@ -384,9 +393,8 @@ def test_the_built_in_task_runs_with_a_substitute_teacher_and_reports_it(tmp_pat
 def test_the_finetune_job_reuses_a_fine_tuned_teacher_and_accepts_a_trained_one(
     chain: dict[str, Any], data_dir: Path, encoder_dir: Path
 ) -> None:
-    arguments = [argument for argument in chain["arguments"] if not argument.startswith("+student")]
     output = chain["root"] / "finetune"
-    done = run_command("job=finetune", *arguments, f"output_dir={output}", cwd=chain["root"])
+    done = run_command(*chain["finetune"], f"output_dir={output}", cwd=chain["root"])
     assert done.returncode == 0, done.stderr
     assert "fine-tuned before, reused" in done.stdout
     [(directory, record)] = read_records(output)
@@ -419,7 +427,7 @@ def test_a_damaged_cached_teacher_is_fine_tuned_again(chain: dict[str, Any]) -> 
     [entry] = (chain["root"] / "cache" / "teachers").iterdir()
     with open(entry / "model.safetensors", "r+b") as file:
         file.truncate(1000)
-    done = run_command("job=finetune", *chain["arguments"], f"output_dir={chain['root'] / 'again'}", cwd=chain["root"])
+    done = run_command(*chain["finetune"], f"output_dir={chain['root'] / 'again'}", cwd=chain["root"])
     assert done.returncode == 0, done.stderr
     assert "is damaged and made again" in done.stdout
     [(_, record)] = read_records(chain["root"] / "again")

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,25 @@ def test_a_resumed_run_keeps_the_best_score_of_both_parts(make_toy: MakeToy, mon
     fake_scores(resumed, [0.5], monkeypatch)
     assert resumed.fit(resume=True).best == pytest.approx(0.9)
     assert equal(weights(resumed.module), first[0][1])
+
+
+def test_moved_training_keeps_its_best_score(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    stopped = make_toy()
+    first = fake_scores(stopped, [0.9], monkeypatch)
+    stop_at(stopped, 5, monkeypatch)
+    moved = shutil.move(stopped.directory, tmp_path / "moved")
+    resumed = make_toy(directory=moved)
+    fake_scores(resumed, [0.5], monkeypatch)
+    assert resumed.fit(resume=True).best == pytest.approx(0.9)
+    assert equal(weights(resumed.module), first[0][1])
+
+
+def test_resumed_training_without_its_best_checkpoint_is_refused(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch):
+    stopped = make_toy()
+    stop_at(stopped, 5, monkeypatch)
+    (stopped.directory / "checkpoints" / "best.ckpt").unlink()
+    with pytest.raises(UserError, match=r"best\.ckpt is missing: remove .*checkpoints to restart this training"):
+        make_toy(directory=stopped.directory).fit(resume=True)
 
 
 class StepClock:
@@ -313,11 +333,19 @@ def test_a_checkpoint_of_other_data_is_refused(make_toy: MakeToy):
         fit(identity={"data": "those"}, resume=True)
 
 
-@pytest.mark.parametrize("content", [b"", b"no checkpoint", None])
-def test_a_damaged_checkpoint_is_refused(make_toy: MakeToy, content: bytes | None):
+def flip_byte(content: bytes) -> bytes:
+    """Changes a byte in the middle, which lies in a tensor."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda _: b"", lambda _: b"no checkpoint", lambda content: content[:-5000], flip_byte]
+)
+def test_a_damaged_checkpoint_is_refused(make_toy: MakeToy, damage: Callable[[bytes], bytes]):
     toy = make_toy(max_epochs=None, max_steps=1)
     toy.fit()
     path = toy.directory / "checkpoints" / "last.ckpt"
-    path.write_bytes(path.read_bytes()[:-5000] if content is None else content)
-    with pytest.raises(UserError, match=r"last\.ckpt is damaged: remove it to restart this training"):
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=r"last\.ckpt is damaged: remove .* to restart this training"):
         toy.fit(resume=True)

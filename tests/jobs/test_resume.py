@@ -1,0 +1,151 @@
+"""Runs that are resumed: sweeps that go on, directories that moved, runs of another process, edited files."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from distill import __main__ as command_line
+from distill.errors import UserError
+from distill.records.record import Run, create_run_in
+from distill.records.tracking import open_run, tracked
+
+FINETUNE = (
+    "job=finetune", "+teacher=pretrained", "task=sst2", "task.max_length=32", "teacher.finetune.max_epochs=8",
+    "teacher.finetune.learning_rate=3e-3", "teacher.finetune.batch_size=16",
+)  # fmt: skip
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command line in this process; returns the exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["distill", *arguments])
+        code = command_line.main()
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def finetune(tmp_path: Path, data_dir: Path, encoder_dir: Path) -> tuple[str, ...]:
+    """A job that takes seconds, with its own cache."""
+    return (*FINETUNE, f"task.data_dir={data_dir}", f"teacher.path={encoder_dir}", f"cache_dir={tmp_path / 'cache'}")
+
+
+def records(root: Path) -> dict[int, dict[str, Any]]:
+    """The record of every run below `root` by the seed of its fine-tuning."""
+    return {
+        OmegaConf.load(path.with_name("config.yaml")).teacher.finetune.seed: json.loads(path.read_text())
+        | {"directory": path.parent}
+        for path in root.rglob("run.json")
+    }
+
+
+def test_resumed_sweep_skips_finished_runs_resumes_unfinished_ones_and_starts_the_others(
+    command: Command, finetune: tuple[str, ...], tmp_path: Path
+) -> None:
+    code, _, error = command("-m", *finetune, "teacher.finetune.seed=0,1")
+    assert code == 0, error
+    before = records(tmp_path / "runs")
+    unfinished = before[1]["directory"]
+    (unfinished / "run.json").write_text(
+        json.dumps({**open_run(unfinished).record, "status": "running", "teacher": {}})
+    )
+    code, output, error = command("-m", *finetune, "teacher.finetune.seed=0,1,2", "resume=true")
+    assert code == 0, error
+    after = records(tmp_path / "runs")
+    assert f"{before[0]['directory'].relative_to(tmp_path)} is finished already" in output
+    assert f"Resuming {unfinished.relative_to(tmp_path)}" in output
+    assert {seed: record["status"] for seed, record in after.items()} == {0: "finished", 1: "finished", 2: "finished"}
+    assert len(list((tmp_path / "runs").rglob("run.json"))) == 3
+    assert after[1]["teacher"]["metrics"] == before[1]["teacher"]["metrics"]
+
+
+def test_resume_without_an_unfinished_run_is_refused_outside_a_sweep(
+    command: Command, finetune: tuple[str, ...]
+) -> None:
+    code, _, error = command(*finetune, "resume=true")
+    assert (code, "has no unfinished run of this configuration: leave out resume=true" in error) == (2, True)
+
+
+def test_run_of_another_process_is_not_resumed(tmp_path: Path) -> None:
+    run = create_run_in(tmp_path / "run", job="distill")
+    with (
+        tracked(run, resume_with=""),
+        pytest.raises(UserError, match="run is in use by another process: wait until it ends"),
+        tracked(Run(run.directory, dict(run.record)), resume_with=""),
+    ):
+        pass
+    assert open_run(run.directory).record["status"] == "finished"
+    with tracked(run, resume_with=""):  # The lock was released.
+        pass
+
+
+def test_run_with_relative_paths_is_resumed_from_another_directory(
+    command: Command, finetune: tuple[str, ...], data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(data_dir, tmp_path / "data")
+    arguments = ("task.data_dir=data", *(option for option in finetune if not option.startswith("task.data_dir")))
+    assert command(*arguments)[0] == 0
+    [record] = records(tmp_path / "runs").values()
+    run = record.pop("directory")
+    (run / "run.json").write_text(json.dumps({**record, "status": "failed"}))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    code, _, error = command(f"resume={run}")
+    assert code == 0, error
+    (run / "run.json").write_text(json.dumps({**record, "status": "failed"}))
+    shutil.rmtree(tmp_path / "data")
+    code, _, error = command(f"resume={run}")
+    assert code == 2
+    assert f"was started with task.data_dir=data, which is {tmp_path / 'data'} and does not exist" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "expected"),
+    [
+        ("config.yaml", lambda text: text.replace("max_epochs: 8", "max_epochs: 9"), "was edited after the run began"),
+        ("config.yaml", lambda text: text[: len(text) // 2] + "\t: [", "config.yaml is damaged"),
+        ("config.yaml", lambda text: "- a\n- b\n", "config.yaml is damaged: it is no mapping"),
+        ("run.json", lambda text: text[:-20], "run.json is damaged"),
+        ("run.json", lambda text: "[]", "run.json is damaged: its status is none of running, finished, failed"),
+    ],
+)
+def test_damaged_file_of_a_resumed_run_is_named(
+    name: str, damage: Callable[[str], str], expected: str, command: Command, finetune: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert command(*finetune, "teacher.finetune.max_epochs=1", "task.data_dir=missing")[0] == 2
+    [record] = records(tmp_path / "runs").values()
+    path = record["directory"] / name
+    path.write_text(damage(path.read_text().replace("max_epochs: 1", "max_epochs: 8")))
+    code, _, error = command(f"resume={record['directory']}")
+    assert code == 2
+    assert expected in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_home_directory_in_the_output_of_a_sweep_is_expanded(
+    command: Command, finetune: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert command("-m", *finetune, "output_dir='~/runs'", "task.data_dir=missing")[0] == 2
+    assert not (tmp_path / "~").exists()
+    assert sorted(os.listdir(tmp_path / "home" / "runs")) == ["sst2", "sweeps"]
+
+
+@pytest.mark.parametrize("option", ["trainer.max_epochs=9", "objective=hinton", "seed=3", "+student=distilbert"])
+def test_option_that_a_job_ignores_is_refused(command: Command, finetune: tuple[str, ...], option: str) -> None:
+    code, _, error = command(*finetune, option)
+    assert code == 2
+    assert f"{option} would change nothing in job=finetune task=sst2: leave it out" in error

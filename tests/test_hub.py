@@ -1,0 +1,25 @@
+"""Requests to the Hub that fail."""
+
+import datasets
+import pytest
+
+from distill import hub
+from distill.errors import UnreachableError
+
+
+def test_one_timeout_does_not_leave_later_runs_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def check_file(*arguments: object, **options: object) -> None:
+        if not asked:
+            raise UnreachableError("the Hub does not respond")
+
+    def load_dataset(*arguments: object, **options: object) -> str:
+        asked.append(datasets.config.HF_HUB_OFFLINE)
+        return "data"
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "check_file", check_file)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert [hub.load_dataset("owner/name", "data set", advice="") for _ in range(2)] == ["data", "data"]
+    assert asked == [True, False]

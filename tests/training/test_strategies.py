@@ -1,0 +1,26 @@
+"""Messages that C++ writes beneath Python's stderr."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from distill.training import strategies
+
+
+def test_only_the_remark_is_left_out_of_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    with strategies._without_lines(strategies._REMARK):
+        os.write(2, b"[W reducer.cpp] Warning: " + strategies._REMARK + b" in DDP constructor\n")
+        os.write(2, b"an error of C++\n")
+    assert capfd.readouterr().err == "an error of C++\n"
+
+
+def test_messages_survive_an_error() -> None:
+    script = (
+        "import os\nfrom distill.training import strategies\n"
+        "with strategies._without_lines(b'remark'):\n    os.write(2, b'cause\\n')\n    raise ValueError('effect')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "cause" in done.stderr
+    assert "ValueError: effect" in done.stderr
