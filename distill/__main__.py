@@ -44,6 +44,8 @@ def main() -> int:
     if sys.argv[1:] == ["--version"]:
         print(f"distill {__version__}")
         return 0
+    # Hydra's parser takes no options between two overrides.
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     hydra_full_error = os.environ.get("HYDRA_FULL_ERROR")
     show_traceback = hydra_full_error == "1"
     store = None
@@ -79,10 +81,14 @@ def main() -> int:
 
 def _run(show_traceback: bool) -> int:
     import hydra
+    from hydra._internal.utils import get_args_parser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    _, unknown = get_args_parser().parse_known_args()
+    if unknown:
+        raise UserError(f"there is no option {unknown[0]}: set options with key=value, and see --help")
     OmegaConf.register_new_resolver("expanduser", os.path.expanduser, replace=True)
     codes = [0]
 

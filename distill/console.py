@@ -1,5 +1,6 @@
 """Console output of a job: lines, notices and progress, as a bar in a terminal and as plain lines elsewhere."""
 
+import importlib.util
 import logging
 import re
 import time
@@ -23,8 +24,13 @@ def print_notice(text: str) -> None:
     print_line(f"Notice: {text}", style="yellow")
 
 
+def _shows_bars() -> bool:
+    """Returns whether output can be redrawn: in a terminal, and in a notebook with ipywidgets, which rich needs."""
+    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
+
+
 class ProgressMeter:
-    """Shows progress and the time left while its context is open: a bar in a terminal, a line every 20 s elsewhere.
+    """Shows progress and the time left while its context is open: a bar in a terminal or notebook, else lines.
 
     Args:
         total: number of all units.
@@ -40,7 +46,7 @@ class ProgressMeter:
 
     def __enter__(self) -> "ProgressMeter":
         self._started = self._last_line = time.monotonic()
-        if console.is_terminal or console.is_jupyter:
+        if _shows_bars():
             self._progress = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
