@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.util
+import io
 import os
 import re
 import sys
@@ -44,6 +45,9 @@ def main() -> int:
     if sys.argv[1:] == ["--version"]:
         print(f"distill {__version__}")
         return 0
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # A label may have characters that the locale lacks.
+            stream.reconfigure(errors="backslashreplace")
     # Hydra's parser takes no options between two overrides.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     hydra_full_error = os.environ.get("HYDRA_FULL_ERROR")

@@ -35,8 +35,8 @@ from distill.export.settings import ExportSettings
 from distill.files import make_directory
 from distill.losses import Objective
 from distill.plan import Plan, Student, default_objective
-from distill.records.record import Run, create_run, create_run_in
-from distill.records.tracking import open_run, tracked
+from distill.records.record import Run, create_run, create_run_in, open_run
+from distill.records.tracking import tracked
 from distill.teaching import teacher as teaching
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.teacher import TeacherSource, Weights

@@ -1,5 +1,6 @@
 """Tests that the command line reports mistakes in one line, with the valid names and exit code 2."""
 
+import io
 import os
 import shutil
 import subprocess
@@ -51,6 +52,15 @@ def test_invalid_arguments_are_reported_in_one_line(arguments: list[str], expect
     assert expected in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_output_in_a_locale_without_the_characters_of_a_label_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    monkeypatch.setattr(sys, "argv", ["distill"])
+    assert command_line.main() == 2
+    print("schön", flush=True)
+    assert printed.getvalue() == b"sch\\xf6n\n"
 
 
 def test_a_missing_teacher_directory_is_reported(tmp_path: Path, data_dir: Path) -> None:

@@ -22,8 +22,8 @@ from distill.jobs.distill import run_distill
 from distill.jobs.finetune import run_finetune
 from distill.jobs.pretrain import run_pretrain
 from distill.jobs.upgrade import upgrade
-from distill.records.record import Run, create_run
-from distill.records.tracking import open_run, tracked
+from distill.records.record import Run, create_run, open_run
+from distill.records.tracking import tracked
 
 RUN_FILES = ("run.json", "config.yaml")
 JOBS: dict[str, Callable[[DictConfig, Run], None]] = {

@@ -1,6 +1,8 @@
 """The directory of a run and run.json, the record of everything that the run measures."""
 
 import datetime
+import hashlib
+import json
 import os
 import platform
 import sys
@@ -11,9 +13,11 @@ from typing import Any
 
 from distill import __version__
 from distill.errors import UserError
-from distill.files import make_directory, write_json
+from distill.files import JsonObject, make_directory, write_json
 
-SCHEMA = 1
+SCHEMA = 2  # 1 had no sha256.
+RECORD = "run.json"
+STATUSES = ("running", "finished", "failed")
 LOCK = ".lock"  # Of the process that works in the directory.
 
 
@@ -31,7 +35,37 @@ class Run:
 
     def save(self) -> None:
         """Writes run.json."""
-        write_json(self.directory / "run.json", self.record)
+        self.record["sha256"] = digest(self.record)
+        write_json(self.directory / RECORD, self.record)
+
+
+def digest(record: JsonObject) -> str:
+    """Returns the SHA-256 of a record without its own `sha256`."""
+    content = json.loads(json.dumps({name: value for name, value in record.items() if name != "sha256"}))
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def open_run(directory: Path, *, needs: tuple[str, ...] = ("run.json",)) -> Run:
+    """Returns the run of an earlier process.
+
+    Raises:
+        UserError: if the directory lacks one of the files `needs`, or run.json is damaged.
+    """
+    for name in needs:
+        if not (directory / name).is_file():
+            raise UserError(f"{directory} is no run: it has no {name}")
+    path = directory / RECORD
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+    if not isinstance(record, dict) or record.get("status") not in STATUSES:
+        raise UserError(f"{path} is damaged: its status is none of {', '.join(STATUSES)}")
+    if record.get("schema") not in (1, SCHEMA):
+        raise UserError(f"{path} is damaged or of a later version: its schema is {record.get('schema')!r}")
+    if (record["schema"] == SCHEMA or "sha256" in record) and record.get("sha256") != digest(record):
+        raise UserError(f"{path} is damaged: its content does not have the SHA-256 that it names")
+    return Run(directory, record)
 
 
 def create_run(parent: Path, **fields: object) -> Run:

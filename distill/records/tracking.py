@@ -1,7 +1,6 @@
-"""Records the status of a run in run.json, and opens existing runs."""
+"""The lock of a run's directory, and the status of the run in run.json."""
 
 import contextlib
-import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,8 +12,6 @@ from filelock import FileLock, Timeout
 from distill.errors import Interrupted, UserError
 from distill.records.record import LOCK, Run
 from distill.training.checkpoints import handle_signals
-
-STATUSES = ("running", "finished", "failed")
 
 
 @contextmanager
@@ -65,25 +62,6 @@ def _track(run: Run, resume_with: str) -> Iterator[None]:
             # An open logger would also receive the next run of a sweep.
             sys.modules["wandb"].finish()
     run.update(status="finished")
-
-
-def open_run(directory: Path, *, needs: tuple[str, ...] = ("run.json",)) -> Run:
-    """Opens the run in a directory.
-
-    Raises:
-        UserError: if one of these files is missing, or run.json is damaged.
-    """
-    for name in needs:
-        if not (directory / name).is_file():
-            raise UserError(f"{directory} is no run: it has no {name}")
-    path = directory / "run.json"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-    if not isinstance(record, dict) or record.get("status") not in STATUSES:
-        raise UserError(f"{path} is damaged: its status is none of {', '.join(STATUSES)}")
-    return Run(directory, record)
 
 
 def _describe_progress(run: Run, resume_with: str) -> str:

@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 
 from distill import __main__ as command_line
 from distill.errors import UserError
-from distill.records.record import Run, create_run_in
-from distill.records.tracking import open_run, tracked
+from distill.records.record import Run, create_run_in, open_run
+from distill.records.tracking import tracked
 
 FINETUNE = (
     "job=finetune", "+teacher=pretrained", "task=sst2", "task.max_length=32", "teacher.finetune.max_epochs=8",
@@ -59,9 +59,7 @@ def test_resumed_sweep_skips_finished_runs_resumes_unfinished_ones_and_starts_th
     assert code == 0, error
     before = records(tmp_path / "runs")
     unfinished = before[1]["directory"]
-    (unfinished / "run.json").write_text(
-        json.dumps({**open_run(unfinished).record, "status": "running", "teacher": {}})
-    )
+    Run(unfinished, {**open_run(unfinished).record, "status": "running", "teacher": {}}).save()
     code, output, error = command("-m", *finetune, "teacher.finetune.seed=0,1,2", "resume=true")
     assert code == 0, error
     after = records(tmp_path / "runs")
@@ -100,12 +98,12 @@ def test_run_with_relative_paths_is_resumed_from_another_directory(
     assert command(*arguments)[0] == 0
     [record] = records(tmp_path / "runs").values()
     run = record.pop("directory")
-    (run / "run.json").write_text(json.dumps({**record, "status": "failed"}))
+    Run(run, {**record, "status": "failed"}).save()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     code, _, error = command(f"resume={run}")
     assert code == 0, error
-    (run / "run.json").write_text(json.dumps({**record, "status": "failed"}))
+    Run(run, {**record, "status": "failed"}).save()
     shutil.rmtree(tmp_path / "data")
     code, _, error = command(f"resume={run}")
     assert code == 2
@@ -119,6 +117,7 @@ def test_run_with_relative_paths_is_resumed_from_another_directory(
         ("config.yaml", lambda text: text[: len(text) // 2] + "\t: [", "config.yaml is damaged"),
         ("config.yaml", lambda text: "- a\n- b\n", "config.yaml is damaged: it is no mapping"),
         ("run.json", lambda text: text[:-20], "run.json is damaged"),
+        ("run.json", lambda text: text.replace('"seed": 0', '"seed": 1'), "run.json is damaged: its content does not"),
         ("run.json", lambda text: "[]", "run.json is damaged: its status is none of running, finished, failed"),
     ],
 )

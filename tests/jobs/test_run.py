@@ -20,6 +20,7 @@ from distill import __main__ as command_line
 from distill.edge.bundle import Bundle
 from distill.errors import UserError
 from distill.jobs.cache import scan
+from distill.records.record import Run
 from distill.teaching import teacher as teaching
 from distill.training import fitting
 from tests.conftest import sentences
@@ -94,7 +95,7 @@ def test_a_run_succeeds_and_prints_its_main_results(chain: dict[str, Any]) -> No
 
 def test_the_record_contains_metrics_file_sizes_and_timings(chain: dict[str, Any]) -> None:
     directory, record = chain["runs"][0]
-    assert record["schema"] == 1
+    assert record["schema"] == 2
     assert (record["status"], record["error"], record["job"]) == ("finished", None, "distill")
     assert record["task"]["examples"] == {"train": 64, "dev": 24, "test": 0}
     assert record["teacher"]["substituted"] is False
@@ -187,7 +188,7 @@ def test_a_finished_run_is_not_run_again(chain: dict[str, Any]) -> None:
 def test_a_run_stopped_after_training_resumes_without_training_again(chain: dict[str, Any]) -> None:
     """The last checkpoint marks training as complete, so only the later stages run again."""
     directory, record = chain["runs"][0]
-    (directory / "run.json").write_text(json.dumps({**record, "status": "running", "export": {}}))
+    Run(directory, {**record, "status": "running", "export": {}}).save()
     resumed = run_command("resume=true", *chain["arguments"], "baseline=true", cwd=chain["root"])
     assert resumed.returncode == 0, resumed.stderr
     assert f"Resuming {directory}" in resumed.stdout

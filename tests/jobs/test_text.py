@@ -21,6 +21,7 @@ from transformers import (
 
 from distill import __main__ as command_line
 from distill.data.batching import evaluation_loader
+from distill.records import record
 from distill.tasks import MaskedLM
 from distill.text.masking import Masking
 from distill.text.packing import TokenSequence
@@ -366,7 +367,7 @@ def test_a_checkpoint_of_another_corpus_is_refused(run: Run, corpus: Path, tmp_p
     code, text, directory = run(*options)
     assert code == 0, text
     run_record = read_record(directory)
-    (directory / "run.json").write_text(json.dumps({**run_record, "status": "failed"}))
+    record.Run(directory, {**run_record, "status": "failed"}).save()
     (other / "00.txt").write_text("Something else altogether.\n" * 40)
     code, text, _ = run(f"resume={directory}")
     assert code == 2
