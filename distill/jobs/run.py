@@ -32,15 +32,7 @@ JOBS: dict[str, Callable[[DictConfig, Run], None]] = {
     "pretrain": run_pretrain,
 }
 # Prefixes of the options that a job ignores: on raw text, and on labelled rows.
-_IGNORED_WITHOUT_STUDENT = (
-    "student",
-    "baseline",
-    "teacher.finetune",
-    "teacher.cache",
-    "export",
-    "benchmark",
-    "objective",
-)
+_IGNORED_WITHOUT_STUDENT = ("student", "teacher.finetune", "teacher.cache", "export", "benchmark", "objective")
 _IGNORED_ON_TEXT = {
     "distill": ("teacher.finetune", "export", "benchmark"),
     "finetune": _IGNORED_WITHOUT_STUDENT,
@@ -66,6 +58,7 @@ def run_job(config: DictConfig) -> Path | None:
         if run.record["status"] == "finished":
             print_line(f"{run.directory} is finished already: see {run.directory / 'report.md'}")
             return run.directory
+        _check_paths(config, run)
         print_line(f"Resuming {run.directory}")
     else:
         job = _select_job(config)
@@ -170,7 +163,6 @@ def _find_run(config: DictConfig) -> tuple[DictConfig, Run] | None:
         directory = Path(str(config.resume)).expanduser()
         run = open_run(directory, needs=RUN_FILES)
         run_config = _load_config(run)
-        _check_paths(run_config, run)
         run_config.resume = True
         return run_config, run
     runs = _runs_of(config)
@@ -188,11 +180,11 @@ def _find_run(config: DictConfig) -> tuple[DictConfig, Run] | None:
 
 def _runs_of(config: DictConfig) -> list[Run]:
     """Returns the runs of this configuration, oldest first."""
-    wanted, runs = digest(config), []
+    expected, runs = digest(config), []
     for path in sorted(_parent_directory(config).glob("*/run.json")):
         try:
             run = open_run(path.parent, needs=RUN_FILES)
-            if digest(_load_config(run)) == wanted:
+            if digest(_load_config(run)) == expected:
                 runs.append(run)
         except UserError as error:
             print_notice(f"{error}; it is left alone")
@@ -223,7 +215,7 @@ def _load_config(run: Run) -> DictConfig:
         config = OmegaConf.load(path)
         if not isinstance(config, DictConfig):
             raise ValueError("it is no mapping")
-        # Of an earlier version that run_config paths as they were typed.
+        # Earlier versions saved paths as they were typed.
         known = run.record.get("config_sha256") in (_digest(config), digest(config))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
