@@ -153,9 +153,9 @@ class Classification:
 
     def _check_positive(self, option: str, labels: Sequence[str]) -> None:
         if len(labels) != 2:
-            raise OptionError(option, show_value(self.positive), f"null, because the task has {len(labels)} classes")
+            raise OptionError(option, self.positive, f"null, because the task has {len(labels)} classes")
         if self.positive not in labels:
-            raise OptionError(option, show_value(self.positive), f"{labels[0]} or {labels[1]}")
+            raise OptionError(option, self.positive, f"{labels[0]} or {labels[1]}")
 
     def encode(
         self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
