@@ -233,7 +233,7 @@ def _read_parquet(path: Path, wanted: Collection[str]) -> Table:
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             schema = file.schema_arrow
             names = tuple(schema.names)
             _check_names(str(path), names)
@@ -241,17 +241,18 @@ def _read_parquet(path: Path, wanted: Collection[str]) -> Table:
     except (pyarrow.ArrowException, MemoryError) as error:
         raise _unreadable(path, error) from error
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
-    features: Mapping[str, object] = {}
-    if b"huggingface" in (schema.metadata or {}):
-        import datasets
+    if b"huggingface" not in (schema.metadata or {}):
+        return Table(str(path), names, columns)
+    import datasets
 
+    try:
         features = datasets.Features.from_arrow_schema(schema)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{path} has damaged metadata of the datasets library, expected its features") from error
     return Table(str(path), names, columns, _get_class_names(features, columns))
 
 
 def _get_class_names(features: Mapping[str, object], columns: Collection[str]) -> dict[str, tuple[str, ...]]:
-    if not features:
-        return {}
     import datasets
 
     return {

@@ -199,6 +199,22 @@ def test_a_truncated_parquet_file_is_refused(read: Read, tmp_path: Path) -> None
             read("a.parquet", content[:size])
 
 
+def test_damaged_metadata_of_a_parquet_file_is_refused(read: Read) -> None:
+    table = pa.table({"text": ["a"], "label": [1]})
+    for content in (b'{"info": "features"}', b'{"info": {"features": [1]}}', b'{"info"'):
+        with pytest.raises(UserError, match=r"a\.parquet has damaged metadata of the datasets library"):
+            read("a.parquet", table.replace_schema_metadata({b"huggingface": content}))
+
+
+def test_a_flipped_byte_of_a_parquet_file_with_checksums_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": ["a lovely film"], "label": [1]})
+    pq.write_table(table, path, write_page_checksum=True, compression="none", use_dictionary=False)
+    path.write_bytes(path.read_bytes().replace(b"lovely", b"lonely"))
+    with pytest.raises(UserError, match=r"a\.parquet cannot be read: .*CRC"):
+        read_file(path, WANTED)
+
+
 def test_a_file_without_read_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.csv").write_bytes(ROW)
 
