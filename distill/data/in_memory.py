@@ -1,6 +1,6 @@
 """Converts data in memory to tables: lists, pandas frames, and data sets of the `datasets` library."""
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import SkipValidation
@@ -70,9 +70,13 @@ def _to_table(value: object, *, text: Sequence[str], label: str) -> "datasets.Da
             if len(texts) != len(labels):
                 raise UserError(f"got {len(texts)} texts and {len(labels)} labels, expected as many of both")
             return datasets.Dataset.from_dict({**_split_texts(texts, text), label: labels})
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, ValueError, OverflowError, NotImplementedError) as error:
+        if isinstance(error, UserError):
+            raise
         reason = str(error).splitlines()[0]
-        raise UserError(f"the data cannot be made a table ({reason}): every column needs values of one type") from error
+        raise UserError(
+            f"the data cannot be made a table ({reason}): every column needs a name of its own and values of one type"
+        ) from error
     raise UserError(f"got data of type {type(value).__name__}, {EXPECTED}")
 
 
@@ -85,7 +89,7 @@ def _to_columns(table: Mapping[object, object]) -> dict[str, list[Any]]:
 
 
 def _to_list(name: str, column: object) -> list[Any]:
-    if isinstance(column, str) or not isinstance(column, Iterable):
+    if isinstance(column, str | Set) or not isinstance(column, Iterable):  # A set has no order.
         raise UserError(f"got {name} of type {type(column).__name__}, expected a list or an array")
     return list(column)
 

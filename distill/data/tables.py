@@ -1,27 +1,27 @@
 """Reads labelled texts from a directory, a file, the Hub or memory."""
 
-import csv
-import gzip
 import hashlib
 import json
-import zlib
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distill import hub
+from distill.console import print_notice
+from distill.data import labels, readers
+from distill.data.labels import LabelColumn
+from distill.data.readers import Table
 from distill.errors import UserError
-from distill.files import is_full_disk
 
 if TYPE_CHECKING:
     import datasets
 
 # The file or Hub names of each split.
 STEMS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
-SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,11 @@ class LabelledText:
     train_examples: int | None = None
     dev_examples: int | None = None
 
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """All columns that may be read."""
+        return (*self.text, *self.label)
+
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads `train`, `dev` and the other splits with labels.
 
@@ -111,142 +116,107 @@ class LabelledText:
             UserError: if a directory, file, column, text or label is missing or invalid.
             UnreachableError: if the data is not in the cache and cannot be downloaded.
         """
-        tables = self._read_tables(cache_dir)
-        labels = _determine_labels(self, *tables["train"])
-        splits = {
-            name: _create_split(self, table, source, labels)
-            for name, (table, source) in tables.items()
-            if name in ("train", "dev") or _is_labelled(self, table)
-        }
+        tables = {}
+        for name, table in self._read_tables(cache_dir).items():
+            if name in ("train", "dev") or _is_labelled(self, table):
+                _check_columns(self, table)
+                tables[name] = _leave_out_unlabelled(self, table)
+        names, numbers = _read_labels(self, tables)
+        splits = {name: _create_split(self, table, numbers[name]) for name, table in tables.items()}
         for name, size in (("train", self.train_examples), ("dev", self.dev_examples)):
             splits[name] = _sample(splits[name], size)
-        return LabelledData(labels=labels, splits=splits, sha256=_compute_digest(labels, splits))
+        _report_shared_texts(splits)
+        return LabelledData(labels=names, splits=splits, sha256=_compute_digest(names, splits))
 
-    def _read_tables(self, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
+    def _read_tables(self, cache_dir: Path) -> dict[str, Table]:
         if self.tables is not None:
             return _name_tables(self, self.tables)
         if self.data_dir is not None:
             path = Path(self.data_dir).expanduser()
-            return _read_one_file(self, path, cache_dir) if path.is_file() else _read_directory(self, path, cache_dir)
+            return _read_one_file(self, path) if path.is_file() else _read_directory(self, path)
         if self.builtin:
             from distill.data import docstrings
 
-            return _read_directory(self, docstrings.prepare_dataset(cache_dir, seed=0), cache_dir)
+            return _read_directory(self, docstrings.prepare_dataset(cache_dir, seed=0))
         return _read_hub(self)
 
 
-def _name_tables(
-    rows: LabelledText, tables: "Mapping[str, datasets.Dataset]"
-) -> "dict[str, tuple[datasets.Dataset, str]]":
+def _name_tables(rows: LabelledText, tables: "Mapping[str, datasets.Dataset]") -> dict[str, Table]:
     if set(tables) == {"data"}:
-        return _hold_out_dev(rows, tables["data"], "the data")
+        return _hold_out_dev(rows, readers.from_dataset(tables["data"], "the data", rows.wanted))
     names = {split: next((stem for stem in stems if stem in tables), None) for split, stems in rows.stems.items()}
     missing = [split for split in ("train", "dev") if names.get(split) is None]
     if missing:
         raise UserError(
             f"the data has no split {' and '.join(missing)}, expected train and dev: it has {', '.join(tables)}"
         )
-    return {split: (tables[stem], f"the split {stem}") for split, stem in names.items() if stem is not None}
+    return {
+        split: readers.from_dataset(tables[stem], f"the split {stem}", rows.wanted)
+        for split, stem in names.items()
+        if stem is not None
+    }
 
 
-def _read_directory(rows: LabelledText, directory: Path, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
-    """Returns the table and the path of each split in the directory."""
+def _read_directory(rows: LabelledText, directory: Path) -> dict[str, Table]:
+    """Returns the table of each split in the directory."""
     if not directory.is_dir():
         raise UserError(f"task.data_dir={directory} does not exist, expected a directory with train and dev, or a file")
     tables = {}
     for split, stems in rows.stems.items():
-        candidates = (directory / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
-        path = next((candidate for candidate in candidates if candidate.is_file()), None)
-        if path is not None:
-            tables[split] = (_read_file(path, cache_dir), str(path))
+        candidates = (directory / f"{stem}{suffix}" for stem in stems for suffix in readers.SUFFIXES)
+        paths = [candidate for candidate in candidates if candidate.is_file()]
+        if len(paths) > 1:
+            raise UserError(
+                f"{directory} has {' and '.join(path.name for path in paths)}, expected one file for {split}: move the "
+                "others away"
+            )
+        if paths:
+            tables[split] = readers.read_file(paths[0], rows.wanted)
         elif split in ("train", "dev"):
             content = ", ".join(sorted(entry.name for entry in directory.iterdir())) or "nothing"
             names = " or ".join(stems)
             raise UserError(
                 f"{directory} has no {names} file (found {content}), expected {names} with one of "
-                f"{', '.join(SUFFIXES)}; task.data_dir=FILE holds out dev from one file"
+                f"{', '.join(readers.SUFFIXES)}; task.data_dir=FILE holds out dev from one file"
             )
     return tables
 
 
-def _read_one_file(rows: LabelledText, path: Path, cache_dir: Path) -> "dict[str, tuple[datasets.Dataset, str]]":
+def _read_one_file(rows: LabelledText, path: Path) -> dict[str, Table]:
     """Reads a single file and holds out dev."""
-    if not path.name.endswith(SUFFIXES):
-        raise UserError(f"task.data_dir={path} is of no known kind, expected one of {', '.join(SUFFIXES)}")
-    return _hold_out_dev(rows, _read_file(path, cache_dir), str(path))
+    if not path.name.endswith(readers.SUFFIXES):
+        raise UserError(f"task.data_dir={path} is of no known kind, expected one of {', '.join(readers.SUFFIXES)}")
+    return _hold_out_dev(rows, readers.read_file(path, rows.wanted))
 
 
-def _hold_out_dev(
-    rows: LabelledText, table: "datasets.Dataset", path: str
-) -> "dict[str, tuple[datasets.Dataset, str]]":
+def _hold_out_dev(rows: LabelledText, table: Table) -> dict[str, Table]:
     """Splits a table into train and dev, stratified by class and the same in every run."""
     from sklearn.model_selection import train_test_split
 
-    _check_columns(rows, table, path)
-    classes = None if rows.regression else list(map(str, table[_find_label_column(rows, table)]))
+    _check_columns(rows, table)
+    table = _leave_out_unlabelled(rows, table)
+    if not rows.regression:
+        labels.to_words({"train": _get_labels(rows, table)}, rows.label_names)  # Checks them.
+    values = _get_labels(rows, table).values
+    path, fraction = table.source, f"task.dev_fraction={rows.dev_fraction}"
     try:
         train, dev = train_test_split(
-            np.arange(len(table)), test_size=rows.dev_fraction, random_state=0, stratify=classes
-        )
+            np.arange(len(values)), test_size=rows.dev_fraction, random_state=0,
+            stratify=None if rows.regression else list(map(str, values)),
+        )  # fmt: skip
     except ValueError as error:
         raise UserError(
-            f"{path} cannot be split with task.dev_fraction={rows.dev_fraction} so that train and dev hold every "
-            f"class ({error}): give a directory with train and dev instead"
+            f"{path} cannot be split with {fraction} so that train and dev hold every class ({error}): give a "
+            "directory with train and dev instead"
         ) from error
-    sources = f"{path} without task.dev_fraction={rows.dev_fraction}", f"{path}, task.dev_fraction={rows.dev_fraction}"
+    sources = {"train": f"{path} without {fraction}", "dev": f"{path}, {fraction}"}
     return {
-        name: (table.select(np.sort(indices)), source)
-        for name, indices, source in zip(("train", "dev"), (train, dev), sources, strict=True)
+        name: table.select(np.sort(indices).tolist(), sources[name])
+        for name, indices in (("train", train), ("dev", dev))
     }
 
 
-def _read_file(path: Path, cache_dir: Path) -> "datasets.Dataset":
-    import datasets
-
-    datasets.disable_progress_bars()  # Reading a file takes seconds.
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # Its errors are reported below in one line.
-
-    suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
-    if path.stat().st_size == 0:
-        raise UserError(f"{path} is empty, expected a header and examples")
-    options: dict[str, Any] = {"cache_dir": str(cache_dir / "datasets"), "keep_in_memory": True}
-    try:
-        if suffix.startswith((".tsv", ".csv")):
-            # As strings, and TSV without quotes, because otherwise "NA" would become null and rows would be lost.
-            separator = "\t" if suffix.startswith(".tsv") else ","
-            quoting: Literal[0, 1, 2, 3] = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
-            columns = _read_header(path, separator, quoting)
-            features = datasets.Features({column: datasets.Value("string") for column in columns})
-            return datasets.Dataset.from_csv(
-                str(path), features=features, sep=separator, quoting=quoting, keep_default_na=False, **options
-            )
-        if suffix.startswith(".jsonl"):
-            return datasets.Dataset.from_json(str(path), **options)
-        return datasets.Dataset.from_parquet(str(path), **options)
-    except (
-        datasets.exceptions.DatasetGenerationError, OSError, ValueError, NotImplementedError, EOFError, csv.Error,
-        zlib.error,
-    ) as error:  # fmt: skip
-        if is_full_disk(error):
-            raise
-        reason = str(error.__cause__ or error).splitlines()[0]
-        raise UserError(f"{path} cannot be read: {reason}") from error
-
-
-def _read_header(path: Path, separator: str, quoting: Literal[0, 1, 2, 3]) -> list[str]:
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig") as lines:  # Spreadsheets write a byte order mark.
-        rows = csv.reader(lines, delimiter=separator, quoting=quoting)
-        columns, first = next(rows, []), next(rows, None)
-    if first is None:
-        raise UserError(f"{path} has a header and no examples")
-    if len(first) > len(columns):
-        # pandas would use the first field as an index and shift the others by one column.
-        raise UserError(f"{path} cannot be read: its first example has {len(first)} fields, its header {len(columns)}")
-    return columns
-
-
-def _read_hub(rows: LabelledText) -> "dict[str, tuple[datasets.Dataset, str]]":
+def _read_hub(rows: LabelledText) -> dict[str, Table]:
     if rows.hub_id is None:
         raise UserError(f"task {rows.name} has no data of its own: give task.data_dir=DIR with train and dev files")
     loaded = hub.load_dataset(
@@ -257,92 +227,114 @@ def _read_hub(rows: LabelledText) -> "dict[str, tuple[datasets.Dataset, str]]":
     for split, stems in rows.stems.items():
         name = next((stem for stem in stems if stem in loaded), None)
         if name is not None:
-            tables[split] = (loaded[name], f"{rows.hub_id} {name}")
+            tables[split] = readers.from_dataset(loaded[name], f"{rows.hub_id} {name}", rows.wanted)
         elif split in ("train", "dev"):
             raise UserError(f"data set {rows.hub_id} has no split {' or '.join(stems)}: it has {', '.join(loaded)}")
     return tables
 
 
-def _check_columns(rows: LabelledText, table: "datasets.Dataset", source: str) -> None:
-    missing = [column for column in rows.text if column not in table.column_names]
-    if not any(column in table.column_names for column in rows.label):
+def _check_columns(rows: LabelledText, table: Table) -> None:
+    missing = [column for column in rows.text if column not in table.names]
+    if not any(column in table.names for column in rows.label):
         missing.append(" or ".join(rows.label))
     if missing:
         raise UserError(
-            f"{source} has no column {', '.join(missing)}: it has {', '.join(table.column_names)}; "
+            f"{table.source} has no column {', '.join(missing)}: it has {readers.show_names(table.names)}; "
             "name yours with task.text=[...] and task.label=..."
         )
-    if len(table) == 0:
-        raise UserError(f"{source} has a header and no examples")
+    if not table.columns[rows.text[0]]:
+        raise UserError(f"{table.source} has no examples")
 
 
-def _find_label_column(rows: LabelledText, table: "datasets.Dataset") -> str:
-    return next(column for column in rows.label if column in table.column_names)
+def _get_labels(rows: LabelledText, table: Table) -> LabelColumn:
+    column = next(column for column in rows.label if column in table.names)
+    return LabelColumn(table.source, table.columns[column], table.classes.get(column))
 
 
-def _determine_labels(rows: LabelledText, train: "datasets.Dataset", source: str) -> tuple[str, ...]:
-    """Returns the classes of the task, or those of the training split, sorted as numbers or alphabetically."""
-    _check_columns(rows, train, source)
-    column = _find_label_column(rows, train)
-    if rows.regression:
-        return (column,)
-    classes = {str(value) for value in train[column] if value not in (None, "")}
-    if len(classes) < 2:
-        raise UserError(f"{source} has one class only ({', '.join(classes) or 'none'}), expected at least two")
-    if rows.label_names:
-        return rows.label_names
-    numeric = all(value.removeprefix("-").isdecimal() for value in classes)
-    return tuple(sorted(classes, key=int) if numeric else sorted(classes))
-
-
-def _is_labelled(rows: LabelledText, table: "datasets.Dataset") -> bool:
+def _is_labelled(rows: LabelledText, table: Table) -> bool:
     """Returns whether a split has labels. GLUE on the Hub has -1 for the hidden labels of a test split."""
-    columns = [column for column in rows.label if column in table.column_names]
-    return bool(columns) and {str(value) for value in table[columns[0]]} not in ({"-1"}, {"-1.0"})
+    if not any(column in table.names for column in rows.label):
+        return False
+    return not all(map(labels.is_without_label, _get_labels(rows, table).values))
 
 
-def _create_split(rows: LabelledText, table: "datasets.Dataset", source: str, labels: tuple[str, ...]) -> Split:
-    _check_columns(rows, table, source)
-    columns = [list(table[column]) for column in rows.text]
-    for name, texts in zip(rows.text, columns, strict=True):
-        for row, text in enumerate(texts):
-            if not isinstance(text, str) or not text.strip():
-                raise UserError(f"{source}, example {row + 1}: column {name} is {text!r}, expected text")
-    values = list(table[_find_label_column(rows, table)])
-    return Split(
-        texts=columns[0],
-        pairs=columns[1] if len(columns) == 2 else None,
-        labels=_to_numbers(values, source) if rows.regression else _to_class_indices(rows, values, labels, source),
-    )
+def _leave_out_unlabelled(rows: LabelledText, table: Table) -> Table:
+    """Removes the examples without a label of a `datasets.ClassLabel`."""
+    column = _get_labels(rows, table)
+    if rows.regression or column.classes is None:
+        return table
+    labelled = [row for row, value in enumerate(column.values) if not labels.is_without_label(value)]
+    missing = len(column.values) - len(labelled)
+    if not labelled:
+        raise UserError(f"{table.source} has no example with a label: all {missing:,} have none (-1)")
+    if not missing:
+        return table
+    print_notice(f"{table.source}: {missing:,} of {len(column.values):,} examples have no label (-1) and are left out")
+    return table.select(labelled, table.source)
 
 
-def _to_numbers(values: Sequence[Any], source: str) -> np.ndarray:
-    """Returns the labels as numbers, float32."""
-    numbers = np.empty(len(values), dtype=np.float32)
-    for row, value in enumerate(values):
-        try:
-            numbers[row] = float(value)
-        except (TypeError, ValueError):
-            numbers[row] = np.nan
-        if not np.isfinite(numbers[row]):
-            raise UserError(
-                f"{source}, example {row + 1}: label {value!r} is no number; for classes take task=classification"
+def _read_labels(rows: LabelledText, tables: Mapping[str, Table]) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+    """Returns the names of the classes in order, or the column of the numbers, and the labels of each split."""
+    columns = {split: _get_labels(rows, table) for split, table in tables.items()}
+    if rows.regression:
+        name = next(column for column in rows.label if column in tables["train"].names)
+        return (name,), {split: labels.to_numbers(column) for split, column in columns.items()}
+    return labels.to_classes(columns, rows.label_names)
+
+
+def _read_texts(rows: LabelledText, table: Table) -> list[list[str]]:
+    """Returns the texts of each column. One text of a pair may be empty."""
+    columns: list[list[str]] = []
+    for name in rows.text:
+        texts = []
+        for row, text in enumerate(table.columns[name]):
+            if not isinstance(text, str) or not (text.strip() or len(rows.text) == 2):
+                raise UserError(
+                    f"{table.source}, example {row + 1}: column {name} is {reprlib.repr(text)}, expected text"
+                )
+            if not text.isascii():
+                _check_surrogates(text, f"{table.source}, example {row + 1}: column {name}")
+            texts.append(text)
+        columns.append(texts)
+    if len(columns) == 2:
+        _check_pairs(columns, table.source)
+    return columns
+
+
+def _check_surrogates(text: str, source: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can contain "\ud800", which tokenizers do not accept.
+        raise UserError(f"{source} contains the unpaired surrogate {text[error.start]!r}") from error
+
+
+def _check_pairs(columns: Sequence[Sequence[str]], source: str) -> None:
+    """Counts the pairs with one empty text, and raises UserError for a pair of two."""
+    half_empty = 0
+    for row, texts in enumerate(zip(*columns, strict=True)):
+        empty = sum(not text.strip() for text in texts)
+        if empty == 2:
+            raise UserError(f"{source}, example {row + 1}: both texts of the pair are empty, expected text")
+        half_empty += empty
+    if half_empty:
+        print_notice(f"{source}: pairs with one empty text, which are used as they are: {half_empty:,}")
+
+
+def _create_split(rows: LabelledText, table: Table, numbers: np.ndarray) -> Split:
+    columns = _read_texts(rows, table)
+    return Split(texts=columns[0], pairs=columns[1] if len(columns) == 2 else None, labels=numbers)
+
+
+def _report_shared_texts(splits: Mapping[str, Split]) -> None:
+    """Prints how many examples that are scored have the texts of a training example."""
+    training = set(map(str, splits["train"].records()))
+    for name, split in splits.items():
+        shared = sum(str(record) in training for record in split.records()) if name != "train" else 0
+        if shared:
+            print_notice(
+                f"{shared:,} of {len(split):,} examples of {name} have the same text as one of train, so that the "
+                f"scores of {name} may be too high"
             )
-    return numbers
-
-
-def _to_class_indices(rows: LabelledText, values: Sequence[object], labels: tuple[str, ...], source: str) -> np.ndarray:
-    """Returns the class index of each label. Only if the task names its classes, numbers are indices."""
-    index = {str(number): number for number in range(len(labels))} if rows.label_names else {}
-    index |= {name: number for number, name in enumerate(labels)}
-    classes = np.empty(len(values), dtype=np.int64)
-    for row, value in enumerate(values):
-        if str(value) not in index:
-            raise UserError(
-                f"{source}, example {row + 1}: label {value!r} is unknown, expected one of {', '.join(labels)}"
-            )
-        classes[row] = index[str(value)]
-    return classes
 
 
 def _sample(split: Split, size: int | None) -> Split:

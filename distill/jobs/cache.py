@@ -45,6 +45,7 @@ KINDS = {
     "outputs": Kind("teacher outputs", re.compile(rf"{_HEX}{{20}}"), whole=False),
     "onnx": Kind("teacher ONNX files", re.compile(rf"{_HEX}{{16}}-(channel|tensor)-\d+")),
     "tokens": Kind("tokens", re.compile(rf"{_HEX}{{20}}")),
+    # Versions before the readers of `distill.data` cached the rows of files.
     "datasets": Kind("dataset", re.compile(rf"\w+/default-{_HEX}+.*"), whole=False),
     "data": Kind("built-in data", re.compile(rf"docstrings-{_HEX}+")),
 }

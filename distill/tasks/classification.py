@@ -6,7 +6,9 @@
 ('0', '1')
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +17,7 @@ from pydantic import Field
 
 from distill.contracts import Batch, Items, Likelihood, Outputs, Scores
 from distill.data.in_memory import Table, TableSplits
+from distill.data.labels import simplify
 from distill.data.tables import LabelledData
 from distill.errors import OptionError, UserError
 from distill.options import check_arguments, show_value
@@ -34,6 +37,8 @@ Metrics = Annotated[
 Labels = Annotated[
     Sequence[str | int | float], Field(min_length=2, description="at least two names, quoted if YAML's true or false")
 ]
+Label = Annotated[str | int | float, Field(description="the name of a class, quoted if YAML's true or false")]
+ORDERED = (("0", "1"), ("0.0", "1.0"), ("false", "true"))  # Pairs of classes of which the second one is positive.
 
 
 class Classification:
@@ -44,6 +49,8 @@ class Classification:
         label: the column that holds the class; of several names the first one that is there.
         name: names the task in records and directories.
         labels: names of the classes in the order of the data's integers; None takes the training split's own.
+        positive: of two classes the one whose F1 is computed. None is the second one of `labels` or of 0 and 1; classes
+            that the data names have none.
         metrics: accuracy, f1 or matthews; the first one selects checkpoints, and retention compares it.
         max_length: tokens that an example is cut to.
         data: a path as `data_dir`, a table, or split -> table; a table is a pandas frame, a `datasets.Dataset`, a
@@ -80,6 +87,7 @@ class Classification:
         label: rows.Columns = "label",
         name: str = "classification",
         labels: Labels | None = None,
+        positive: Label | None = None,
         metrics: Metrics = ("accuracy",),
         max_length: rows.MaxLength = 128,
         data: Table | TableSplits | str | Path | None = None,
@@ -95,8 +103,12 @@ class Classification:
         dev_examples: rows.Amount | None = None,
     ) -> None:
         names = None if labels is None else tuple(map(str, labels))
-        if names is not None and len(set(names)) < len(names):
+        if names is not None and len(set(map(simplify, names))) < len(names):
             raise OptionError("labels", show_value(names), "at least two names, each once")
+        self.positive = None if positive is None else str(positive)
+        if self.positive is not None and names is not None:
+            self._check_positive("positive", names)
+        self._positive_index = 1  # Set by `read`.
         self.name, self.max_length, self.builtin = name, max_length, builtin
         self.metric_names = tuple(metrics)
         self.rows = rows.labelled_text(
@@ -114,7 +126,36 @@ class Classification:
         return len(self.rows.text) == 2
 
     def read(self, cache_dir: Path) -> LabelledData:
-        return self.rows.read(cache_dir)
+        """Reads every split, and determines the positive class of two.
+
+        Raises:
+            UserError: for invalid data, and if F1 is a metric and which of two classes is positive is not known.
+        """
+        data = self.rows.read(cache_dir)
+        self._positive_index = self._find_positive(data.labels)
+        if self._positive_index == 1:
+            return data
+        # The digest is a part of a fine-tuned teacher's key, and F1 may select its checkpoint.
+        return replace(data, sha256=hashlib.sha256(f"{data.sha256} positive={self.positive}".encode()).hexdigest())
+
+    def _find_positive(self, labels: Sequence[str]) -> int:
+        """Returns the index of the positive class."""
+        if self.positive is not None:
+            self._check_positive("task.positive", labels)
+            return labels.index(self.positive)
+        known = self.rows.label_names is not None or tuple(map(str.casefold, labels)) in ORDERED
+        if len(labels) == 2 and "f1" in self.metric_names and not known:
+            raise UserError(
+                f"F1 is that of one of the two classes {' and '.join(labels)}: set task.positive={labels[0]} or "
+                f"task.positive={labels[1]}"
+            )
+        return 1
+
+    def _check_positive(self, option: str, labels: Sequence[str]) -> None:
+        if len(labels) != 2:
+            raise OptionError(option, self.positive, f"null, because the task has {len(labels)} classes")
+        if self.positive not in labels:
+            raise OptionError(option, self.positive, f"{labels[0]} or {labels[1]}")
 
     def encode(
         self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
@@ -140,9 +181,10 @@ class Classification:
 
         predicted, labels = self.predictions(scores), scores.labels
         average = "binary" if scores.columns["logits"].shape[-1] == 2 else "macro"
+        positive = self._positive_index
         functions = {
             "accuracy": lambda: accuracy_score(labels, predicted),
-            "f1": lambda: f1_score(labels, predicted, average=average, zero_division=0.0),
+            "f1": lambda: f1_score(labels, predicted, pos_label=positive, average=average, zero_division=0.0),
             "matthews": lambda: matthews_corrcoef(labels, predicted),
         }
         return rows.compute_metrics(functions, self.metric_names)
@@ -162,10 +204,17 @@ class Classification:
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {
             "labels": list(splits.labels),
+            "positive": self._positive(splits),
             "answer": "classes",
             "pipeline_tag": "text-classification",
             "prediction": f"Labels: {', '.join(splits.labels)}.",
         }
 
     def summary(self, splits: LabelledData) -> str:
-        return ", ".join(f"{index} {label}" for index, label in enumerate(splits.labels))
+        classes = ", ".join(f"{index} {label}" for index, label in enumerate(splits.labels))
+        positive = self._positive(splits)
+        return classes if positive is None else f"{classes}; F1 of {positive}"
+
+    def _positive(self, splits: LabelledData) -> str | None:
+        """Returns the class whose F1 is computed, None for the mean of all classes and without F1."""
+        return splits.labels[self._positive_index] if len(splits.labels) == 2 and "f1" in self.metric_names else None

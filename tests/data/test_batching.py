@@ -232,6 +232,16 @@ def test_the_second_text_of_a_pair_has_token_type_one(tokenizer: PreTrainedToken
     assert not batch["token_type_ids"][1][~batch["attention_mask"][1].bool()].any()
 
 
+def test_a_pair_with_an_empty_text_has_the_tokens_of_a_bundle(tokenizer: PreTrainedTokenizerBase):
+    pairs = [("", "a bore"), ("a film", ""), ("a film", " ")]
+    examples = tokenize_split(make_split(*(a for a, _ in pairs), pairs=[b for _, b in pairs]), tokenizer)
+    for index, expected in enumerate(tokenizer.backend_tokenizer.encode_batch(pairs)):
+        batch = examples[[index]]
+        length = int(batch["attention_mask"].sum())
+        assert batch["input_ids"][0, :length].tolist() == expected.ids
+        assert batch["token_type_ids"][0, :length].tolist() == expected.type_ids
+
+
 def test_truncated_examples_are_counted(tokenizer: PreTrainedTokenizerBase):
     texts = ("a film", "a lovely and moving film", "a dull and lifeless mess")
 

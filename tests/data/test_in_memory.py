@@ -72,6 +72,13 @@ def test_data_may_be_a_path(data_of_files: LabelledData, tmp_path: Path):
     assert equal_data(read(Classification(text="sentence", data=str(tmp_path / "data")), tmp_path), data_of_files)
 
 
+def test_categories_of_a_frame_are_their_values(tmp_path: Path):
+    frame = pandas.DataFrame({"sentence": TRAIN_TEXTS, "label": pandas.Categorical(TRAIN_LABELS)})
+    data = read(Classification(text="sentence", train=frame, dev=(DEV_TEXTS, DEV_LABELS)), tmp_path)
+    assert data.labels == ("bad", "good")
+    assert data.splits["train"].labels.tolist() == [1, 0, 1, 0]
+
+
 def test_splits_may_be_a_mapping_or_a_dataset_dict(data_of_files: LabelledData, tmp_path: Path):
     tables = {"train": FORMS["pandas"], "dev": (DEV_TEXTS, DEV_LABELS)}
     assert equal_data(read(Classification(text="sentence", data=tables), tmp_path), data_of_files)
@@ -170,6 +177,8 @@ def test_numbers_are_the_labels_of_a_regression(tmp_path: Path):
             "got columns of unequal lengths (sentence 2, label 1), expected as many rows in each",
         ),
         ({"train": {"sentence": ["a", "b"], "label": 1}}, "got label of type int, expected a list or an array"),
+        ({"train": ({"a", "b"}, [0, 1])}, "got texts of type set, expected a list or an array"),
+        ({"train": (["a", "b"], [10**30, 1])}, "the data cannot be made a table ("),
         ({"train": ("some text", [1])}, "got texts of type str, expected a list or an array"),
         ({"train": (["a", "b"], [0, "one"])}, "the data cannot be made a table ("),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill.data import tables
+from distill.data import readers
 from distill.data.tables import LabelledData
 from distill.errors import UnreachableError, UserError
 from distill.tasks import Classification, Regression
@@ -77,7 +77,7 @@ Read = Callable[..., LabelledData]
 # Files
 
 
-@pytest.mark.parametrize("suffix", tables.SUFFIXES)
+@pytest.mark.parametrize("suffix", readers.SUFFIXES)
 def test_every_format_is_read_completely(read: Read, suffix: str):
     splits = read({f"train{suffix}": ROWS, f"dev{suffix}": DEV}).splits
     assert splits["train"].texts == list(TEXTS)
@@ -134,7 +134,7 @@ def test_the_labels_are_those_of_the_training_split(read: Read):
 
 def test_numbers_are_indices_into_the_label_names_of_the_task(read: Read):
     names = ["negative", "positive"]
-    data = read({"train.tsv": [("a", 1), ("b", 0)], "dev.tsv": [("c", "positive"), ("d", "negative")]}, labels=names)
+    data = read({"train.tsv": [("a", 1), ("b", 0)], "dev.tsv": [("c", "1"), ("d", "0.0")]}, labels=names)
     assert data.labels == tuple(names)
     assert data.splits["train"].labels.tolist() == [1, 0]
     assert data.splits["dev"].labels.tolist() == [1, 0]
@@ -191,18 +191,30 @@ def test_numbers_are_indices_into_the_label_names_of_the_task(read: Read):
             {},
             r"train\.jsonl, example 1: column sentence is 3, expected text",
         ),
-        ({"train.jsonl": "no json\n", "dev.tsv": DEV}, {}, r"train\.jsonl cannot be read: "),
-        ({"train.tsv": "sentence\tlabel\na\t0\n\tb\t1\n", "dev.tsv": DEV}, {}, r"train\.tsv cannot be read: "),
-        ({"train.tsv": "sentence\tlabel\na\t0\tmore\nb\t1\tx\n", "dev.tsv": DEV}, {}, r"train\.tsv cannot be read: "),
+        ({"train.jsonl": "no json\n", "dev.tsv": DEV}, {}, r"train\.jsonl, line 1 is not valid JSON: Expecting value"),
+        (
+            {"train.tsv": "sentence\tlabel\na\t0\n\tb\t1\n", "dev.tsv": DEV},
+            {},
+            r"train\.tsv, line 3 has 3 fields, its header 2",
+        ),
+        (
+            {"train.tsv": "sentence\tlabel\na\t0\tmore\nb\t1\tx\n", "dev.tsv": DEV},
+            {},
+            r"train\.tsv, line 2 has 3 fields, its header 2",
+        ),
         ({"train.tsv.gz": "no gzip\n", "dev.tsv": DEV}, {}, r"train\.tsv\.gz cannot be read: "),
         ({"train.parquet": "no parquet\n", "dev.tsv": DEV}, {}, r"train\.parquet cannot be read: "),
         ({"train.tsv": [("a", 0), ("b", 1), ("c", "")], "dev.tsv": DEV}, {}, r"train\.tsv, example 3: label "),
-        ({"train.tsv": "sentence\tlabel\na\t0\nb\nc\t1\n", "dev.tsv": DEV}, {}, r"train\.tsv, example 2: label "),
+        (
+            {"train.tsv": "sentence\tlabel\na\t0\nb\nc\t1\n", "dev.tsv": DEV},
+            {},
+            r"train\.tsv, line 3 has 1 field, its header 2",
+        ),
         ({"train.jsonl": [("a", 0), ("b", 1), ("c", None)], "dev.tsv": DEV}, {}, r"train\.jsonl, example 3: label "),
         (
             {"train.jsonl": [("a", 0), ("b", "one")], "dev.tsv": DEV},
             {},
-            r"label '1' is unknown, expected one of 0, one",
+            r"train\.jsonl, example 1: label 0 is a number and 'one' of example 2 text, expected labels of one kind",
         ),
         (
             {"train.tsv": [("a", "3.5"), ("b", "good")], "dev.tsv": DEV},
@@ -232,7 +244,9 @@ def test_a_task_without_data_is_refused_with_the_option_to_set(read: Read):
 def test_a_file_that_is_not_utf8_is_refused(read: Read, tmp_path: Path):
     read({"train.tsv": ROWS, "dev.tsv": DEV})
     (tmp_path / "data" / "dev.tsv").write_bytes("sentence\tlabel\ncaf\u00e9\t1\n".encode("latin-1"))
-    with pytest.raises(UserError, match=r"dev\.tsv cannot be read: .*utf-8"):
+    with pytest.raises(
+        UserError, match=r"dev\.tsv, line 2 is not UTF-8 \(byte 0xe9\), expected UTF-8: convert the file with iconv"
+    ):
         read({})
 
 

@@ -107,6 +107,15 @@ def _options(*options: str) -> Callable[[UserFiles], list[str]]:
     return lambda user_files: list(options)
 
 
+def _all(*mistakes: Callable[[UserFiles], list[str]]) -> Callable[[UserFiles], list[str]]:
+    return lambda user_files: [option for mistake in mistakes for option in mistake(user_files)]
+
+
+def _another_dev(user_files: UserFiles) -> list[str]:
+    (user_files.data / "dev.csv").write_text("sentence,label\na,1\n")
+    return []
+
+
 def _blocking_file(user_files: UserFiles) -> Path:
     (user_files.root / "file").write_text("in the way")
     return user_files.root / "file"
@@ -140,10 +149,81 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _spoiled("dev", b'{"sentence": 3, "label": 1}\n', "jsonl"),
         "dev.jsonl, example 1: column sentence is 3, expected text",
     ),
-    "broken UTF-8": (_spoiled("dev", b"sentence\tlabel\ncaf\xe9\t1\n"), "dev.tsv cannot be read: 'utf-8' codec"),
+    "broken UTF-8": (_spoiled("dev", b"sentence\tlabel\ncaf\xe9\t1\n"), "dev.tsv, line 2 is not UTF-8 (byte 0xe9)"),
     "a row with too many fields": (
         _spoiled("train", b"sentence\tlabel\na\t1\nb\t0\tx\n"),
-        "train.tsv cannot be read: ",
+        "train.tsv, line 3 has 3 fields, its header 2: expected as many in every row",
+    ),
+    "a row with too few fields": (
+        _spoiled("train", b"sentence\tlabel\na\t1\nb\nc\t0\n"),
+        "train.tsv, line 3 has 1 field, its header 2",
+    ),
+    "a NUL byte": (_spoiled("dev", b"sentence\tlabel\na\0\t1\n"), "dev.tsv, line 2 has a NUL byte"),
+    "UTF-16": (
+        _spoiled("dev", "sentence\tlabel\na\t1\n".encode("utf-16")),
+        "dev.tsv is in UTF-16 or UTF-32, expected UTF-8: convert it with iconv",
+    ),
+    "a lone carriage return": (
+        _spoiled("dev", b"sentence\tlabel\na\rb\t1\n"),
+        "dev.tsv, line 2 has a carriage return (\\r) without a line feed",
+    ),
+    "a doubled column": (
+        _spoiled("dev", b"sentence\tlabel\tlabel\na\t1\t0\n"),
+        "dev.tsv has the column label twice, expected different names",
+    ),
+    "columns that differ in white space": (
+        _spoiled("dev", b"sentence\tlabel\tlabel \na\t1\t0\n"),
+        "dev.tsv has the columns 'label' and 'label ', expected different names",
+    ),
+    "a doubled key": (
+        _spoiled("dev", b'{"sentence": "a", "label": 1, "label": 0}\n', "jsonl"),
+        "dev.jsonl, line 1 has the key 'label' twice",
+    ),
+    "a quote that is never closed": (
+        _spoiled("dev", b'sentence,label\n"a,1\nb,0\n', "csv"),
+        "dev.csv, line 2 opens a quote that is never closed",
+    ),
+    "text behind a quote": (
+        _spoiled("dev", b'sentence,label\n"a" b,1\n', "csv"),
+        "dev.csv, line 2: ',' expected after '\"'",
+    ),
+    "a JSON array": (
+        _spoiled("dev", b'[{"sentence": "a", "label": 1}]\n', "jsonl"),
+        "dev.jsonl, line 1 is [{'label': 1, 'sentence': 'a'}], expected an object",
+    ),
+    "two files for dev": (_another_dev, "has dev.tsv and dev.csv, expected one file for dev: move the others away"),
+    "white space after a label": (
+        _spoiled("dev", b"sentence\tlabel\na\t1\nb\t1 \n"),
+        "dev.tsv, example 2: label '1 ' looks like '1' of",
+    ),
+    "-1 as a label": (
+        _spoiled("dev", b"sentence\tlabel\na\t1\nb\t-1\n"),
+        "dev.tsv, example 2: label -1 often marks an example without a label: remove these rows, or name the classes",
+    ),
+    "names and indices as labels": (
+        _all(_options("task=sst2"), _spoiled("dev", b"sentence\tlabel\na\tpositive\n")),
+        "train.tsv, example 1: label 0 is an index and positive of ",
+    ),
+    "a number and a text as labels": (
+        _spoiled("dev", b'{"sentence": "a", "label": 1}\n{"sentence": "b", "label": "0"}\n', "jsonl"),
+        "dev.jsonl, example 1: label 1 is a number and '0' of example 2 text, expected labels of one kind",
+    ),
+    "classes without a positive one": (
+        _all(_spoiled("train", b"sentence\tlabel\na\tham\nb\tspam\n"), _spoiled("dev", b"sentence\tlabel\nc\tham\n")),
+        "F1 is that of one of the two classes ham and spam: set task.positive=ham or task.positive=spam",
+    ),
+    "an unknown positive class": (_options("task.positive=2"), "got task.positive=2, expected 0 or 1"),
+    "an infinite regression label": (
+        _all(_options(*REGRESSION), _spoiled("train", b"sentence\tlabel\na\t1\nb\tinf\n")),
+        "train.tsv, example 2: label 'inf' is no number",
+    ),
+    "a pair without text": (
+        _all(
+            _options("task=classification", "task.text=[one,two]"),
+            _spoiled("train", b"one\ttwo\tlabel\na\tb\t1\n\t \t0\n"),
+            _spoiled("dev", b"one\ttwo\tlabel\na\t\t1\n"),
+        ),
+        "train.tsv, example 2: both texts of the pair are empty, expected text",
     ),
     "one class where the task names two": (
         lambda p: ["task=sst2", *_spoiled("train", b"sentence\tlabel\na\t1\nb\t1\n")(p)],

@@ -1,10 +1,13 @@
 """Tests of metrics and agreement against values worked out by hand, and of the options of a task."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 from distill.contracts import Scores
-from distill.errors import OptionError
+from distill.errors import OptionError, UserError
 from distill.tasks import Classification, Regression
 from distill.training.evaluate import split_metrics
 
@@ -25,6 +28,74 @@ def test_metrics_of_a_classification_match_values_by_hand() -> None:
     assert metrics["accuracy"] == 0.75
     assert metrics["f1"] == pytest.approx(0.8)
     assert metrics["matthews"] == pytest.approx((2 * 1 - 1 * 0) / np.sqrt(3 * 2 * 2 * 1))
+
+
+def spam_filter(**options: Any) -> Classification:
+    """Returns a task whose classes are named by its data, ham and spam, with F1."""
+    tables = {"train": (["a", "b"], ["ham", "spam"]), "dev": (["c", "d"], ["spam", "ham"])}
+    return Classification(**({"text": "text", "metrics": ["accuracy", "f1"]} | tables | options))
+
+
+def test_f1_is_that_of_the_positive_class() -> None:
+    # Of ham two of three predictions are right and none is missed, of spam one prediction is right and one is missed.
+    logits, labels = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), np.array([0, 0, 1, 1])
+    for positive, expected in (("ham", 0.8), ("spam", 2 / 3)):
+        task = spam_filter(positive=positive)
+        data = task.read(Path("nowhere"))
+        assert task.metrics(scores_of(logits, labels))["f1"] == pytest.approx(expected)
+        assert task.describe(data)["positive"] == positive
+        assert task.summary(data) == f"0 ham, 1 spam; F1 of {positive}"
+
+
+@pytest.mark.parametrize(
+    ("options", "positive"),
+    [
+        (
+            {"labels": ["not_equivalent", "equivalent"], "train": (["a", "b"], [1, 0]), "dev": (["c"], [1])},
+            "equivalent",
+        ),
+        ({"labels": ["spam", "ham"]}, "ham"),
+        ({"train": (["a", "b"], [1, 0]), "dev": (["c"], [1])}, "1"),
+        ({"train": (["a", "b"], [1.0, 0.0]), "dev": (["c"], [1.0])}, "1.0"),
+        ({"train": (["a", "b"], [True, False]), "dev": (["c"], [True])}, "True"),
+        ({"train": (["a", "b"], [1, 2]), "dev": (["c"], [1]), "positive": 1}, "1"),
+        ({"train": (["a", "b", "c"], ["x", "y", "z"]), "dev": (["d"], ["x"])}, None),
+        ({"metrics": ["accuracy", "matthews"]}, None),
+    ],
+)
+def test_the_positive_class_of_named_or_numbered_classes_is_the_second(
+    options: dict[str, Any], positive: str | None
+) -> None:
+    task = spam_filter(**options)
+    assert task.describe(task.read(Path("nowhere")))["positive"] == positive
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "F1 is that of one of the two classes ham and spam: set task.positive=ham or task.positive=spam"),
+        ({"metrics": ["f1"]}, "set task.positive=ham or task.positive=spam"),
+        ({"train": (["a", "b"], [1, 2]), "dev": (["c"], [1])}, "set task.positive=1 or task.positive=2"),
+        ({"positive": "eggs"}, "got task.positive=eggs, expected ham or spam"),
+        (
+            {"train": (["a", "b", "c"], ["ham", "spam", "eggs"]), "positive": "ham"},
+            "got task.positive=ham, expected null, because the task has 3 classes",
+        ),
+    ],
+)
+def test_an_unknown_positive_class_is_refused_with_the_names(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        spam_filter(**options).read(Path("nowhere"))
+    assert caught.value.exit_code == 2
+
+
+def test_the_digest_of_the_data_depends_on_the_positive_class() -> None:
+    """It is a part of the key of a fine-tuned teacher, whose checkpoint F1 may select."""
+    plain, second, first = (
+        spam_filter(metrics=["accuracy"], **options).read(Path("nowhere")).sha256
+        for options in ({}, {"positive": "spam"}, {"positive": "ham"})
+    )
+    assert plain == second != first
 
 
 def test_metrics_of_a_regression_match_values_by_hand() -> None:
@@ -75,6 +146,14 @@ def test_agreement_is_the_share_of_equal_or_near_predictions() -> None:
             r"got metrics=\[accuracy\], expected a list of some of pearson, spearman, mae",
         ),
         (Regression, {"metrics": ["mae"]}, r"got metrics=\[mae\], expected pearson or spearman first"),
+        (Classification, {"labels": ["a", "a "]}, r"got labels=\[a, a \], expected at least two names, each once"),
+        (Classification, {"labels": ["a", "b"], "positive": "c"}, "got positive=c, expected a or b"),
+        (
+            Classification,
+            {"labels": ["a", "b", "c"], "positive": "c"},
+            "got positive=c, expected null, because the task",
+        ),
+        (Classification, {"positive": True}, "got positive=true, expected the name of a class, quoted if YAML's true"),
         (Classification, {"dev_fraction": 1.0}, "got dev_fraction=1.0, expected a share between 0 and 1"),
         (Classification, {"max_length": 2}, "expected at least 3 tokens"),
         (Classification, {"train_examples": 0}, "got train_examples=0, expected a whole number of at least 1 or null"),

@@ -1,0 +1,234 @@
+"""Tests that labels are names or indices for all splits together, and labels without a clear meaning are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from distill.data.tables import LabelledData
+from distill.errors import UserError
+from distill.tasks import Classification, Regression
+
+RATINGS = ["1", "2", "3", "4", "5"]
+
+
+def table(values: list[Any], names: list[str] | None = None) -> datasets.Dataset:
+    """Returns examples with these labels, of a `datasets.ClassLabel` if it has names. All texts are different."""
+    texts = [f"text {index} of {len(values)}" for index in range(len(values))]
+    data = datasets.Dataset.from_dict({"text": texts, "label": values})
+    return data if names is None else data.cast_column("label", datasets.ClassLabel(names=names))
+
+
+def read(train: Any, dev: Any, test: Any = None, *, kind: Any = Classification, **options: Any) -> LabelledData:
+    """Reads examples with these labels."""
+    splits = {"train": train, "dev": dev} if test is None else {"train": train, "dev": dev, "test": test}
+    tables = {name: table(values) if isinstance(values, list) else values for name, values in splits.items()}
+    data: LabelledData = kind(text="text", **tables, **options).read(Path("nowhere"))
+    return data
+
+
+def indices(data: LabelledData) -> dict[str, list[int]]:
+    return {name: split.labels.tolist() for name, split in data.splits.items()}
+
+
+# Names and indices
+
+
+def test_integers_are_indices_if_one_of_them_is_no_name() -> None:
+    data = read([0, 1, 2, 3, 4], [4, 1], [2, 3], labels=RATINGS)
+    assert data.labels == tuple(RATINGS)
+    assert indices(data) == {"train": [0, 1, 2, 3, 4], "dev": [4, 1], "test": [2, 3]}
+
+
+def test_integers_are_names_if_all_of_them_are() -> None:
+    assert indices(read([1, 2, 3, 4, 5], [5, 1], labels=RATINGS)) == {"train": [0, 1, 2, 3, 4], "dev": [4, 0]}
+
+
+@pytest.mark.parametrize("dev", [[1, 2], ["1", "2"], [1.0, 2.0]])
+def test_the_reading_of_one_split_follows_from_the_others(dev: list[Any]) -> None:
+    assert indices(read([0, 1, 2, 3, 4], dev, labels=RATINGS))["dev"] == [1, 2]
+    assert indices(read([1, 2, 3, 4, 5], dev, labels=RATINGS))["dev"] == [0, 1]
+
+
+def test_names_that_could_be_indices_of_other_classes_are_read_with_a_notice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert indices(read([1, 2, 3, 4], [2], labels=RATINGS))["train"] == [0, 1, 2, 3]
+    expected = "the labels 1, 2, 3, 4 are read as names of classes and not as indices: 1 is the class 1, not 2"
+    assert expected in capsys.readouterr().out
+    read([0, 1], [1], labels=[0, 1])
+    assert capsys.readouterr().out == ""
+
+
+def test_integers_in_gaps_are_floats_and_mean_the_same_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    data = read([0.0, 1.0], [1, 0], ["1", "0.0"])
+    assert data.labels == ("0", "1")
+    assert indices(data) == {"train": [0, 1], "dev": [1, 0], "test": [1, 0]}
+    assert "the labels 0.0 and 0 are read as one class" in capsys.readouterr().out
+    assert read([0.0, 1.0], [1.0]).labels == ("0.0", "1.0")
+    assert indices(read([1.0, 2.0], [2], labels=["2", "1"])) == {"train": [1, 0], "dev": [0]}
+    assert indices(read([0.0, 1.0], [1], labels=["no", "yes"])) == {"train": [0, 1], "dev": [1]}
+    assert capsys.readouterr().out == ""
+    assert indices(read([0, 1], [1], labels=[1.0, 0.0])) == {"train": [1, 0], "dev": [0]}
+
+
+def test_booleans_are_classes() -> None:
+    data = read([True, False], [False], metrics=["f1"])
+    assert data.labels == ("False", "True")
+    assert indices(data) == {"train": [1, 0], "dev": [0]}
+
+
+def test_numbers_are_in_the_order_of_their_values() -> None:
+    assert read([10.5, 9.0, -2.0], [9.0]).labels == ("-2.0", "9.0", "10.5")
+    assert read(["1.10", "1.9", "1.x"], ["1.9"]).labels == ("1.10", "1.9", "1.x")
+
+
+# The names of a data set
+
+
+def test_a_class_label_gives_its_names_in_its_order() -> None:
+    names = ["pos", "neg", "none"]
+    data = read(table([1, 0, 1], names), table([0], names))
+    assert data.labels == tuple(names)
+    assert indices(data) == {"train": [1, 0, 1], "dev": [0]}
+    assert indices(read(table([1, 0], names), [2, 1]))["dev"] == [2, 1]
+    assert indices(read(table([1, 0], names), ["none", "neg"]))["dev"] == [2, 1]
+    assert indices(read(table([1, 0], names), table([1, 0], ["neg", "pos"])))["dev"] == [0, 1]
+    formatted = table([1, 0], names).with_format("torch")
+    assert indices(read(formatted, formatted)) == {"train": [1, 0], "dev": [1, 0]}
+
+
+def test_the_names_of_the_task_replace_those_of_a_class_label() -> None:
+    train, dev = table([1, 0], ["neg", "pos"]), table([1], ["neg", "pos"])
+    assert read(train, dev, labels=["bad", "good"]).labels == ("bad", "good")
+    assert indices(read(train, dev, labels=["bad", "good"])) == {"train": [1, 0], "dev": [1]}
+    assert indices(read(train, dev, labels=["neg", "good"])) == {"train": [1, 0], "dev": [1]}
+    assert indices(read(train, dev, labels=["pos", "neg"])) == {"train": [0, 1], "dev": [0]}  # The same words.
+    assert indices(read(train, [1, 0], labels=["bad", "good"]))["dev"] == [1, 0]
+
+
+def test_examples_of_a_class_label_without_a_label_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["neg", "pos"]
+    data = read(table([1, -1, 0, -1], names), table([0, -1], names), table([-1, -1], names))
+    assert indices(data) == {"train": [1, 0], "dev": [0]}
+    assert data.splits["train"].texts == ["text 0 of 4", "text 2 of 4"]
+    assert "the split train: 2 of 4 examples have no label (-1) and are left out" in capsys.readouterr().out
+    held_out = Classification(text="text", data=table([0, 1] * 10 + [-1], names)).read(Path("nowhere"))
+    assert held_out.sizes() == {"train": 18, "dev": 2}
+
+
+def test_the_classes_of_a_parquet_file_are_those_of_its_data_set(tmp_path: Path) -> None:
+    for split in ("train", "dev"):
+        table([1, 0, -1], ["no", "maybe"]).to_parquet(str(tmp_path / f"{split}.parquet"))
+    data = Classification(text="text", data=tmp_path).read(tmp_path)
+    assert data.labels == ("no", "maybe")
+    assert indices(data) == {"train": [1, 0], "dev": [1, 0]}
+
+
+def test_a_test_split_whose_labels_are_all_empty_is_left_out() -> None:
+    for values in ([-1, -1], [-1.0], [None, None], ["", " "], ["-1"]):
+        assert set(read([0, 1], [1], values).splits) == {"train", "dev"}
+
+
+# Errors
+
+REFUSED: dict[str, tuple[list[Any], list[Any], dict[str, Any], str]] = {
+    "an index beyond the names": (
+        [0, 1], [2], {"labels": ["no", "yes"]},
+        "the split dev, example 1: label '2' is unknown, expected one of no, yes, or all labels from 0 to 1",
+    ),
+    "names and indices": (
+        ["no", "yes"], [0, 1], {"labels": ["no", "yes"]},
+        "the split dev, example 1: label 0 is an index and no of the split train, example 1 a name, expected only",
+    ),
+    "names and indices of a rating": (
+        [1, 2, 5], [0, 1], {"labels": RATINGS},
+        "the split dev, example 1: label 0 is an index and 5 of the split train, example 3 a name",
+    ),
+    "a name that the task lacks": (
+        ["no", "yes"], ["no", "maybe"], {"labels": ["no", "yes"]},
+        "the split dev, example 2: label 'maybe' is unknown, expected one of no, yes, or",
+    ),
+    "a boolean where the task names the classes": (
+        [True, False], [True], {"labels": ["no", "yes"]}, "label 'True' is unknown, expected one of no, yes",
+    ),
+    "white space after a label": (
+        ["pos", "neg"], ["pos", "pos "], {},
+        "the split dev, example 2: label 'pos ' looks like 'pos' of the split train, example 1, expected one of them",
+    ),
+    "white space within one split": (["pos", "neg", " neg"], ["pos"], {}, "label ' neg' looks like 'neg' of"),
+    "a non-breaking space": (["pos", "neg", "pos\xa0"], ["pos"], {}, r"label 'pos\xa0' looks like 'pos'"),
+    "an invisible character": (["pos", "neg", "\u200bpos"], ["pos"], {}, r"label '\u200bpos' looks like 'pos'"),
+    "an accent in two codings": (["caf\xe9", "bar"], ["cafe\u0301"], {}, r"label 'cafe\u0301' looks like 'caf\xe9'"),
+    "white space in a label of the task": (["pos ", "neg"], ["neg"], {"labels": ["neg", "pos"]}, "label 'pos ' is unk"),
+    "-1 among indices": (
+        [0, 1, -1], [0], {},
+        "the split train, example 3: label -1 often marks an example without a label: remove these rows, or name the "
+        "classes with task.labels=[-1,0,1]",
+    ),
+    "-1 in dev alone": ([0, 1], [1, -1], {}, "the split dev, example 2: label -1 often marks an example without a"),
+    "-1 as a float": ([0.0, -1.0, 1.0], [1.0], {}, "the split train, example 2: label -1.0 often marks an example"),
+    "-1 where the task names others": ([0, 1, -1], [0], {"labels": ["a", "b"]}, "example 3: label '-1' is unknown"),
+    "an empty label": (["a", "b"], ["a", " "], {}, "the split dev, example 2: label ' ' is empty, expected a class"),
+    "no label": (["a", "b", None], ["a"], {}, "the split train, example 3: label None is empty, expected a class"),
+    "a label that is not a number": ([0.0, 1.0, float("nan")], [0.0], {}, "example 3: label nan is empty"),
+    "an infinite label": ([0.0, 1.0, float("inf")], [0.0], {}, "label inf is no name and no number of a class"),
+    "a list as a label": ([[0], [1]], [[0]], {}, "example 1: label [0] is no name and no number of a class"),
+    "bytes as a label": ([b"a", b"b"], [b"a"], {}, "example 1: label b'a' is no name and no number of a class"),
+    "a boolean as a number": ([True, False], [True], {"kind": Regression}, "label True is no number"),
+    "a number beyond float32": ([1e39, 2.0], [1.0], {"kind": Regression}, "label 1e+39 is no number"),
+    "an infinite number": ([1.0, float("inf")], [1.0], {"kind": Regression}, "example 2: label inf is no number"),
+    "an underscore in a number": (["1_000", "2"], ["1"], {"kind": Regression}, "label '1_000' is no number"),
+    "a decimal comma": (["1,5", "2"], ["1"], {"kind": Regression}, "label '1,5' is no number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_labels_without_a_clear_meaning_are_refused(case: str) -> None:
+    train, dev, options, message = REFUSED[case]
+    with pytest.raises(UserError) as caught:
+        read(train, dev, **options)
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "given"),
+    [
+        (["neg", "pos"], ["pos", "other"]),
+        (["neg", "pos"], ["neg", "neutral", "pos"]),
+        (["neg", "neutral", "pos"], ["bad", "good"]),
+    ],
+)
+def test_other_names_than_those_of_a_class_label_are_refused(own: list[str], given: list[str]) -> None:
+    with pytest.raises(UserError, match="expected the same names, or as many others in the same order"):
+        read(table([1, 0], own), table([1], own), labels=given)
+
+
+def test_an_index_beyond_a_class_label_and_a_split_without_labels_are_refused() -> None:
+    names = ["neg", "pos"]
+    with pytest.raises(UserError, match="the split train has no example with a label: all 2 have none"):
+        read(table([-1, -1], names), table([0], names))
+    with pytest.raises(UserError, match="the split dev, example 1: label '2' is unknown, expected one of neg, pos"):
+        read(table([0, 1], names), [2])
+
+
+def test_labels_are_checked_before_dev_is_held_out() -> None:
+    data = {"text": [f"text {index}" for index in range(21)], "label": ["a", "b"] * 10 + ["a "]}
+    with pytest.raises(UserError, match="label 'a ' looks like 'a'"):
+        Classification(text="text", data=data).read(Path("nowhere"))
+
+
+def test_a_number_and_a_text_as_labels_of_one_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "dev.jsonl").write_text('{"text": "a", "label": 1}\n')
+    for values in ('0, "one"', '0, "0"', "0, true", '"true", true'):
+        first, second = values.split(", ")
+        (tmp_path / "train.jsonl").write_text(
+            f'{{"text": "a", "label": {first}}}\n{{"text": "b", "label": {second}}}\n'
+        )
+        with pytest.raises(
+            UserError, match=r"train\.jsonl, example 1: label .* of example 2 .*, expected labels of one"
+        ):
+            Classification(text="text", data=tmp_path).read(tmp_path)
