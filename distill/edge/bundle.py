@@ -14,8 +14,8 @@ from distill.edge import decode
 from distill.errors import UserError
 from distill.files import JsonObject, hash_file
 
-FORMAT = 2
-READABLE = (1, 2)
+FORMAT = 3
+READABLE = (1, 2, 3)
 Tokens = list[int | None] | None  # The token of each item; None if a text has one row of logits.
 
 
@@ -51,7 +51,9 @@ class Bundle:
             if hash_file(self.directory / name) != self.manifest["files"].get(name):
                 raise UserError(f"{self.directory / name} is damaged: its SHA-256 is not the one in bundle.json")
         self.tokenizer = Tokenizer.from_file(str(self.directory / "tokenizer.json"))
-        self.tokenizer.enable_truncation(self.manifest["max_length"])
+        # Formats 1 and 2 have no side. Training cuts the longer text of a pair first, which is the default here too.
+        self.truncation_side: str = self.manifest.get("truncation_side", "right")
+        self.tokenizer.enable_truncation(self.manifest["max_length"], direction=self.truncation_side)
         self.tokenizer.no_padding()
         self.session = session(self.directory / models[self.model], threads)
 
@@ -108,6 +110,9 @@ class Bundle:
         tokens = self.decoder.items(example, encoding.offsets, encoding.special_tokens_mask)
         if tokens is None:
             return None, np.asarray(logits[None])
+        if self.truncation_side == "left":
+            cut = _find_cut(encoding)
+            tokens = [None if start < cut else token for (start, _), token in zip(example.words, tokens, strict=True)]
         padding = len(logits) - len(encoding.ids) if self.manifest["padding_side"] == "left" else 0
         rows = [padding + token for token in tokens if token is not None]
         return tokens, np.asarray(logits[rows])
@@ -128,6 +133,17 @@ class Bundle:
         return inputs
 
 
+def _find_cut(encoding: Encoding) -> int:
+    """Returns the end of the last token that was truncated on the left, in characters; 0 if none was."""
+    cut = (
+        end
+        for part in encoding.overflowing
+        for (_, end), special in zip(part.offsets, part.special_tokens_mask, strict=True)
+        if not special
+    )
+    return max(cut, default=0)
+
+
 def read_manifest(directory: Path) -> dict[str, Any]:
     """Returns the content of bundle.json.
 
@@ -144,8 +160,9 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise UserError(f"{path} is damaged: expected a JSON object")
     if manifest.get("format") not in READABLE:
-        known = " and ".join(map(str, READABLE))
-        raise UserError(f"{path} is of format {manifest.get('format')}, this version of distill reads {known}")
+        raise UserError(
+            f"{path} is of format {manifest.get('format')}, this version of distill reads 1, 2 and 3: update distill"
+        )
     return manifest
 
 

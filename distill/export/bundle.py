@@ -88,6 +88,7 @@ def _create_manifest(
         "pair": task.pair,
         **{name: value for name, value in task.describe(splits).items() if name in ("answer", "labels")},
         "max_length": task.max_length,
+        "truncation_side": tokenizer.truncation_side,
         "inputs": input_names(model),
         "padding": {
             "input_ids": tokenizer.pad_token_id,

@@ -233,15 +233,17 @@ class TokenClassification:
 
 def _pieces(tokenizer: "PreTrainedTokenizerBase", text: str, words: Sequence[str], length: int) -> list[int | None]:
     """The first token of each word among the `length` tokens of a sentence; None for a word that was cut off."""
-    encoding = tokenizer.backend_tokenizer.encode(text)
-    # A tokenizer may pad by itself, as its file or its last call says.
-    tokens = [number for number, is_token in enumerate(encoding.attention_mask) if is_token]
-    offsets, special = (
-        [values[number] for number in tokens] for values in (encoding.offsets, encoding.special_tokens_mask)
-    )
-    pieces = find_first_pieces(locate_words(words), offsets, special)
-    closing = next((number for number, is_special in enumerate(reversed(special)) if not is_special), len(special))
-    return [piece if piece is not None and piece < length - closing else None for piece in pieces]
+    # The backend itself would truncate and pad as its file or its last call says.
+    encoding = tokenizer(text, truncation=False, padding=False, verbose=False).encodings[0]
+    special = encoding.special_tokens_mask
+    pieces = find_first_pieces(locate_words(words), encoding.offsets, special)
+    left = tokenizer.truncation_side == "left"
+    ordered = special if left else special[::-1]
+    kept = next((number for number, is_special in enumerate(ordered) if not is_special), len(special))
+    if left:  # The special tokens at the start are kept, and those behind them are cut.
+        cut = len(special) - length
+        return [piece - cut if piece is not None and piece >= kept + cut else None for piece in pieces]
+    return [piece if piece is not None and piece < length - kept else None for piece in pieces]
 
 
 def _sentences(path: Path, column: int) -> Iterator[tuple[list[str], list[str]]]:

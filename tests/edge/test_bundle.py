@@ -16,10 +16,11 @@ from distill.edge.bundle import FORMAT, Bundle
 from distill.errors import UserError
 from distill.files import hash_file, write_json
 
-# Format 1 has no decoder; its bundles are still read.
+# Format 1 has no decoder, formats 1 and 2 have no side of the truncation; their bundles are still read.
 FORMATS: dict[int, dict[str, str]] = {
     1: {"kind": "sequence", "answer": "classes"},
     2: {"kind": "classification", "answer": "classes", "decoder": "classes"},
+    3: {"kind": "classification", "answer": "classes", "decoder": "classes", "truncation_side": "right"},
 }
 
 
@@ -104,7 +105,7 @@ def test_the_command_line_prints_a_line_for_each_text(
     ("damage", "expected"),
     [
         ("no bundle.json", "is no bundle: it has no bundle.json"),
-        ("other format", "is of format 99, this version of distill reads 1 and 2"),
+        ("other format", "is of format 99, this version of distill reads 1, 2 and 3"),
         ("broken json", "is damaged"),
         ("other model", "model.onnx is damaged: its SHA-256 is not the one in bundle.json"),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BertConfig, BertForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.contracts import Scores
 from distill.data.tables import LabelledData, Split
@@ -18,7 +18,8 @@ from distill.export.gate import passes, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
 from distill.export.settings import ExportSettings
-from distill.tasks import Classification
+from distill.tasks import Classification, TokenClassification
+from distill.training.evaluate import evaluate
 from distill.training.module import freeze
 from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
@@ -138,7 +139,7 @@ def test_a_bundle_equals_torch_from_the_text_on(
     assert formats["int8"]["bytes"] < formats["fp32"]["bytes"]
     about = json.loads((tmp_path / "bundle.json").read_text())
     assert about["recommended"] == "int8"
-    assert (about["format"], about["kind"], about["decoder"]) == (2, "classification", "classes")
+    assert (about["format"], about["kind"], about["decoder"]) == (3, "classification", "classes")
     assert about["metrics"] == {name: row["metrics"] for name, row in formats.items()}
     assert set(about["files"]) == {"model.onnx", "model.int8.onnx", "tokenizer.json"}
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -195,20 +196,51 @@ def test_a_negative_drop_allowance_is_refused() -> None:
         ExportSettings(max_drop=-1)
 
 
-def test_the_tokenizer_of_a_bundle_truncates_pairs_as_in_training(tmp_path: Path) -> None:
-    """The bundle's tokenizer and the training's give the same tokens for pairs that are too long."""
-    texts = ["one two three four five six seven", "a b"]
-    pairs = ["eight nine", "c d e f g h i j k l m n o p"]
-    tokenizer = train_tokenizer([*texts, *pairs] * 2, 200)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_bundle_truncates_as_in_training(tmp_path: Path, side: str, pair: bool) -> None:
+    """The bundle's tokenizer and the training's give the same tokens for texts that are too long."""
+    texts = ["one two three four five six seven", "a b", "p o n m l k j i h g f"]
+    pairs = ["eight nine", "c d e f g h i j k l m n o p", "e d c b a one two three four"] if pair else None
+    tokenizer = train_tokenizer([*texts, *(pairs or [])] * 2, 200)
+    tokenizer.truncation_side = side
     model = toy_bert(len(tokenizer), layers=1).eval()
-    task = Classification(name="toy", text=["one", "two"], labels=LABELS, max_length=9)
+    task = Classification(name="toy", text=["one", "two"] if pair else "one", labels=LABELS, max_length=9)
     encoded = tokenizer(texts, pairs, padding=True, truncation=True, max_length=9, return_tensors="pt")
     with torch.no_grad():
         logits = model(**encoded).logits.numpy()
-    dev = Split(texts, pairs, np.array([0, 1]))
+    dev = Split(texts, pairs, np.array([0, 1, 1]))
     formats = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, splits=data_of(dev),
         scores={"dev": scores_of(logits, dev)}, settings=ExportSettings(max_drop=1.0),
+    )  # fmt: skip
+    assert formats["fp32"]["max_abs_diff"] < 2e-5
+    assert Bundle(tmp_path).truncation_side == side
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path, side: str) -> None:
+    words = [["zebra", "unicorn", "x"], ["a", "crocodile"], ["x"], ["elephantine", "crocodile", "unicorn"]]
+    for name in ("train", "dev"):
+        lines = ["".join(f"{word} {'O' if len(word) < 3 else 'B-animal'}\n" for word in row) for row in words]
+        (tmp_path / f"{name}.conll").write_text("\n".join(lines))
+    # Every letter is a token, so that words are cut in their middle.
+    tokenizer = train_tokenizer([" ".join(word for row in words for word in row)], 10)
+    tokenizer.truncation_side = side
+    task = TokenClassification(data=tmp_path, max_length=10)
+    splits = task.read(tmp_path)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
+        num_labels=2, initializer_range=0.3,
+    )  # fmt: skip
+    model = BertForTokenClassification(config).eval()
+    examples = task.encode(splits, tokenizer, None)
+    scores = {"dev": evaluate(model, task, [[examples["dev"][[row]]] for row in range(len(words))])}
+    assert len(scores["dev"].labels) == {"left": 4, "right": 6}[side]
+    formats = write_bundle(
+        tmp_path, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores,
+        settings=ExportSettings(max_drop=1.0),
     )  # fmt: skip
     assert formats["fp32"]["max_abs_diff"] < 2e-5
 
