@@ -20,7 +20,7 @@ from distill.data.tables import STEMS, LabelledData
 from distill.edge.decode import find_entities, find_first_pieces, locate_words
 from distill.errors import UserError
 from distill.options import check_arguments
-from distill.tasks.rows import MaxLength
+from distill.tasks import rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +88,7 @@ class TokenClassification:
         data: str | Path | None = None,
         data_dir: str | Path | None = None,
         column: int = -1,
-        max_length: MaxLength = 128,
+        max_length: rows.MaxLength = 128,
     ) -> None:
         directory = data_dir if data is None else data
         self.name, self.max_length, self.column = name, max_length, column
@@ -211,6 +211,9 @@ class TokenClassification:
         """Share of the words to which both give the same tag."""
         tags, expected = (of.columns["logits"].argmax(axis=-1) for of in (scores, reference))
         return float((tags == expected).mean())
+
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        return rows.probability_diff(scores, reference)
 
     def check_teacher(self, scores: Scores, name: str) -> None:
         if self.metrics(scores)["f1"] == 0:

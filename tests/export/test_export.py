@@ -1,6 +1,7 @@
 """Tests that exported files equal torch at every shape, and that the gate fails if they do not."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,7 @@ def test_a_bundle_equals_torch_from_the_text_on(
 ) -> None:
     formats = write(tmp_path, exported["models"]["student"], tokenizer, max_drop=1.0)
     assert formats["fp32"]["max_abs_diff"] < 2e-5
+    assert formats["fp32"]["max_probability_diff"] < 1e-5 < formats["int8"]["max_probability_diff"]
     assert formats["fp32"]["agreement"] == 1.0
     assert formats["fp32"]["gate"] == "passed"
     assert formats["int8"]["bytes"] < formats["fp32"]["bytes"]
@@ -177,14 +179,33 @@ def _labelled_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dev
 
 def test_the_gate_passes_up_to_its_limits_and_fails_beyond() -> None:
     settings = ExportSettings(max_drop=0.01)
-    for before, after, agreement, name, passed in (
-        (0.762, 0.752, 0.98, "int8", True),  # Five of 500, and in floating point a little more.
-        (0.762, 0.750, 0.98, "int8", False),
-        (0.762, 0.770, 0.5, "int8", True),
-        (0.762, 0.762, 0.998, "fp32", False),
-        (0.762, 0.762, 0.999, "fp32", True),
+    for before, after, agreement, difference, name, passed in (
+        (0.762, 0.752, 0.98, 0.3, "int8", True),  # Five of 500, and in floating point a little more.
+        (0.762, 0.750, 0.98, 0.3, "int8", False),
+        (0.762, 0.770, 0.5, 0.3, "int8", True),
+        (0.762, 0.762, 0.998, 1e-5, "fp32", False),
+        (0.762, 0.762, 0.999, 1e-5, "fp32", True),
+        (0.762, 0.762, 1.0, 1e-3, "fp32", True),
+        (0.762, 0.762, 1.0, 2e-3, "fp32", False),
+        (0.762, 0.762, 1.0, math.nan, "fp32", False),
     ):
-        assert passes(name, {"drop": before - after, "agreement": agreement}, settings) == passed
+        comparison = {"drop": before - after, "agreement": agreement, "max_probability_diff": difference}
+        assert passes(name, comparison, settings) == passed
+
+
+def test_an_fp32_file_with_other_probabilities_fails_its_gate_though_every_label_is_the_same(
+    exported: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Bundle.item_logits
+
+    def sharpen(self: Bundle, *args: Any, **kwargs: Any) -> list[Any]:
+        return [1.1 * of_record for of_record in original(self, *args, **kwargs)]
+
+    monkeypatch.setattr(Bundle, "item_logits", sharpen)
+    formats = write(tmp_path, exported["models"]["student"], tokenizer, max_drop=1.0)
+    assert formats["fp32"]["agreement"] == 1.0
+    assert formats["fp32"]["max_probability_diff"] > 1e-3
+    assert (formats["fp32"]["gate"], formats["int8"]["gate"]) == ("failed", "passed")
 
 
 def test_no_file_is_recommended_if_every_gate_failed() -> None:
