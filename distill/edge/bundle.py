@@ -45,7 +45,8 @@ class Bundle:
             )
         if self.model not in models:
             raise UserError(f"{directory} has no model {self.model}, expected one of {', '.join(models)}")
-        for name in (models[self.model], "tokenizer.json"):
+        data = data_file(Path(models[self.model])).name
+        for name in (models[self.model], *self.manifest["files"].keys() & {data}, "tokenizer.json"):
             if not (self.directory / name).is_file():
                 raise UserError(f"{directory} is incomplete: {name} is missing")
             if hash_file(self.directory / name) != self.manifest["files"].get(name):
@@ -173,6 +174,21 @@ def _create_decoder(manifest: JsonObject, directory: Path) -> decode.Decoder:
         known = ", ".join(decode.DECODERS)
         raise UserError(f"{directory} needs the decoder {name}, this version of distill has {known}: update distill")
     return decode.DECODERS[name](manifest["labels"], manifest["pair"])
+
+
+def data_file(path: Path) -> Path:
+    """Returns the second file of an ONNX model, which has the weights of a large one."""
+    return path.with_name(f"{path.name}.data")
+
+
+def list_model_files(path: Path) -> list[Path]:
+    """Returns the files of an ONNX model: `path`, and `data_file(path)` if it exists."""
+    return [path, *(data for data in (data_file(path),) if data.is_file())]
+
+
+def count_bytes(path: Path) -> int:
+    """Returns the size of an ONNX model with all of its files."""
+    return sum(file.stat().st_size for file in list_model_files(path))
 
 
 def session(path: Path, threads: int | None = None) -> onnxruntime.InferenceSession:

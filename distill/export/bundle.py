@@ -67,7 +67,7 @@ def write_bundle(
         }
         comparison = compare(bundle_scores, scores, task=task)
         formats[name] = {
-            "file": file, "bytes": (directory / file).stat().st_size, **comparison,
+            "file": file, "bytes": edge.count_bytes(directory / file), **comparison,
             "gate": "passed" if passes(name, comparison, settings) else "failed", "recipe": recipes[name],
         }  # fmt: skip
     manifest["metrics"] = {name: row["metrics"] for name, row in formats.items()}
@@ -80,6 +80,8 @@ def _create_manifest(
     directory: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Splits
 ) -> dict[str, Any]:
     """Returns the content of bundle.json, without metrics and recommendation, for the files in `directory`."""
+    models = [path for file in FILES.values() for path in edge.list_model_files(directory / file)]
+    files = [*models, directory / "tokenizer.json"]
     return {
         "format": edge.FORMAT,
         "kind": task.kind,
@@ -99,7 +101,7 @@ def _create_manifest(
         "models": FILES,
         "recommended": None,
         "metrics": {},
-        "files": {name: hash_file(directory / name) for name in (*FILES.values(), "tokenizer.json")},
+        "files": {path.name: hash_file(path) for path in files},
     }
 
 

@@ -38,7 +38,7 @@ class ExportedFile(Comparison):
 
     Attributes:
         file: name in the bundle.
-        bytes: size on disk.
+        bytes: size on disk, with the weights of a large model that are in a second file.
         gate: `passed` or `failed`.
         recipe: number format of the weights, in words.
     """

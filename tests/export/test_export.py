@@ -11,10 +11,12 @@ import pytest
 import torch
 from transformers import BertConfig, BertForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.benchmark import latency
 from distill.contracts import Scores
 from distill.data.tables import LabelledData, Split
 from distill.edge.bundle import Bundle, session
-from distill.export.bundle import write_bundle
+from distill.errors import UserError
+from distill.export.bundle import FILES, write_bundle
 from distill.export.gate import passes, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
@@ -119,6 +121,7 @@ def scores_of(logits: np.ndarray, dev: Split) -> Scores:
 def write(
     directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **settings: Any
 ) -> dict[str, dict[str, Any]]:
+    directory.mkdir(exist_ok=True)
     task = Classification(name="toy", text=["sentence"], labels=LABELS, max_length=16)
     dev = split()
     encoded = tokenizer(dev.texts, padding=True, truncation=True, max_length=16, return_tensors="pt")
@@ -168,6 +171,60 @@ def test_a_collapsed_int8_fails_its_gate_and_is_not_recommended(
     assert formats["int8"]["gate"] == "failed"
     assert formats["fp32"]["gate"] == "passed"
     assert json.loads((tmp_path / "bundle.json").read_text())["recommended"] == "fp32"
+
+
+@pytest.fixture
+def large(
+    exported: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A bundle whose models have their weights in a second file, as those above 1.5 GB have."""
+    monkeypatch.setattr("distill.export.onnx.EXTERNAL_DATA_BYTES", 1000)
+    monkeypatch.setattr("distill.export.quantization.EXTERNAL_DATA_BYTES", 1000)
+    formats = write(tmp_path / "draft", exported["models"]["student"], tokenizer, max_drop=1.0)
+    bundle = (tmp_path / "draft").rename(tmp_path / "bundle")
+    for row in formats.values():
+        files = [bundle / row["file"], bundle / f"{row['file']}.data"]
+        assert row["bytes"] == sum(file.stat().st_size for file in files) > files[1].stat().st_size > 10_000
+    return bundle
+
+
+def test_a_large_model_has_its_weights_in_a_second_file(large: Path) -> None:
+    names = {file for model in FILES.values() for file in (model, f"{model}.data")}
+    assert {path.name for path in large.iterdir()} == names | {"bundle.json", "tokenizer.json"}
+    assert set(json.loads((large / "bundle.json").read_text())["files"]) == names | {"tokenizer.json"}
+    texts = split().texts
+    for name in FILES:
+        assert Bundle(large, model=name).logits(texts).shape == (24, 2)
+    candidate = latency.load_onnx_candidate("student", "onnx-fp32", large / "model.onnx", [], 1)
+    assert candidate.bytes == sum((large / name).stat().st_size for name in ("model.onnx", "model.onnx.data"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_or_missing_file_of_weights_is_refused(large: Path, name: str) -> None:
+    data = large / f"{FILES[name]}.data"
+    content = data.read_bytes()
+    data.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match=f"{data.name} is damaged: its SHA-256 is not the one in bundle.json"):
+        Bundle(large, model=name)
+    data.unlink()
+    with pytest.raises(UserError, match=f"is incomplete: {data.name} is missing"):
+        Bundle(large, model=name)
+
+
+def test_a_quantized_model_is_in_one_file_if_it_is_small_enough(
+    exported: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distill.export.onnx.EXTERNAL_DATA_BYTES", 1000)
+    export_onnx(exported["models"]["student"], tmp_path / "large.onnx")
+    quantize(tmp_path / "large.onnx", tmp_path / "int8.onnx", ExportSettings())
+    quantize(exported["directory"] / "student.onnx", tmp_path / "expected.onnx", ExportSettings())
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "large.onnx", "large.onnx.data", "int8.onnx", "expected.onnx",
+    }  # fmt: skip
+    feed = inputs(3, 7, padded=True, vocabulary=100)
+    del feed["token_type_ids"]
+    logits = [session(tmp_path / name).run(["logits"], feed)[0] for name in ("int8.onnx", "expected.onnx")]
+    assert np.array_equal(*logits)
 
 
 def _labelled_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dev: Split) -> Split:
