@@ -117,14 +117,26 @@ def _replace_directory(draft: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def read_checksums(directory: Path) -> dict[str, str] | None:
+    """Returns the SHA-256 of each file that `atomic_directory` wrote, None for another directory.
+
+    Names that are not UTF-8 are replaced, so that they match no file.
+    """
+    path = directory / CHECKSUMS
+    if not path.is_file():
+        return None
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines if line)}
+
+
 def is_intact(directory: Path) -> bool:
     """Returns whether `atomic_directory` wrote this directory and all checksums match."""
     try:
-        lines = (directory / CHECKSUMS).read_text(encoding="utf-8").splitlines()
-        return all(
-            hash_file(directory / name) == digest for digest, _, name in (line.partition("  ") for line in lines)
-        )
-    except (OSError, UnicodeDecodeError):
+        checksums = read_checksums(directory)
+        if not checksums:
+            return False
+        return all(hash_file(directory / name) == digest for name, digest in checksums.items())
+    except (OSError, ValueError):  # A damaged name may have a NUL.
         return False
 
 

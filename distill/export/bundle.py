@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.contracts import Scores, Splits, Task
 from distill.edge import bundle as edge
 from distill.edge import decode
+from distill.edge.manifest import FORMAT
 from distill.export.gate import ExportedFile, compare, passes, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
@@ -83,7 +84,7 @@ def _create_manifest(
     models = [path for file in FILES.values() for path in edge.list_model_files(directory / file)]
     files = [*models, directory / "tokenizer.json"]
     return {
-        "format": edge.FORMAT,
+        "format": FORMAT,
         "kind": task.kind,
         "decoder": task.decoder,
         "task": task.name,
