@@ -77,7 +77,8 @@ def _check_fields(manifest: Mapping[str, Any], path: Path) -> None:
     models: Mapping[str, str] = manifest["models"]
     if manifest["recommended"] not in (None, *models):
         raise UserError(
-            f"{path} is damaged: recommended is {manifest['recommended']}, expected null or one of {', '.join(models)}"
+            f"{path} is damaged: recommended is {_show(manifest['recommended'])}, expected null or one of "
+            f"{', '.join(models)}"
         )
     for file in (*models.values(), "tokenizer.json"):
         if file not in manifest["files"]:
@@ -89,7 +90,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_one_line(value: object) -> bool:
-    return isinstance(value, str) and len(value.splitlines()) == 1
+    return isinstance(value, str) and value.splitlines() == [value]
 
 
 def _are_names(value: object) -> bool:
@@ -102,7 +103,10 @@ def _is_file_name(value: object) -> bool:
 
 
 def _are_files(value: object) -> bool:
-    return isinstance(value, dict) and bool(value) and all(map(_is_file_name, value.values()))
+    return (
+        isinstance(value, dict) and bool(value)
+        and all(map(_is_one_line, value)) and all(map(_is_file_name, value.values()))
+    )  # fmt: skip
 
 
 def _are_checksums(value: object) -> bool:
@@ -136,5 +140,5 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 def _show(value: object) -> str:
     """Returns a value as JSON in one short line."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -91,7 +91,7 @@ def test_softmax_of_large_logits_is_finite() -> None:
         ({"models": {"fp32": "/model.onnx"}}, "expected the name of a file of the bundle"),
         ({"models": {"fp32": ".."}}, "expected the name of a file of the bundle"),
         ({"models": {"fp32": "other.onnx"}}, "files has no SHA-256 of other.onnx"),
-        ({"recommended": "int8"}, "recommended is int8, expected null or one of fp32"),
+        ({"recommended": "int8"}, 'recommended is "int8", expected null or one of fp32'),
         ({"recommended": 1}, "recommended is 1, expected null or the name of a model"),
         ({"recommended": None}, "recommends no model because all failed the gate: choose one of fp32"),
         ({"files": {}}, "files has no SHA-256 of model.onnx"),
