@@ -17,6 +17,7 @@ from distill.console import console, print_line, print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Examples, Loader, Scores, Splits, Task
 from distill.data import batching
 from distill.edge import Bundle
+from distill.edge.bundle import session
 from distill.export.bundle import FILES, ScoredSplits, write_bundle
 from distill.export.gate import ExportedFile, recommended
 from distill.export.onnx import export_onnx
@@ -277,22 +278,30 @@ class _Stage:
     def _time(
         self, student: PreTrainedModel, bundle: Path, formats: Mapping[str, ExportedFile]
     ) -> list[dict[str, Any]]:
-        """Latencies of teacher and student in torch and in ONNX, measured in turns."""
+        """Latencies of student and, unless it is left out, teacher in torch and in ONNX, measured in turns."""
         if not self.plan.benchmark.enabled:
             return []
         student_files = {format: bundle / row["file"] for format, row in formats.items()}
-        models = {"teacher": (self.teacher.model, self._teacher_files()), "student": (student, student_files)}
+        models = {"teacher": (self.teacher.model, self._teacher_files())} if self.plan.benchmark.teacher else {}
+        models["student"] = (student, student_files)
         return compare_models(models, tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark)
 
     def _teacher_files(self) -> dict[str, Path]:
-        """The teacher's own ONNX files, cached under its fingerprint and the recipe."""
+        """The teacher's own ONNX files, cached under its fingerprint and the recipe; none if they cannot be made."""
         settings = self.plan.export
         recipe = f"{'channel' if settings.per_channel else 'tensor'}-{7 if settings.reduce_range else 8}"
         directory = self.plan.cache_dir / "onnx" / f"{self.teacher.fingerprint[:16]}-{recipe}"
         if not is_intact(directory):
-            with atomic_directory(directory, reuse_intact=True) as temporary:
-                export_onnx(self.teacher.model, temporary / FILES["fp32"])
-                quantize(temporary / FILES["fp32"], temporary / FILES["int8"], settings)
+            try:
+                with atomic_directory(directory, reuse_intact=True) as temporary:
+                    export_onnx(self.teacher.model, temporary / FILES["fp32"])
+                    quantize(temporary / FILES["fp32"], temporary / FILES["int8"], settings)
+                    for file in FILES.values():
+                        session(temporary / file)
+            except Exception as error:  # Of any library. The run needs these files for some rows of a table alone.
+                reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                print_notice(f"the teacher is timed in torch alone, because its ONNX files cannot be made: {reason}")
+                return {}
         return {format: directory / file for format, file in FILES.items()}
 
 

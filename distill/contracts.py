@@ -320,6 +320,10 @@ class Task(Protocol):
         """Share of the items that both predict alike."""
         ...
 
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        """Largest difference of a probability over all items; of numbers, as a share of the reference's range."""
+        ...
+
     def check_teacher(self, scores: Scores, name: str) -> None:
         """Raises UserError for a teacher whose scores on dev say that it must not teach."""
         ...

@@ -97,9 +97,14 @@ def replace_file(directory: Path, name: str, text: str) -> None:
 
 def _write_checksums(directory: Path) -> None:
     """Writes the checksums of all files in the directory."""
+    lines = [f"{hash_file(directory / name)}  {name}\n" for name in _list_files(directory)]
+    write_text(directory / CHECKSUMS, "".join(lines))
+
+
+def _list_files(directory: Path) -> list[str]:
+    """Returns the names of all files in the directory and below, except that of the checksums."""
     files = (path for path in directory.rglob("*") if path.is_file() and path.name != CHECKSUMS)
-    names = sorted(path.relative_to(directory).as_posix() for path in files)
-    write_text(directory / CHECKSUMS, "".join(f"{hash_file(directory / name)}  {name}\n" for name in names))
+    return sorted(path.relative_to(directory).as_posix() for path in files)
 
 
 def _replace_directory(draft: Path, target: Path) -> None:
@@ -117,14 +122,31 @@ def _replace_directory(draft: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def read_checksums(directory: Path) -> dict[str, str] | None:
+    """Returns the SHA-256 of each file that `atomic_directory` wrote, None for another directory.
+
+    Names that are not UTF-8 are replaced, so that they match no file.
+    """
+    path = directory / CHECKSUMS
+    if not path.is_file():
+        return None
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines if line)}
+
+
 def is_intact(directory: Path) -> bool:
-    """Returns whether `atomic_directory` wrote this directory and all checksums match."""
+    """Returns whether `atomic_directory` wrote this directory and all checksums match.
+
+    Files that are not listed count as damage because the list itself may be cut off. Hidden ones may be the system's.
+    """
     try:
-        lines = (directory / CHECKSUMS).read_text(encoding="utf-8").splitlines()
-        return all(
-            hash_file(directory / name) == digest for digest, _, name in (line.partition("  ") for line in lines)
-        )
-    except (OSError, UnicodeDecodeError):
+        checksums = read_checksums(directory)
+        if not checksums or any(
+            name not in checksums and not Path(name).name.startswith(".") for name in _list_files(directory)
+        ):
+            return False
+        return all(hash_file(directory / name) == digest for name, digest in checksums.items())
+    except (OSError, ValueError):  # A damaged name may have a NUL.
         return False
 
 

@@ -71,9 +71,8 @@ def distill_by_api(teacher_dir: Path, data: Any, root: Path, **options: Any) -> 
         task,
         trainer=trainer,
         seed=3,
-        benchmark=TIMING,
         directory=root / "run",
-        **options,
+        **({"benchmark": TIMING} | options),
     )
 
 
@@ -99,6 +98,40 @@ def test_the_api_and_the_command_give_the_same_results(
         assert row == result.record["export"][name]
     weights, expected = (load_file(d / "student" / "model.safetensors") for d in (path.parent, result.directory))
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("failing", ["distill.chain.export_onnx", "distill.chain.quantize", "distill.chain.session"])
+def test_a_teacher_that_cannot_be_exported_is_timed_in_torch_alone(
+    teacher_dir: Path,
+    data_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    failing: str,
+) -> None:
+    def fail(*args: object) -> None:
+        raise ValueError("The proto size is larger than the 2 GB limit.\nMore about it.")
+
+    monkeypatch.setattr(failing, fail)
+    result = distill_by_api(teacher_dir, {"data": data_dir}, tmp_path, export=d.ExportSettings(max_drop=1.0))
+    assert result.record["status"] == "finished"
+    timed = {(row["model"], row["format"]) for row in result.record["benchmark"]}
+    assert {format for model, format in timed if model == "teacher"} == {"torch"}
+    assert {format for model, format in timed if model == "student"} == {"torch", "onnx-fp32", "onnx-int8"}
+    expected = "Notice: the teacher is timed in torch alone, because its ONNX files cannot be made: The proto size is"
+    assert expected in capsys.readouterr().out
+    assert not list((tmp_path / "cache" / "onnx").iterdir())
+    assert len(result.bundle.predict(["a lovely film"])) == 1
+
+
+def test_a_benchmark_without_the_teacher_neither_exports_nor_times_it(
+    teacher_dir: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    timing = d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.02, teacher=False)
+    result = distill_by_api(teacher_dir, {"data": data_dir}, tmp_path, benchmark=timing)
+    assert {row["model"] for row in result.record["benchmark"]} == {"student"}
+    assert not (tmp_path / "cache" / "onnx").exists()
+    assert "The teacher was not timed." in result.report()
 
 
 def test_the_defaults_are_those_of_the_configuration() -> None:

@@ -59,11 +59,13 @@ def test_an_error_leaves_no_directory(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["change", "truncate", "remove", "unseal"])
+@pytest.mark.parametrize("damage", ["change", "truncate", "remove", "unseal", "forget"])
 def test_damage_is_detected(tmp_path: Path, damage: str) -> None:
     target = tmp_path / "entry"
     with files.atomic_directory(target) as draft:
-        (draft / "file").write_text("content")
+        for name in ("file", "other"):
+            (draft / name).write_text("content")
+    (target / ".DS_Store").write_text("hidden files are the system's")
     assert files.is_intact(target)
     if damage == "change":
         (target / "file").write_text("Content")
@@ -71,6 +73,9 @@ def test_damage_is_detected(tmp_path: Path, damage: str) -> None:
         (target / "file").write_text("")
     elif damage == "remove":
         (target / "file").unlink()
+    elif damage == "forget":  # The list of checksums is cut off behind its first line.
+        checksums = (target / files.CHECKSUMS).read_text()
+        (target / files.CHECKSUMS).write_text(checksums[: checksums.index("\n") + 1])
     else:
         (target / files.CHECKSUMS).unlink()
     assert not files.is_intact(target)

@@ -31,7 +31,7 @@ def compare_models(
     lengths = [length for length in settings.lengths if length <= limit] or [limit]
     if len(lengths) < len(settings.lengths):
         print_notice(
-            f"timed at length {', '.join(map(str, lengths))} only: teacher or student read {limit} tokens at most"
+            f"timed at length {', '.join(map(str, lengths))} only: {' or '.join(models)} read {limit} tokens at most"
         )
     print_line(f"Timing {' and '.join(models)}, each with {threads} thread(s)")
     candidates = []

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distill.edge.bundle import session
+from distill.edge.bundle import count_bytes, session
 
 TURNS = 4
 RUNS_PER_TURN = 3  # At least.
@@ -41,7 +41,7 @@ def count_cores() -> int:
 def load_onnx_candidate(model: str, format: str, path: Path, inputs: Sequence[str], threads: int) -> Candidate:
     """Loads an exported file with the session of the edge runtime."""
     loaded = session(path, threads)
-    return Candidate(model, format, inputs, path.stat().st_size, lambda feed: loaded.run(["logits"], dict(feed)))
+    return Candidate(model, format, inputs, count_bytes(path), lambda feed: loaded.run(["logits"], dict(feed)))
 
 
 def measure_latency(

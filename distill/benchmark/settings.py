@@ -21,6 +21,7 @@ class BenchmarkSettings:
     Args:
         batches: batch sizes B of the inputs `[B, L]`.
         lengths: lengths L of the inputs `[B, L]`, in tokens.
+        teacher: whether to time the teacher too, in torch and as ONNX files.
         threads: number of threads of each runtime; None uses all cores.
         seconds: time for each model, format, batch size and length, in s.
     """
@@ -28,5 +29,6 @@ class BenchmarkSettings:
     batches: Sizes
     lengths: Sizes
     enabled: bool = True
+    teacher: bool = True
     threads: PositiveInt | None = None
     seconds: PositiveFloat = 1.0

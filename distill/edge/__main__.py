@@ -1,44 +1,112 @@
 """The command `python -m distill.edge`: predicts with an exported bundle, without torch.
 
-The texts are arguments or lines of standard input:
+The texts are arguments or lines of standard input, and every one of them gives one line:
 
     python -m distill.edge path/to/bundle "a sentence" "another one"
     python -m distill.edge path/to/bundle < sentences.txt
+
+Input and output are UTF-8 whatever the locale is.
 """
 
 import argparse
+import codecs
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
+from distill.edge import decode
 from distill.edge.bundle import Bundle
-from distill.edge.decode import Prediction
 from distill.errors import DistillError, UserError
 
 LINES_PER_CHUNK = 256
+Row = tuple[str, decode.Record | None]  # A text, and its record; None for a blank line.
 
 
-def _read_chunks(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yields the texts, or without any the lines of standard input, in chunks; blank ones are omitted."""
-    source = (line.rstrip("\n") for line in sys.stdin) if not texts else iter(texts)
-    lines = (line for line in source if line.strip())
-    while chunk := list(islice(lines, LINES_PER_CHUNK)):
+def _read_arguments(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields a name for each argument, and its text, which is UTF-8 whatever the locale is."""
+    for number, argument in enumerate(arguments, 1):
+        text = argument
+        if decode.find_surrogate(argument) is not None:
+            try:
+                text = os.fsencode(argument).decode("utf-8")
+            except UnicodeError as error:
+                raise UserError(f"text {number} is not UTF-8: convert it to UTF-8") from error
+        yield f"text {number}", text
+
+
+def _read_lines() -> Iterator[tuple[str, str]]:
+    """Yields a name for each line of standard input, and its text. Only line feeds end a line."""
+    if sys.stdin is None:  # Standard input is closed.
+        return
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        content = content.removesuffix(b"\r\n") if content.endswith(b"\r\n") else content.removesuffix(b"\n")
+        try:
+            yield f"line {number}", content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"line {number} of standard input is not UTF-8, its byte {error.start + 1} is "
+                f"0x{content[error.start]:02x}: convert the file to UTF-8"
+            ) from error
+
+
+def _read_rows(texts: Sequence[str], *, pair: bool) -> Iterator[Row]:
+    """Yields the texts, or without any the lines of standard input, with their records."""
+    for name, text in _read_arguments(texts) if texts else _read_lines():
+        if not text.strip():
+            yield text, None
+            continue
+        parts = text.split("\t")
+        if pair and len(parts) != 2:
+            raise UserError(f"{name}: got {decode.shorten(text)}, expected two texts with a tab between them")
+        yield text, parts if pair else text
+
+
+def _read_chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    """Yields the rows in chunks, also those before an error."""
+    chunk: list[Row] = []
+    try:
+        for row in rows:
+            chunk.append(row)
+            if len(chunk) == LINES_PER_CHUNK:
+                yield chunk
+                chunk = []
+    except UserError:
         yield chunk
+        raise
+    yield chunk
 
 
-def _predict_lines(bundle: Bundle, lines: list[str]) -> list[Prediction]:
-    if not bundle.pair:
-        return bundle.predict(lines)
-    pairs = [line.split("\t") for line in lines]
-    invalid = next((line for line, pair in zip(lines, pairs, strict=True) if len(pair) != 2), None)
-    if invalid is not None:
-        raise UserError(f"got {invalid!r}, expected two texts with a tab between them")
-    return bundle.predict(pairs)
+def _write(lines: Sequence[str]) -> None:
+    if sys.stdout is not None:  # Else standard output is closed.
+        sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
+        sys.stdout.buffer.flush()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code."""
+def _write_error(text: str) -> None:
+    """Writes one line; bytes of a path that are not UTF-8 are written as they are."""
+    if sys.stderr is not None:
+        sys.stderr.buffer.write(f"error: {decode.escape(text)}\n".encode("utf-8", "surrogateescape"))
+        sys.stderr.buffer.flush()
+
+
+def _predict_chunk(bundle: Bundle, rows: Sequence[Row], *, as_json: bool) -> list[str]:
+    """Returns a line for each row. That of a blank line is blank, and in JSON all of its values are null."""
+    predictions = iter(bundle.predict([record for _, record in rows if record is not None]))
+    lines = []
+    for text, record in rows:
+        prediction = dict.fromkeys(bundle.decoder.fields) if record is None else next(predictions)
+        if as_json:
+            lines.append(json.dumps({"text": text, **prediction}, ensure_ascii=False))
+        elif record is None:
+            lines.append("")
+        else:
+            lines.append(f"{bundle.decoder.format(prediction)}\t{decode.escape(text, tab=False)}")
+    return lines
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m distill.edge", description="Predict with an exported bundle.")
     parser.add_argument("bundle", help="directory with bundle.json")
     parser.add_argument(
@@ -47,22 +115,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", help="fp32 or int8; by default the recommended one")
     parser.add_argument("--threads", type=int, help="number of threads of onnxruntime")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, with all probabilities")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    options = _parse(arguments)
     try:
         bundle = Bundle(options.bundle, model=options.model, threads=options.threads)
-        for lines in _read_chunks(options.text):
-            for text, prediction in zip(lines, _predict_lines(bundle, lines), strict=True):
-                if options.json:
-                    print(json.dumps({"text": text, **prediction}, ensure_ascii=False))
-                else:
-                    print(f"{bundle.decoder.format(prediction)}\t{text}")
+        for rows in _read_chunks(_read_rows(options.text, pair=bundle.pair)):
+            _write(_predict_chunk(bundle, rows, as_json=options.json))
+    except BrokenPipeError:  # The reader has seen enough, as `head` does.
+        _discard_output()
     except DistillError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _write_error(str(error))
         return error.exit_code
-    except UnicodeDecodeError as error:
-        print(f"error: standard input is not UTF-8: {error}", file=sys.stderr)
-        return UserError.exit_code
+    except OSError as error:
+        _discard_output()
+        _write_error(f"standard input or output failed: {error.strerror}")
+        return DistillError.exit_code
+    except KeyboardInterrupt:
+        return 130
     return 0
+
+
+def _discard_output() -> None:
+    """Sends what is left in the buffer nowhere, because Python writes it once more at the exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -1,21 +1,24 @@
-"""Reads a bundle and predicts with onnxruntime, tokenizers and numpy."""
+"""Predicts with a bundle through onnxruntime, tokenizers and numpy."""
 
-import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import onnxruntime
+import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from distill.edge import decode
+from distill.edge.manifest import read_manifest
 from distill.errors import UserError
-from distill.files import JsonObject, hash_file
+from distill.files import hash_file
 
-FORMAT = 2
-READABLE = (1, 2)
+MOST_THREADS = 1024
+SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 Tokens = list[int | None] | None  # The token of each item; None if a text has one row of logits.
 
 
@@ -28,15 +31,18 @@ class Bundle:
         threads: number of threads of onnxruntime; None uses its default.
 
     Raises:
-        UserError: if the directory is not a bundle or lacks the model, or a file does not match its SHA-256.
+        UserError: if the directory is not a bundle or lacks the model, or a file is damaged.
     """
 
     def __init__(self, directory: str | Path, *, model: str | None = None, threads: int | None = None) -> None:
+        if threads is not None:
+            _check_count("threads", threads, most=MOST_THREADS)
         self.directory = Path(directory)
         self.manifest = read_manifest(self.directory)
         self.labels: list[str] = self.manifest["labels"]
         self.pair: bool = self.manifest["pair"]
-        self.decoder: decode.Decoder = _create_decoder(self.manifest, self.directory)
+        self.truncation_side: str = self.manifest["truncation_side"]
+        self.decoder = _create_decoder(self.manifest["decoder"], self.labels, self.pair, self.directory)
         models: dict[str, str] = self.manifest["models"]
         self.model = self.manifest["recommended"] if model is None else model
         if self.model is None:
@@ -45,19 +51,15 @@ class Bundle:
             )
         if self.model not in models:
             raise UserError(f"{directory} has no model {self.model}, expected one of {', '.join(models)}")
-        for name in (models[self.model], "tokenizer.json"):
-            if not (self.directory / name).is_file():
-                raise UserError(f"{directory} is incomplete: {name} is missing")
-            if hash_file(self.directory / name) != self.manifest["files"].get(name):
-                raise UserError(f"{self.directory / name} is damaged: its SHA-256 is not the one in bundle.json")
-        self.tokenizer = Tokenizer.from_file(str(self.directory / "tokenizer.json"))
-        self.tokenizer.enable_truncation(self.manifest["max_length"])
-        self.tokenizer.no_padding()
-        self.session = session(self.directory / models[self.model], threads)
+        path = self.directory / models[self.model]
+        self._check_files(path)
+        self.tokenizer = self._load_tokenizer()
+        self.session = session(path, threads)
+        self._check_model(path)
 
     def item_logits(self, records: Sequence[decode.Record], *, batch_size: int = 32) -> list[NDArray[np.floating]]:
         """Returns the logits `[n, C]` of the items of each record. Records of similar length share a batch."""
-        examples = [self.decoder.read(record) for record in records]
+        examples = [self.decoder.read(record) for record in self._records(records, None)]
         return [logits for _, logits in self._run(examples, batch_size)]
 
     def logits(
@@ -73,30 +75,46 @@ class Bundle:
         """Returns the prediction for each record, or for each text and its pair.
 
         For classes it has `label`, `probability` and the `probabilities` of all labels, for a number `value`.
+
+        Raises:
+            UserError: for a record of another form, and a model whose logits are not finite.
         """
         examples = [self.decoder.read(record) for record in self._records(records, pairs)]
         outputs = self._run(examples, batch_size)
+        for number, (_, logits) in enumerate(outputs, 1):
+            if not np.isfinite(logits).all():
+                raise UserError(f"{self.directory}: the logits of {self.model} for record {number} are not finite")
         return [
             self.decoder.decode(example, items, logits)
             for example, (items, logits) in zip(examples, outputs, strict=True)
         ]
 
     def _records(self, records: Sequence[decode.Record], pairs: Sequence[str] | None) -> list[decode.Record]:
+        for values in (records, pairs):
+            if isinstance(values, str | bytes | Mapping):
+                raise UserError(f"got {decode.shorten(values)}, expected a list of records, for one too")
         if pairs is None:
             return list(records)
         if not self.pair:
             raise UserError("got pairs, the bundle reads single texts: leave out pairs")
+        if len(records) != len(pairs):
+            raise UserError(f"got {len(records)} texts and {len(pairs)} pairs, expected one pair for each text")
         return [list(pair) for pair in zip(cast(Sequence[str], records), pairs, strict=True)]
 
     def _run(self, examples: Sequence[decode.Example], batch_size: int) -> list[tuple[Tokens, NDArray[np.floating]]]:
         """Returns the tokens of the items of each example, and their logits `[n, C]`."""
+        _check_count("batch_size", batch_size)
         inputs = [example.text if example.pair is None else (example.text, example.pair) for example in examples]
         encodings: list[Encoding] = self.tokenizer.encode_batch(inputs)
         order = sorted(range(len(encodings)), key=lambda i: len(encodings[i].ids))
         outputs: list[Any] = [None] * len(encodings)
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
-            logits = self.session.run(["logits"], self._make_inputs([encodings[i] for i in batch]))[0]
+            try:
+                logits = self.session.run(["logits"], self._make_inputs([encodings[i] for i in batch]))[0]
+            except Exception as error:  # The errors of onnxruntime have no class in common.
+                reason = _first_line(error)
+                raise UserError(f"{self.directory}: onnxruntime cannot run {self.model}: {reason}") from error
             for row, i in enumerate(batch):
                 outputs[i] = self._select_items(examples[i], encodings[i], logits[row])
         return outputs
@@ -108,6 +126,9 @@ class Bundle:
         tokens = self.decoder.items(example, encoding.offsets, encoding.special_tokens_mask)
         if tokens is None:
             return None, np.asarray(logits[None])
+        if self.truncation_side == "left":
+            cut = _find_cut(encoding)
+            tokens = [None if start < cut else token for (start, _), token in zip(example.words, tokens, strict=True)]
         padding = len(logits) - len(encoding.ids) if self.manifest["padding_side"] == "left" else 0
         rows = [padding + token for token in tokens if token is not None]
         return tokens, np.asarray(logits[rows])
@@ -115,54 +136,129 @@ class Bundle:
     def _make_inputs(self, batch: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
         """Returns the model's inputs `[B, L]`, padded to the longest of the batch."""
         length = max(len(encoding.ids) for encoding in batch)
-        sources = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
         inputs = {}
         for name in self.manifest["inputs"]:
             padding = self.manifest["padding"][name]
             array = np.full((len(batch), length), padding, dtype=np.int64)
             for row, encoding in enumerate(batch):
-                values = getattr(encoding, sources[name])
+                values = getattr(encoding, SOURCES[name])
                 columns = slice(-len(values), None) if self.manifest["padding_side"] == "left" else slice(len(values))
                 array[row, columns] = values
             inputs[name] = array
         return inputs
 
+    def _check_files(self, model: Path) -> None:
+        """Raises UserError for a file of the model or the tokenizer that is missing or damaged."""
+        checksums = self.manifest["files"]
+        data = data_file(model).name
+        for name in (model.name, *checksums.keys() & {data}, "tokenizer.json"):
+            path = self.directory / name
+            if not path.is_file():
+                raise UserError(f"{self.directory} is incomplete: {name} is missing")
+            try:
+                digest = hash_file(path)
+            except OSError as error:
+                raise UserError(f"{path} cannot be read: {error.strerror}") from error
+            if digest != checksums[name]:
+                raise UserError(f"{path} is damaged: its SHA-256 is not the one in bundle.json")
 
-def read_manifest(directory: Path) -> dict[str, Any]:
-    """Returns the content of bundle.json.
+    def _load_tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer, which truncates as in training and does not pad."""
+        path = self.directory / "tokenizer.json"
+        try:
+            tokenizer = Tokenizer.from_str(path.read_bytes().decode("utf-8"))
+        except Exception as error:  # tokenizers raises no narrower class.
+            raise UserError(
+                f"{path} cannot be read by tokenizers {tokenizers.__version__}: {_first_line(error)}"
+            ) from error
+        special, length = tokenizer.num_special_tokens_to_add(self.pair), self.manifest["max_length"]
+        if length < special:
+            raise UserError(
+                f"{self.directory} is damaged: max_length is {length}, less than its {special} special tokens"
+            )
+        # Training cuts the longer text of a pair first, which is the default here too.
+        tokenizer.enable_truncation(length, direction=self.truncation_side)
+        tokenizer.no_padding()
+        return tokenizer
 
-    Raises:
-        UserError: if it is missing, damaged or of an unknown format.
-    """
-    path = directory / "bundle.json"
-    if not path.is_file():
-        raise UserError(f"{directory} is no bundle: it has no bundle.json")
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-    if not isinstance(manifest, dict):
-        raise UserError(f"{path} is damaged: expected a JSON object")
-    if manifest.get("format") not in READABLE:
-        known = " and ".join(map(str, READABLE))
-        raise UserError(f"{path} is of format {manifest.get('format')}, this version of distill reads {known}")
-    return manifest
+    def _check_model(self, path: Path) -> None:
+        """Raises UserError if inputs or outputs of the model are not those of bundle.json."""
+        names, expected = [value.name for value in self.session.get_inputs()], self.manifest["inputs"]
+        if set(names) != set(expected):
+            raise UserError(f"{path} has the inputs {', '.join(names)}, bundle.json has {', '.join(expected)}")
+        shapes = {value.name: value.shape for value in self.session.get_outputs()}
+        shape, axes = shapes.get("logits", []), self.decoder.axes
+        classes = shape[-1] if shape and isinstance(shape[-1], int) else len(self.labels)
+        if len(shape) != axes or classes != len(self.labels):
+            raise UserError(
+                f"{path} has logits {shape}, expected {axes} axes and {len(self.labels)} classes as in bundle.json"
+            )
 
 
-def _create_decoder(manifest: JsonObject, directory: Path) -> decode.Decoder:
-    # Format 1 has `answer` instead of `decoder`.
-    name = manifest.get("decoder", manifest.get("answer"))
+def _find_cut(encoding: Encoding) -> int:
+    """Returns the end of the last token that was truncated on the left, in characters; 0 if none was."""
+    cut = (
+        end
+        for part in encoding.overflowing
+        for (_, end), special in zip(part.offsets, part.special_tokens_mask, strict=True)
+        if not special
+    )
+    return max(cut, default=0)
+
+
+def _create_decoder(name: str, labels: Sequence[str], pair: bool, directory: Path) -> decode.Decoder:
     if name not in decode.DECODERS:
         known = ", ".join(decode.DECODERS)
         raise UserError(f"{directory} needs the decoder {name}, this version of distill has {known}: update distill")
-    return decode.DECODERS[name](manifest["labels"], manifest["pair"])
+    decoder = decode.DECODERS[name]
+    if not decoder.accepts(len(labels)):
+        raise UserError(f"{directory} is damaged: the decoder {name} does not fit {len(labels)} labels")
+    return decoder(labels, pair)
+
+
+def _check_count(name: str, value: object, *, most: int | None = None) -> None:
+    """Raises UserError unless the value is a whole number of at least 1."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or int(value) < 1 or int(value) > (most or int(value)):  # type: ignore[call-overload]
+        expected = f"a whole number from 1 to {most}" if most else "a whole number of at least 1"
+        raise UserError(f"got {name}={value}, expected {expected}")
+
+
+def data_file(path: Path) -> Path:
+    """Returns the second file of an ONNX model, which has the weights of a large one."""
+    return path.with_name(f"{path.name}.data")
+
+
+def list_model_files(path: Path) -> list[Path]:
+    """Returns the files of an ONNX model: `path`, and `data_file(path)` if it exists."""
+    return [path, *(data for data in (data_file(path),) if data.is_file())]
+
+
+def count_bytes(path: Path) -> int:
+    """Returns the size of an ONNX model with all of its files."""
+    return sum(file.stat().st_size for file in list_model_files(path))
 
 
 def session(path: Path, threads: int | None = None) -> onnxruntime.InferenceSession:
-    """Returns an onnxruntime session on the CPU."""
+    """Returns an onnxruntime session on the CPU.
+
+    Raises:
+        UserError: if onnxruntime cannot load the model.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     if threads is not None:
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = int(threads)
         options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    try:
+        # Under a C locale Python cannot decode the name of a path, and onnxruntime reads UTF-8.
+        name = str(path) if decode.find_surrogate(str(path)) is None else os.fsencode(path).decode("utf-8")
+        return onnxruntime.InferenceSession(name, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # The errors of onnxruntime have no class in common.
+        raise UserError(
+            f"{path} cannot be loaded by onnxruntime {onnxruntime.__version__}: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -21,6 +21,11 @@ Record = str | Sequence[str] | Mapping[str, Sequence[str]]
 Prediction = dict[str, Any]
 
 
+# The characters at which `str.splitlines` splits, and the tab, with their escapes.
+ESCAPES = {ord(character): ascii(character)[1:-1] for character in "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"}
+SHOWN = 80  # Characters of a record in a message.
+
+
 @dataclass(frozen=True)
 class Example:
     """A record in the form that a tokenizer reads: a text, the second text of a pair, and the words to tag."""
@@ -31,7 +36,20 @@ class Example:
 
 
 class Decoder(Protocol):
-    """Reads the records of one kind of task and decodes the logits of a model."""
+    """Reads the records of one kind of task and decodes the logits of a model.
+
+    Attributes:
+        axes: number of axes of the model's logits.
+        fields: the keys of a prediction.
+    """
+
+    axes: int
+    fields: tuple[str, ...]
+
+    @staticmethod
+    def accepts(labels: int) -> bool:
+        """Returns whether a task can have this number of labels."""
+        ...
 
     def read(self, record: Record) -> Example:
         """Returns the record as an example; raises UserError if it has another form."""
@@ -53,12 +71,14 @@ class Decoder(Protocol):
         ...
 
     def format(self, prediction: Prediction) -> str:
-        """Returns the prediction as one line."""
+        """Returns the prediction as one line, in which line breaks and tabs of its texts are escaped."""
         ...
 
 
 class _WholeText:
     """Base of the decoders for one row of logits for each text."""
+
+    axes = 2
 
     def __init__(self, labels: Sequence[str], pair: bool) -> None:
         self.labels, self.pair = list(labels), pair
@@ -67,10 +87,10 @@ class _WholeText:
         if self.pair and isinstance(record, list | tuple) and len(record) == 2:
             first, second = record
             if isinstance(first, str) and isinstance(second, str):
-                return Example(first, second)
+                return Example(_check_text(first), _check_text(second))
         if not self.pair and isinstance(record, str):
-            return Example(record)
-        raise UserError(f"got {record!r}, expected {'two texts' if self.pair else 'a text'}")
+            return Example(_check_text(record))
+        raise UserError(f"got {shorten(record)}, expected {'two texts' if self.pair else 'a text'}")
 
     def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int | None] | None:
         return None
@@ -79,6 +99,12 @@ class _WholeText:
 class Classes(_WholeText):
     """Decodes the class of a text: `label`, its `probability`, and the `probabilities` of all labels."""
 
+    fields: tuple[str, ...] = ("label", "probability", "probabilities")
+
+    @staticmethod
+    def accepts(labels: int) -> bool:
+        return labels > 1
+
     def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> Prediction:
         row = softmax(logits[0].astype(np.float64))
         best = int(row.argmax())
@@ -86,11 +112,17 @@ class Classes(_WholeText):
         return {"label": self.labels[best], "probability": float(row[best]), "probabilities": probabilities}
 
     def format(self, prediction: Prediction) -> str:
-        return f"{prediction['label']}\t{prediction['probability']:.4f}"
+        return f"{escape(prediction['label'])}\t{prediction['probability']:.4f}"
 
 
 class Number(_WholeText):
     """Decodes the number of a regression: `value`."""
+
+    fields: tuple[str, ...] = ("value",)
+
+    @staticmethod
+    def accepts(labels: int) -> bool:
+        return labels == 1
 
     def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> Prediction:
         return {"value": float(logits[0, 0])}
@@ -105,16 +137,23 @@ class Tags:
     Each has `text`, `type`, `score` (the mean probability of its tags), and `start` and `end` in code points.
     """
 
+    axes = 3
+    fields: tuple[str, ...] = ("entities",)
+
+    @staticmethod
+    def accepts(labels: int) -> bool:
+        return labels > 1
+
     def __init__(self, labels: Sequence[str], pair: bool) -> None:
         self.labels = list(labels)
 
     def read(self, record: Record) -> Example:
         if isinstance(record, str):
-            return Example(record, words=split_words(record))
+            return Example(_check_text(record), words=split_words(record))
         words = record.get("tokens") if isinstance(record, Mapping) else None
         if isinstance(words, list) and all(isinstance(word, str) for word in words):
-            return Example(" ".join(words), words=locate_words(words))
-        raise UserError(f'got {record!r}, expected a text or {{"tokens": [...]}}')
+            return Example(_check_text(" ".join(words)), words=locate_words(words))
+        raise UserError(f'got {shorten(record)}, expected a text or {{"tokens": [...]}}')
 
     def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int | None] | None:
         return find_first_pieces(example.words, offsets, special)
@@ -132,10 +171,39 @@ class Tags:
         return {"entities": entities}
 
     def format(self, prediction: Prediction) -> str:
-        return "; ".join(f"{entity['type']}: {entity['text']}" for entity in prediction["entities"]) or "-"
+        entities = prediction["entities"]
+        return "; ".join(f"{escape(entity['type'])}: {escape(entity['text'])}" for entity in entities) or "-"
 
 
 DECODERS: Mapping[str, type[Classes] | type[Number] | type[Tags]] = {"classes": Classes, "number": Number, "tags": Tags}
+
+
+def escape(text: str, *, tab: bool = True) -> str:
+    """Returns a text in which line breaks, and by default tabs, are escaped as in Python."""
+    return text.translate(ESCAPES if tab else {code: words for code, words in ESCAPES.items() if code != ord("\t")})
+
+
+def shorten(record: object) -> str:
+    """Returns a record as one line of a message."""
+    text = ascii(record) if find_surrogate(repr(record)) is not None else repr(record)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def find_surrogate(text: str) -> int | None:
+    """Returns the position of the first half of a character, which UTF-8 cannot encode; None if there is none."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
+def _check_text(text: str) -> str:
+    """Returns the text; raises UserError if it is not Unicode."""
+    position = find_surrogate(text)
+    if position is not None:
+        raise UserError(f"got {shorten(text)}, expected Unicode: character {position + 1} is a lone surrogate")
+    return text
 
 
 def softmax(logits: Floats) -> Floats:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.contracts import Scores, Splits, Task
 from distill.edge import bundle as edge
 from distill.edge import decode
+from distill.edge.manifest import FORMAT
 from distill.export.gate import ExportedFile, compare, passes, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
@@ -67,7 +68,7 @@ def write_bundle(
         }
         comparison = compare(bundle_scores, scores, task=task)
         formats[name] = {
-            "file": file, "bytes": (directory / file).stat().st_size, **comparison,
+            "file": file, "bytes": edge.count_bytes(directory / file), **comparison,
             "gate": "passed" if passes(name, comparison, settings) else "failed", "recipe": recipes[name],
         }  # fmt: skip
     manifest["metrics"] = {name: row["metrics"] for name, row in formats.items()}
@@ -80,14 +81,17 @@ def _create_manifest(
     directory: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Splits
 ) -> dict[str, Any]:
     """Returns the content of bundle.json, without metrics and recommendation, for the files in `directory`."""
+    models = [path for file in FILES.values() for path in edge.list_model_files(directory / file)]
+    files = [*models, directory / "tokenizer.json"]
     return {
-        "format": edge.FORMAT,
+        "format": FORMAT,
         "kind": task.kind,
         "decoder": task.decoder,
         "task": task.name,
         "pair": task.pair,
         **{name: value for name, value in task.describe(splits).items() if name in ("answer", "labels")},
         "max_length": task.max_length,
+        "truncation_side": tokenizer.truncation_side,
         "inputs": input_names(model),
         "padding": {
             "input_ids": tokenizer.pad_token_id,
@@ -98,7 +102,7 @@ def _create_manifest(
         "models": FILES,
         "recommended": None,
         "metrics": {},
-        "files": {name: hash_file(directory / name) for name in (*FILES.values(), "tokenizer.json")},
+        "files": {path.name: hash_file(path) for path in files},
     }
 
 

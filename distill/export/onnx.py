@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 from distill.models.forward import input_names
 
 OPSET = 20
+# From here on the weights are in a second file `NAME.data`, because a protobuf message holds 2 GB at most.
+EXTERNAL_DATA_BYTES = 1_500_000_000
 
 
 class _Logits(nn.Module):
@@ -30,7 +32,10 @@ class _Logits(nn.Module):
 
 
 def export_onnx(model: PreTrainedModel, path: Path) -> None:
-    """Writes `model` as float32 ONNX: inputs `[B, L]` -> `logits [B, C]`, with dynamic B and L."""
+    """Writes `model` as float32 ONNX: inputs `[B, L]` -> `logits [B, C]`, with dynamic B and L.
+
+    The files are those of `edge.bundle.list_model_files`, two for a large model.
+    """
     names = input_names(model)
     exported = copy.deepcopy(model).cpu().float().eval()
     length = 9  # The exporter would treat 0, 1 or a size of the model as a fixed length.
@@ -54,7 +59,8 @@ def export_onnx(model: PreTrainedModel, path: Path) -> None:
             verbose=False,
         )
     assert program is not None
-    program.save(str(path))
+    size = sum(parameter.numel() * parameter.element_size() for parameter in exported.parameters())
+    program.save(str(path), external_data=size > EXTERNAL_DATA_BYTES)
 
 
 @contextlib.contextmanager

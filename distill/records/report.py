@@ -71,7 +71,10 @@ def summary_rows(record: Record) -> list[tuple[str, ...]]:
 
 def select_timing(record: Record, model: str, format: str) -> Record | None:
     """Returns the measurement of a model at its smallest batch and length, None without one."""
-    rows = [row for row in record["benchmark"] if row["model"] == model and row["format"] == format]
+    return _first_timing([row for row in record["benchmark"] if row["model"] == model and row["format"] == format])
+
+
+def _first_timing(rows: Sequence[Record]) -> Record | None:
     return min(rows, key=lambda row: (row["batch"], row["length"]), default=None)
 
 
@@ -184,9 +187,14 @@ def _title(record: Record) -> str:
 def _render(template: str, record: Record, **values: object) -> str:
     sections = {name: record.get(name) or {} for name in SECTIONS}
     environment = sections["environment"]
+    timings = {
+        "timing": _first_timing(record["benchmark"]),
+        "teacher_timing": select_timing(record, "teacher", "torch"),
+        "teacher_file": select_timing(record, "teacher", "onnx-fp32"),
+    }
     text = _templates().get_template(template).render(
         **sections, **values, columns=summary_columns(record), rows=summary_rows(record),
-        timing=select_timing(record, "teacher", "torch"),
+        timings=timings,
         software=[f"{name} {environment[name]}" for name in SOFTWARE if environment.get(name)],
     )  # fmt: skip
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"

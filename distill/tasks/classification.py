@@ -192,6 +192,9 @@ class Classification:
     def agreement(self, scores: Scores, reference: Scores) -> float:
         return float((self.predictions(scores) == self.predictions(reference)).mean())
 
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        return rows.probability_diff(scores, reference)
+
     def check_teacher(self, scores: Scores, name: str) -> None:
         accuracy = float((self.predictions(scores) == scores.labels).mean())
         majority = float(np.bincount(scores.labels).max() / len(scores.labels))

@@ -197,6 +197,11 @@ class MaskedLM:
         """Share of the items that both predict rightly, or both wrongly."""
         return float((scores.columns["correct"] == reference.columns["correct"]).mean())
 
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        """The largest difference of the probabilities that both give to the right token."""
+        probabilities, expected = (np.exp(-of.columns["loss"].astype(np.float64)) for of in (scores, reference))
+        return float(np.abs(probabilities - expected).max())
+
     def check_teacher(self, scores: Scores, name: str) -> None:
         """Accepts every teacher."""
 

@@ -132,6 +132,12 @@ class Regression:
         tolerance = 0.01 * max(float(np.ptp(expected)), 1e-6)
         return float((np.abs(scores.columns["logits"] - expected) < tolerance).mean())
 
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        """The largest difference as a share of the reference's range, or of the labels' where that is larger."""
+        expected = reference.columns["logits"]
+        scale = max(float(np.ptp(expected)), float(np.ptp(reference.labels))) or 1.0
+        return float(np.abs(scores.columns["logits"] - expected).max()) / scale
+
     def check_teacher(self, scores: Scores, name: str) -> None:
         """Accepts every teacher."""
 

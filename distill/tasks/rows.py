@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from distill.contracts import IGNORED, Batch, Items, Likelihood, Outputs
+from distill.contracts import IGNORED, Batch, Items, Likelihood, Outputs, Scores
 from distill.data import in_memory
 from distill.data.in_memory import Table, TableSplits
 from distill.data.tables import STEMS, LabelledData, LabelledText
+from distill.edge.decode import softmax
 from distill.errors import OptionError
 from distill.options import show_value
 
@@ -117,6 +118,12 @@ def score_logits(outputs: Outputs) -> "dict[str, Tensor]":
     if outputs.logits is None:
         raise ValueError("got outputs without logits, expected [n, C] at the items")
     return {"logits": outputs.logits.float()}
+
+
+def probability_diff(scores: Scores, reference: Scores) -> float:
+    """The largest difference of the probabilities of two models' `logits [n, C]`."""
+    probabilities, expected = (softmax(of.columns["logits"].astype(np.float64)) for of in (scores, reference))
+    return float(np.abs(probabilities - expected).max())
 
 
 def compute_metrics(functions: Mapping[str, Callable[[], float]], names: Sequence[str]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from distill.data.tables import STEMS, LabelledData
 from distill.edge.decode import find_entities, find_first_pieces, locate_words
 from distill.errors import UserError
 from distill.options import check_arguments
-from distill.tasks.rows import MaxLength
+from distill.tasks import rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +88,7 @@ class TokenClassification:
         data: str | Path | None = None,
         data_dir: str | Path | None = None,
         column: int = -1,
-        max_length: MaxLength = 128,
+        max_length: rows.MaxLength = 128,
     ) -> None:
         directory = data_dir if data is None else data
         self.name, self.max_length, self.column = name, max_length, column
@@ -212,6 +212,9 @@ class TokenClassification:
         tags, expected = (of.columns["logits"].argmax(axis=-1) for of in (scores, reference))
         return float((tags == expected).mean())
 
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        return rows.probability_diff(scores, reference)
+
     def check_teacher(self, scores: Scores, name: str) -> None:
         if self.metrics(scores)["f1"] == 0:
             raise UserError(
@@ -233,15 +236,17 @@ class TokenClassification:
 
 def _pieces(tokenizer: "PreTrainedTokenizerBase", text: str, words: Sequence[str], length: int) -> list[int | None]:
     """The first token of each word among the `length` tokens of a sentence; None for a word that was cut off."""
-    encoding = tokenizer.backend_tokenizer.encode(text)
-    # A tokenizer may pad by itself, as its file or its last call says.
-    tokens = [number for number, is_token in enumerate(encoding.attention_mask) if is_token]
-    offsets, special = (
-        [values[number] for number in tokens] for values in (encoding.offsets, encoding.special_tokens_mask)
-    )
-    pieces = find_first_pieces(locate_words(words), offsets, special)
-    closing = next((number for number, is_special in enumerate(reversed(special)) if not is_special), len(special))
-    return [piece if piece is not None and piece < length - closing else None for piece in pieces]
+    # The backend itself would truncate and pad as its file or its last call says.
+    encoding = tokenizer(text, truncation=False, padding=False, verbose=False).encodings[0]
+    special = encoding.special_tokens_mask
+    pieces = find_first_pieces(locate_words(words), encoding.offsets, special)
+    left = tokenizer.truncation_side == "left"
+    ordered = special if left else special[::-1]
+    kept = next((number for number, is_special in enumerate(ordered) if not is_special), len(special))
+    if left:  # The special tokens at the start are kept, and those behind them are cut.
+        cut = len(special) - length
+        return [piece - cut if piece is not None and piece >= kept + cut else None for piece in pieces]
+    return [piece if piece is not None and piece < length - kept else None for piece in pieces]
 
 
 def _sentences(path: Path, column: int) -> Iterator[tuple[list[str], list[str]]]:

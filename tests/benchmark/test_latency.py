@@ -61,6 +61,7 @@ def test_percentiles_are_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"lengths": [True]}, r"got lengths=\[true\], expected whole numbers"),
         ({"threads": 0}, "got threads=0, expected a whole number of at least 1 or null"),
         ({"threads": True}, "got threads=true, expected a whole number"),
+        ({"teacher": "no"}, "got teacher=no, expected true or false"),
         ({"seconds": 0}, "got seconds=0, expected a number above 0"),
     ],
 )

@@ -1,67 +1,36 @@
 """Tests of the runtime on the device: predictions from text, the command line, and errors."""
 
-import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 from transformers import PreTrainedTokenizerBase
 
 from distill.edge import decode
 from distill.edge.__main__ import main
-from distill.edge.bundle import FORMAT, Bundle
+from distill.edge.bundle import Bundle
+from distill.edge.manifest import FORMAT
 from distill.errors import UserError
-from distill.files import hash_file, write_json
+from distill.files import CHECKSUMS, hash_file, write_json
+from tests.edge.conftest import FORMATS, add_checksums, write_toy_bundle
 
-# Format 1 has no decoder; its bundles are still read.
-FORMATS: dict[int, dict[str, str]] = {
-    1: {"kind": "sequence", "answer": "classes"},
-    2: {"kind": "classification", "answer": "classes", "decoder": "classes"},
-}
+LEFT_OUT = object()
 
 
 @pytest.fixture(params=FORMATS, ids=lambda number: f"format {number}")
 def bundle(request: pytest.FixtureRequest, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """A bundle whose logits can be worked out by hand: [number of tokens, 4]."""
+    """A bundle of every format that can be read, with the logits [number of tokens, 4]."""
     assert max(FORMATS) == FORMAT
-    graph = helper.make_graph(
-        [
-            helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
-            helper.make_node("ReduceSum", ["mask", "axis"], ["count"], keepdims=1),
-            helper.make_node("Mul", ["count", "zero"], ["nothing"]),
-            helper.make_node("Add", ["nothing", "four"], ["fours"]),
-            helper.make_node("Concat", ["count", "fours"], ["logits"], axis=1),
-            helper.make_node("Identity", ["input_ids"], ["unused"]),
-        ],
-        "toy",
-        [
-            helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"])
-            for name in ("input_ids", "attention_mask")
-        ],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 2])],
-        [
-            helper.make_tensor("axis", TensorProto.INT64, [1], [1]),
-            helper.make_tensor("zero", TensorProto.FLOAT, [1], [0.0]),
-            helper.make_tensor("four", TensorProto.FLOAT, [1], [4.0]),
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    onnx.save(model, str(tmp_path / "model.onnx"))
-    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
-    write_json(
-        tmp_path / "bundle.json",
-        {
-            "format": request.param, **FORMATS[request.param], "labels": ["long", "short"], "pair": False,
-            "max_length": 8,
-            "inputs": ["input_ids", "attention_mask"], "padding": {"input_ids": 0, "attention_mask": 0},
-            "padding_side": "right", "models": {"fp32": "model.onnx"}, "recommended": "fp32",
-            "files": {name: hash_file(tmp_path / name) for name in ("model.onnx", "tokenizer.json")},
-        },
-    )  # fmt: skip
+    write_toy_bundle(tmp_path, tokenizer, format=request.param)
     return tmp_path
+
+
+def change(bundle: Path, **values: Any) -> None:
+    """Replaces values of bundle.json, and leaves out those of None."""
+    about = json.loads((bundle / "bundle.json").read_text()) | values
+    write_json(bundle / "bundle.json", {name: value for name, value in about.items() if value is not LEFT_OUT})
 
 
 def test_logits_are_in_the_order_of_the_texts_and_ignore_padding(bundle: Path) -> None:
@@ -88,23 +57,184 @@ def test_softmax_of_large_logits_is_finite() -> None:
     assert decode.softmax(np.array([[1000.0, 0.0], [-1000.0, -1000.0]])).tolist() == [[1.0, 0.0], [0.5, 0.5]]
 
 
-def test_the_command_line_prints_a_line_for_each_text(
-    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("change_to", "expected"),
+    [
+        ({"format": 4}, "is of format 4, this version of distill reads 1, 2 and 3: update distill"),
+        ({"format": True}, "is of format true, this version"),
+        ({"format": "3"}, 'is of format "3", this version'),
+        ({"labels": []}, "labels is [], expected a list of names, each once"),
+        ({"labels": ["a", "a"]}, 'labels is ["a", "a"], expected a list of names, each once'),
+        ({"labels": ["a", 1]}, 'labels is ["a", 1], expected'),
+        ({"labels": ["only"]}, "the decoder classes does not fit 1 labels"),
+        ({"labels": ["a", "b", "c"]}, "has logits ['batch', 2], expected 2 axes and 3 classes as in bundle.json"),
+        ({"labels": LEFT_OUT}, "labels is missing, expected a list of names"),
+        ({"pair": "no"}, 'pair is "no", expected true or false'),
+        ({"max_length": 0}, "max_length is 0, expected a whole number of at least 1"),
+        ({"max_length": 8.0}, "max_length is 8.0, expected a whole number"),
+        ({"max_length": True}, "max_length is true, expected a whole number"),
+        ({"max_length": 10**30}, "max_length is 1000000000000000000000000000000, expected a whole number"),
+        ({"max_length": 1}, "max_length is 1, less than its 2 special tokens"),
+        ({"truncation_side": "top"}, 'truncation_side is "top", expected left or right'),
+        (
+            {"inputs": ["input_ids", "positions"]},
+            "expected a list of some of input_ids, attention_mask, token_type_ids",
+        ),
+        ({"inputs": "input_ids"}, 'inputs is "input_ids", expected a list'),
+        ({"inputs": ["input_ids"]}, "has the inputs input_ids, attention_mask, bundle.json has input_ids"),
+        ({"padding": {"input_ids": 0}}, "padding has no attention_mask, expected a value for each input"),
+        ({"padding": {"input_ids": None, "attention_mask": 0}}, "expected a whole number of at least 0 for each input"),
+        ({"padding": {"input_ids": -1, "attention_mask": 0}}, "expected a whole number of at least 0 for each input"),
+        ({"padding_side": None}, "padding_side is null, expected left or right"),
+        ({"models": {}}, "models is {}, expected the name of a file of the bundle for each model"),
+        ({"models": {"fp32": "../model.onnx"}}, 'models is {"fp32": "../model.onnx"}, expected the name of a file'),
+        ({"models": {"fp32": "/model.onnx"}}, "expected the name of a file of the bundle"),
+        ({"models": {"fp32": ".."}}, "expected the name of a file of the bundle"),
+        ({"models": {"fp32": "other.onnx"}}, "files has no SHA-256 of other.onnx"),
+        ({"recommended": "int8"}, 'recommended is "int8", expected null or one of fp32'),
+        ({"recommended": 1}, "recommended is 1, expected null or the name of a model"),
+        ({"recommended": None}, "recommends no model because all failed the gate: choose one of fp32"),
+        ({"files": {}}, "files has no SHA-256 of model.onnx"),
+        ({"files": {"model.onnx": "abc"}}, 'files is {"model.onnx": "abc"}, expected the SHA-256 of each file'),
+        ({"decoder": None, "answer": None}, "decoder is null, expected the name of a decoder"),
+        ({"decoder": "tags", "answer": "tags"}, "has logits ['batch', 2], expected 3 axes and 2 classes"),
+        ({"decoder": "number", "answer": "number"}, "the decoder number does not fit 2 labels"),
+    ],
+)
+def test_an_invalid_value_of_bundle_json_is_named(bundle: Path, change_to: dict[str, Any], expected: str) -> None:
+    change(bundle, **change_to)
+    with pytest.raises(UserError) as error:
+        Bundle(bundle)
+    assert expected in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_only_the_newest_format_needs_every_key(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    for format in (1, 2):
+        write_toy_bundle(tmp_path, tokenizer, format=format)
+        assert Bundle(tmp_path).truncation_side == "right"
+    write_toy_bundle(tmp_path, tokenizer, format=3)
+    change(tmp_path, truncation_side=LEFT_OUT)
+    with pytest.raises(UserError, match="truncation_side is missing, expected left or right"):
+        Bundle(tmp_path)
+
+
+def test_bundle_json_is_compared_with_the_checksums_of_its_directory(bundle: Path) -> None:
+    expected = Bundle(bundle).predict(["a film"])
+    add_checksums(bundle)
+    assert Bundle(bundle).predict(["a film"]) == expected
+    change(bundle, labels=["short", "long"])
+    with pytest.raises(
+        UserError, match=r"bundle.json is damaged: its SHA-256 is not the one in SHA256SUMS; if you edit"
+    ):
+        Bundle(bundle)
+    (bundle / CHECKSUMS).write_bytes(b"\xff")
+    with pytest.raises(UserError, match="SHA256SUMS is damaged: it has no line for bundle.json"):
+        Bundle(bundle)
+    (bundle / CHECKSUMS).unlink()
+    assert Bundle(bundle).predict(["a film"]) != expected
+
+
+@pytest.mark.parametrize("content", [b"\xff{}", b"[" * 100_000, b'{"labels": "\\ud800"}', b"[1]", b"null", b""])
+def test_a_bundle_json_that_is_no_object_is_damaged(bundle: Path, content: bytes) -> None:
+    (bundle / "bundle.json").write_bytes(content)
+    with pytest.raises(UserError, match="bundle.json is damaged: ") as error:
+        Bundle(bundle)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_model_that_onnxruntime_cannot_load_is_named(bundle: Path) -> None:
+    (bundle / "model.onnx").write_bytes(b"no model")
+    files = {name: hash_file(bundle / name) for name in ("model.onnx", "tokenizer.json")}
+    change(bundle, files=files)
+    with pytest.raises(UserError, match="model.onnx cannot be loaded by onnxruntime") as error:
+        Bundle(bundle)
+    assert len(str(error.value).splitlines()) == 1
+    (bundle / "tokenizer.json").write_text("{}")
+    change(bundle, files=files | {"tokenizer.json": hash_file(bundle / "tokenizer.json")})
+    with pytest.raises(UserError, match="tokenizer.json cannot be read by tokenizers"):
+        Bundle(bundle)
+
+
+def test_a_directory_may_be_a_link_be_read_only_and_have_any_name(bundle: Path, tmp_path: Path) -> None:
+    expected = Bundle(bundle).predict(["a film"])
+    odd = tmp_path / "Bündel 日本 'x'\n"
+    odd.mkdir()
+    for name in ("bundle.json", "model.onnx", "tokenizer.json"):
+        (odd / name).write_bytes((bundle / name).read_bytes())
+    link = tmp_path / "link"
+    link.symlink_to(odd)
+    odd.chmod(0o555)
+    for directory in (odd, link, str(link)):
+        assert Bundle(directory, threads=1).predict(["a film"]) == expected
+    odd.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("records", "options", "expected"),
+    [
+        ("a film", {}, "got 'a film', expected a list of records, for one too"),
+        ({"tokens": ["a"]}, {}, "expected a list of records, for one too"),
+        ([7], {}, "got 7, expected a text"),
+        ([None], {}, "got None, expected a text"),
+        ([b"a film"], {}, "got b'a film', expected a text"),
+        (["film", ["a" * 100_000, "b"]], {}, "aaaa..., expected a text"),
+        (["a \ud800 film"], {}, "got 'a \\ud800 film', expected Unicode: character 3 is a lone surrogate"),
+        (["film"], {"batch_size": 0}, "got batch_size=0, expected a whole number of at least 1"),
+        (["film"], {"batch_size": -1}, "got batch_size=-1, expected a whole number of at least 1"),
+        (["film"], {"batch_size": 2.0}, "got batch_size=2.0, expected a whole number of at least 1"),
+        (["film"], {"pairs": ["film"]}, "got pairs, the bundle reads single texts"),
+    ],
+)
+def test_invalid_records_are_refused_in_one_line(
+    bundle: Path, records: Any, options: dict[str, Any], expected: str
 ) -> None:
-    assert main([str(bundle), "a dull film and a moving film", "--threads", "1"]) == 0
-    assert capsys.readouterr().out == "long\t0.9820\ta dull film and a moving film\n"
-    monkeypatch.setattr("sys.stdin", io.StringIO("a film\n\nfilm\n"))
-    assert main([str(bundle), "--json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["text"] for row in rows] == ["a film", "film"]
-    assert set(rows[0]["probabilities"]) == {"long", "short"}
+    with pytest.raises(UserError) as error:
+        Bundle(bundle).predict(records, **options)
+    assert expected in str(error.value)
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("threads", [0, -1, 2**40, 1.5, True, "2"])
+def test_invalid_threads_are_refused(bundle: Path, threads: Any) -> None:
+    with pytest.raises(UserError, match=f"got threads={threads}, expected a whole number from 1 to 1024"):
+        Bundle(bundle, threads=threads)
+
+
+def test_unusual_texts_are_predicted(bundle: Path) -> None:
+    texts = ["", " ", "\0", "a\0b", "film " * 20_000, "\u2028", "\U0010ffff"]
+    predictions = Bundle(bundle).predict(texts)
+    assert len(predictions) == len(texts)
+    assert predictions[4]["label"] == "long"
+    assert Bundle(bundle).logits([]).shape == (0, 2)
+
+
+def test_pairs_of_another_number_than_texts_are_refused(bundle: Path) -> None:
+    change(bundle, pair=True)
+    with pytest.raises(UserError, match="got 2 texts and 1 pairs, expected one pair for each text"):
+        Bundle(bundle).predict(["a", "b"], ["c"])
+    with pytest.raises(UserError, match="got 'a', expected two texts"):
+        Bundle(bundle).predict(["a", "b"])
+
+
+def test_logits_that_are_not_finite_are_no_prediction(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = Bundle(bundle)
+    logits = np.full((1, 2), np.nan, dtype=np.float32)
+
+    class Session:
+        def run(self, *arguments: Any) -> list[np.ndarray]:
+            return [logits]
+
+    monkeypatch.setattr(loaded, "session", Session())
+    with pytest.raises(UserError, match="the logits of fp32 for record 1 are not finite"):
+        loaded.predict(["film"])
 
 
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
         ("no bundle.json", "is no bundle: it has no bundle.json"),
-        ("other format", "is of format 99, this version of distill reads 1 and 2"),
+        ("other format", "is of format 99, this version of distill reads 1, 2 and 3"),
         ("broken json", "is damaged"),
         ("other model", "model.onnx is damaged: its SHA-256 is not the one in bundle.json"),
     ],
@@ -116,7 +246,7 @@ def test_a_damaged_bundle_is_reported_in_one_line(
     if damage == "no bundle.json":
         about.unlink()
     elif damage == "other format":
-        about.write_text(json.dumps({"format": 99}))
+        change(bundle, format=99)
     elif damage == "broken json":
         about.write_text("{")
     else:
@@ -137,8 +267,7 @@ def test_an_unknown_model_and_unsupported_pairs_are_refused(bundle: Path, capsys
 
 
 def test_pairs_may_be_records_of_two_texts_or_two_lists(bundle: Path) -> None:
-    about = json.loads((bundle / "bundle.json").read_text())
-    write_json(bundle / "bundle.json", about | {"pair": True})
+    change(bundle, pair=True)
     pairs = Bundle(bundle)
     texts, others = ["a film", "film"], ["a dull film", "film"]
     tokens = [
@@ -158,9 +287,13 @@ def test_an_unknown_decoder_is_refused(bundle: Path) -> None:
         Bundle(bundle)
 
 
-def test_a_regression_predicts_a_number(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    about = json.loads((bundle / "bundle.json").read_text())
-    write_json(bundle / "bundle.json", about | dict.fromkeys(about.keys() & {"answer", "decoder"}, "number"))
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_regression_predicts_a_number(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str], format: int
+) -> None:
+    bundle = tmp_path
+    named = dict.fromkeys({"answer", "decoder"} & FORMATS[format].keys(), "number")
+    write_toy_bundle(bundle, tokenizer, format=format, labels=["length"], **named)
     number = Bundle(bundle).logits(["a lovely film"])[0, 0]
     assert Bundle(bundle).predict(["a lovely film"]) == [{"value": number}]
     assert main([str(bundle), "a lovely film"]) == 0

@@ -1,6 +1,7 @@
 """Tests that exported files equal torch at every shape, and that the gate fails if they do not."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +9,20 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BertConfig, BertForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.benchmark import latency
 from distill.contracts import Scores
 from distill.data.tables import LabelledData, Split
 from distill.edge.bundle import Bundle, session
-from distill.export.bundle import write_bundle
+from distill.errors import UserError
+from distill.export.bundle import FILES, write_bundle
 from distill.export.gate import passes, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
 from distill.export.settings import ExportSettings
-from distill.tasks import Classification
+from distill.tasks import Classification, TokenClassification
+from distill.training.evaluate import evaluate
 from distill.training.module import freeze
 from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
@@ -117,6 +121,7 @@ def scores_of(logits: np.ndarray, dev: Split) -> Scores:
 def write(
     directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **settings: Any
 ) -> dict[str, dict[str, Any]]:
+    directory.mkdir(exist_ok=True)
     task = Classification(name="toy", text=["sentence"], labels=LABELS, max_length=16)
     dev = split()
     encoded = tokenizer(dev.texts, padding=True, truncation=True, max_length=16, return_tensors="pt")
@@ -133,12 +138,13 @@ def test_a_bundle_equals_torch_from_the_text_on(
 ) -> None:
     formats = write(tmp_path, exported["models"]["student"], tokenizer, max_drop=1.0)
     assert formats["fp32"]["max_abs_diff"] < 2e-5
+    assert formats["fp32"]["max_probability_diff"] < 1e-5 < formats["int8"]["max_probability_diff"]
     assert formats["fp32"]["agreement"] == 1.0
     assert formats["fp32"]["gate"] == "passed"
     assert formats["int8"]["bytes"] < formats["fp32"]["bytes"]
     about = json.loads((tmp_path / "bundle.json").read_text())
     assert about["recommended"] == "int8"
-    assert (about["format"], about["kind"], about["decoder"]) == (2, "classification", "classes")
+    assert (about["format"], about["kind"], about["decoder"]) == (3, "classification", "classes")
     assert about["metrics"] == {name: row["metrics"] for name, row in formats.items()}
     assert set(about["files"]) == {"model.onnx", "model.int8.onnx", "tokenizer.json"}
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -167,6 +173,60 @@ def test_a_collapsed_int8_fails_its_gate_and_is_not_recommended(
     assert json.loads((tmp_path / "bundle.json").read_text())["recommended"] == "fp32"
 
 
+@pytest.fixture
+def large(
+    exported: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A bundle whose models have their weights in a second file, as those above 1.5 GB have."""
+    monkeypatch.setattr("distill.export.onnx.EXTERNAL_DATA_BYTES", 1000)
+    monkeypatch.setattr("distill.export.quantization.EXTERNAL_DATA_BYTES", 1000)
+    formats = write(tmp_path / "draft", exported["models"]["student"], tokenizer, max_drop=1.0)
+    bundle = (tmp_path / "draft").rename(tmp_path / "bundle")
+    for row in formats.values():
+        files = [bundle / row["file"], bundle / f"{row['file']}.data"]
+        assert row["bytes"] == sum(file.stat().st_size for file in files) > files[1].stat().st_size > 10_000
+    return bundle
+
+
+def test_a_large_model_has_its_weights_in_a_second_file(large: Path) -> None:
+    names = {file for model in FILES.values() for file in (model, f"{model}.data")}
+    assert {path.name for path in large.iterdir()} == names | {"bundle.json", "tokenizer.json"}
+    assert set(json.loads((large / "bundle.json").read_text())["files"]) == names | {"tokenizer.json"}
+    texts = split().texts
+    for name in FILES:
+        assert Bundle(large, model=name).logits(texts).shape == (24, 2)
+    candidate = latency.load_onnx_candidate("student", "onnx-fp32", large / "model.onnx", [], 1)
+    assert candidate.bytes == sum((large / name).stat().st_size for name in ("model.onnx", "model.onnx.data"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_or_missing_file_of_weights_is_refused(large: Path, name: str) -> None:
+    data = large / f"{FILES[name]}.data"
+    content = data.read_bytes()
+    data.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match=f"{data.name} is damaged: its SHA-256 is not the one in bundle.json"):
+        Bundle(large, model=name)
+    data.unlink()
+    with pytest.raises(UserError, match=f"is incomplete: {data.name} is missing"):
+        Bundle(large, model=name)
+
+
+def test_a_quantized_model_is_in_one_file_if_it_is_small_enough(
+    exported: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distill.export.onnx.EXTERNAL_DATA_BYTES", 1000)
+    export_onnx(exported["models"]["student"], tmp_path / "large.onnx")
+    quantize(tmp_path / "large.onnx", tmp_path / "int8.onnx", ExportSettings())
+    quantize(exported["directory"] / "student.onnx", tmp_path / "expected.onnx", ExportSettings())
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "large.onnx", "large.onnx.data", "int8.onnx", "expected.onnx",
+    }  # fmt: skip
+    feed = inputs(3, 7, padded=True, vocabulary=100)
+    del feed["token_type_ids"]
+    logits = [session(tmp_path / name).run(["logits"], feed)[0] for name in ("int8.onnx", "expected.onnx")]
+    assert np.array_equal(*logits)
+
+
 def _labelled_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dev: Split) -> Split:
     encoded = tokenizer(dev.texts, padding=True, truncation=True, max_length=16, return_tensors="pt")
     with torch.no_grad():
@@ -176,14 +236,33 @@ def _labelled_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dev
 
 def test_the_gate_passes_up_to_its_limits_and_fails_beyond() -> None:
     settings = ExportSettings(max_drop=0.01)
-    for before, after, agreement, name, passed in (
-        (0.762, 0.752, 0.98, "int8", True),  # Five of 500, and in floating point a little more.
-        (0.762, 0.750, 0.98, "int8", False),
-        (0.762, 0.770, 0.5, "int8", True),
-        (0.762, 0.762, 0.998, "fp32", False),
-        (0.762, 0.762, 0.999, "fp32", True),
+    for before, after, agreement, difference, name, passed in (
+        (0.762, 0.752, 0.98, 0.3, "int8", True),  # Five of 500, and in floating point a little more.
+        (0.762, 0.750, 0.98, 0.3, "int8", False),
+        (0.762, 0.770, 0.5, 0.3, "int8", True),
+        (0.762, 0.762, 0.998, 1e-5, "fp32", False),
+        (0.762, 0.762, 0.999, 1e-5, "fp32", True),
+        (0.762, 0.762, 1.0, 1e-3, "fp32", True),
+        (0.762, 0.762, 1.0, 2e-3, "fp32", False),
+        (0.762, 0.762, 1.0, math.nan, "fp32", False),
     ):
-        assert passes(name, {"drop": before - after, "agreement": agreement}, settings) == passed
+        comparison = {"drop": before - after, "agreement": agreement, "max_probability_diff": difference}
+        assert passes(name, comparison, settings) == passed
+
+
+def test_an_fp32_file_with_other_probabilities_fails_its_gate_though_every_label_is_the_same(
+    exported: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Bundle.item_logits
+
+    def sharpen(self: Bundle, *args: Any, **kwargs: Any) -> list[Any]:
+        return [1.1 * of_record for of_record in original(self, *args, **kwargs)]
+
+    monkeypatch.setattr(Bundle, "item_logits", sharpen)
+    formats = write(tmp_path, exported["models"]["student"], tokenizer, max_drop=1.0)
+    assert formats["fp32"]["agreement"] == 1.0
+    assert formats["fp32"]["max_probability_diff"] > 1e-3
+    assert (formats["fp32"]["gate"], formats["int8"]["gate"]) == ("failed", "passed")
 
 
 def test_no_file_is_recommended_if_every_gate_failed() -> None:
@@ -195,20 +274,51 @@ def test_a_negative_drop_allowance_is_refused() -> None:
         ExportSettings(max_drop=-1)
 
 
-def test_the_tokenizer_of_a_bundle_truncates_pairs_as_in_training(tmp_path: Path) -> None:
-    """The bundle's tokenizer and the training's give the same tokens for pairs that are too long."""
-    texts = ["one two three four five six seven", "a b"]
-    pairs = ["eight nine", "c d e f g h i j k l m n o p"]
-    tokenizer = train_tokenizer([*texts, *pairs] * 2, 200)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_bundle_truncates_as_in_training(tmp_path: Path, side: str, pair: bool) -> None:
+    """The bundle's tokenizer and the training's give the same tokens for texts that are too long."""
+    texts = ["one two three four five six seven", "a b", "p o n m l k j i h g f"]
+    pairs = ["eight nine", "c d e f g h i j k l m n o p", "e d c b a one two three four"] if pair else None
+    tokenizer = train_tokenizer([*texts, *(pairs or [])] * 2, 200)
+    tokenizer.truncation_side = side
     model = toy_bert(len(tokenizer), layers=1).eval()
-    task = Classification(name="toy", text=["one", "two"], labels=LABELS, max_length=9)
+    task = Classification(name="toy", text=["one", "two"] if pair else "one", labels=LABELS, max_length=9)
     encoded = tokenizer(texts, pairs, padding=True, truncation=True, max_length=9, return_tensors="pt")
     with torch.no_grad():
         logits = model(**encoded).logits.numpy()
-    dev = Split(texts, pairs, np.array([0, 1]))
+    dev = Split(texts, pairs, np.array([0, 1, 1]))
     formats = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, splits=data_of(dev),
         scores={"dev": scores_of(logits, dev)}, settings=ExportSettings(max_drop=1.0),
+    )  # fmt: skip
+    assert formats["fp32"]["max_abs_diff"] < 2e-5
+    assert Bundle(tmp_path).truncation_side == side
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path, side: str) -> None:
+    words = [["zebra", "unicorn", "x"], ["a", "crocodile"], ["x"], ["elephantine", "crocodile", "unicorn"]]
+    for name in ("train", "dev"):
+        lines = ["".join(f"{word} {'O' if len(word) < 3 else 'B-animal'}\n" for word in row) for row in words]
+        (tmp_path / f"{name}.conll").write_text("\n".join(lines))
+    # Every letter is a token, so that words are cut in their middle.
+    tokenizer = train_tokenizer([" ".join(word for row in words for word in row)], 10)
+    tokenizer.truncation_side = side
+    task = TokenClassification(data=tmp_path, max_length=10)
+    splits = task.read(tmp_path)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
+        num_labels=2, initializer_range=0.3,
+    )  # fmt: skip
+    model = BertForTokenClassification(config).eval()
+    examples = task.encode(splits, tokenizer, None)
+    scores = {"dev": evaluate(model, task, [[examples["dev"][[row]]] for row in range(len(words))])}
+    assert len(scores["dev"].labels) == {"left": 4, "right": 6}[side]
+    formats = write_bundle(
+        tmp_path, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores,
+        settings=ExportSettings(max_drop=1.0),
     )  # fmt: skip
     assert formats["fp32"]["max_abs_diff"] < 2e-5
 

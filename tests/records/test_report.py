@@ -26,8 +26,8 @@ def record(**changes: Any) -> dict[str, Any]:
 
     def exported(file: str, size: int, accuracy: float, gate: str) -> dict[str, Any]:
         return {
-            "file": file, "bytes": size, "max_abs_diff": 0.001, "agreement": 1.0, "metrics": {"accuracy": accuracy},
-            "drop": 0.9 - accuracy, "gate": gate, "recipe": "a recipe",
+            "file": file, "bytes": size, "max_abs_diff": 0.001, "max_probability_diff": 0.0004, "agreement": 1.0,
+            "metrics": {"accuracy": accuracy}, "drop": 0.9 - accuracy, "gate": gate, "recipe": "a recipe",
         }  # fmt: skip
 
     content: dict[str, Any] = {
@@ -150,6 +150,29 @@ def test_without_a_benchmark_the_report_has_no_latency() -> None:
     text = report.render_report(content)
     assert "No latency was measured." in text
     assert "## Latency" not in text
+
+
+def test_without_the_teachers_timings_the_report_has_no_speed_up() -> None:
+    def texts(content: dict[str, Any]) -> list[str]:
+        return [report.render_report(content), report.render_model_card(content, ["no", "yes"])]
+
+    rows = record()["benchmark"]
+    student = record(benchmark=[row for row in rows if row["model"] == "student"])
+    assert [row[4:] for row in report.summary_rows(student)] == [
+        ("-", "-", "-"), ("40.0 MB", "8.00 ms", "-"), ("10.0 MB", "2.50 ms", "-"),
+    ]  # fmt: skip
+    for text in texts(student):
+        assert "p50 is for batch 1 and length 32, with 2 thread(s) of a processor.\n" in text
+        assert "The teacher was not timed.\n" in text
+        assert "speed-up is" not in text
+        assert "size is that of its ONNX file" not in text
+        assert "No latency" not in text
+    in_torch = record(benchmark=[row for row in rows if row["model"] == "student" or row["format"] == "torch"])
+    assert report.summary_rows(in_torch)[0][4:] == ("-", "20.00 ms", "1.0x")
+    for text in texts(in_torch):
+        assert "p50 and speed-up are for batch 1 and length 32" in text
+        assert "The speed-up is relative to the teacher in torch.\n" in text
+        assert "size is that of its ONNX file" not in text
 
 
 def test_documents_name_a_substitute_teacher() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from distill.contracts import Scores
 from distill.errors import OptionError, UserError
-from distill.tasks import Classification, Regression
+from distill.tasks import Classification, MaskedLM, Regression
 from distill.training.evaluate import split_metrics
 
 CLASSES = Classification(name="toy", text=["text"], metrics=["accuracy", "f1", "matthews"])
@@ -125,6 +125,19 @@ def test_agreement_is_the_share_of_equal_or_near_predictions() -> None:
     near = numbers + np.array([[0.05], [-0.05], [0.2], [0.0]])
     assert NUMBER.agreement(scores_of(near), scores_of(numbers)) == 0.75
     assert NUMBER.agreement(scores_of(np.zeros((2, 1))), scores_of(np.zeros((2, 1)))) == 1.0
+
+
+def test_the_probability_difference_is_the_largest_over_all_items() -> None:
+    reference = np.log([[0.5, 0.5], [0.2, 0.8]])
+    other = np.log([[0.5, 0.5], [0.3, 0.7]]) + 7  # The same probabilities whatever is added to the logits.
+    assert CLASSES.probability_diff(scores_of(other), scores_of(reference)) == pytest.approx(0.1)
+    numbers = np.array([[0.0], [5.0], [10.0], [3.0]])
+    assert NUMBER.probability_diff(scores_of(numbers + 0.5), scores_of(numbers)) == pytest.approx(0.05)
+    # A student that predicts nearly the same for all texts is compared with the range of the labels.
+    constant, labels = np.array([[2.0], [2.0]]), np.array([0.0, 5.0])
+    assert NUMBER.probability_diff(scores_of(constant + 0.5), scores_of(constant, labels)) == pytest.approx(0.1)
+    losses = [Scores({"loss": -np.log([0.5, share])}, np.zeros(2), np.arange(2)) for share in (0.25, 0.5)]
+    assert MaskedLM().probability_diff(*losses) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(

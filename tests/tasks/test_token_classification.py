@@ -106,6 +106,34 @@ def test_labels_are_on_first_pieces_and_truncated_words_have_none(
         assert (examples.truncated > 0) == (max_length == 6)
 
 
+def test_words_that_are_truncated_on_the_left_have_no_label(conll: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    left = copy.deepcopy(tokenizer)
+    left.truncation_side = "left"
+    task = TokenClassification(data=conll, max_length=6)
+    splits = task.read(conll)
+    examples = task.encode(splits, left, None)["dev"]
+    assert examples.truncated > 0
+    for row, (words, tags) in enumerate(zip(splits.splits["dev"].words, splits.splits["dev"].tags, strict=True)):
+        batch = examples[[row]]
+        labelled = (batch["labels"][0] != IGNORED).nonzero().flatten().tolist()
+        assert batch["labels"][0, labelled].tolist() == tags[len(tags) - len(labelled) :].tolist()
+        # Each label is on the first piece of its word.
+        first_pieces = [tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in words]
+        ids = batch["input_ids"][0, labelled].tolist()
+        assert ids == first_pieces[len(words) - len(labelled) :]
+
+
+def test_an_earlier_call_of_the_tokenizer_does_not_change_the_labels(
+    conll: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    task = TokenClassification(data=conll)
+    splits = task.read(conll)
+    expected = task.encode(splits, tokenizer, tmp_path)["dev"][[0, 1, 2]]
+    tokenizer("a text", truncation=True, max_length=4)
+    batch = task.encode(splits, tokenizer, tmp_path)["dev"][[0, 1, 2]]  # Its tokens come from the cache.
+    assert batch["labels"].tolist() == expected["labels"].tolist()
+
+
 def test_padding_by_the_tokenizer_does_not_change_the_labels(
     conll: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

@@ -1,0 +1,144 @@
+"""Reads and checks bundle.json, which describes how to predict with the models of a bundle."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from distill.errors import UserError
+from distill.files import CHECKSUMS, read_checksums
+
+NAME = "bundle.json"
+FORMAT = 3
+READABLE = (1, 2, 3)
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+SIDES = ("left", "right")
+LARGEST = 2**31 - 1  # Of a length and a token id.
+SHOWN = 60  # Characters of a value in a message.
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """Returns the content of bundle.json, with the defaults of the keys that earlier formats lack.
+
+    Raises:
+        UserError: if it is missing, damaged, of an unknown format, or not the file of SHA256SUMS, where that exists.
+    """
+    path = directory / NAME
+    try:
+        manifest = json.loads(_read_checked(path).decode("utf-8"))
+        json.dumps(manifest, ensure_ascii=False).encode("utf-8")  # JSON can escape half of a character.
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    if not isinstance(manifest, dict):
+        raise UserError(f"{path} is damaged: expected a JSON object")
+    number = manifest.get("format")
+    if not _is_count(number) or number not in READABLE:
+        raise UserError(
+            f"{path} is of format {_show(number)}, this version of distill reads 1, 2 and 3: update distill"
+        )
+    defaults: dict[str, Any] = {} if number == FORMAT else {"truncation_side": "right"}
+    if number == 1 and "answer" in manifest:  # The decoder had another name.
+        defaults["decoder"] = manifest["answer"]
+    content: dict[str, Any] = defaults | manifest
+    _check_fields(content, path)
+    return content
+
+
+def _read_checked(path: Path) -> bytes:
+    """Returns the content of bundle.json, compared with SHA256SUMS where that exists."""
+    try:
+        if not path.is_file():
+            raise UserError(f"{path.parent} is no bundle: it has no {NAME}")
+        content, checksums = path.read_bytes(), read_checksums(path.parent)
+    except OSError as error:
+        raise UserError(f"{path.parent} cannot be read: {error.strerror}") from error
+    if checksums is None:
+        return content
+    if path.name not in checksums:
+        raise UserError(f"{path.with_name(CHECKSUMS)} is damaged: it has no line for {path.name}")
+    if hashlib.sha256(content).hexdigest() != checksums[path.name]:
+        raise UserError(
+            f"{path} is damaged: its SHA-256 is not the one in {CHECKSUMS}; if you edited it, delete {CHECKSUMS}"
+        )
+    return content
+
+
+def _check_fields(manifest: Mapping[str, Any], path: Path) -> None:
+    """Raises UserError for the first key that is missing or has a value it cannot have."""
+    for name, (is_valid, expected) in FIELDS.items():
+        if name not in manifest:
+            raise UserError(f"{path} is damaged: {name} is missing, expected {expected}")
+        if not is_valid(manifest[name]):
+            raise UserError(f"{path} is damaged: {name} is {_show(manifest[name])}, expected {expected}")
+    without_padding = [name for name in manifest["inputs"] if name not in manifest["padding"]]
+    if without_padding:
+        raise UserError(f"{path} is damaged: padding has no {without_padding[0]}, expected a value for each input")
+    models: Mapping[str, str] = manifest["models"]
+    if manifest["recommended"] not in (None, *models):
+        raise UserError(
+            f"{path} is damaged: recommended is {_show(manifest['recommended'])}, expected null or one of "
+            f"{', '.join(models)}"
+        )
+    for file in (*models.values(), "tokenizer.json"):
+        if file not in manifest["files"]:
+            raise UserError(f"{path} is damaged: files has no SHA-256 of {file}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def _is_one_line(value: object) -> bool:
+    return isinstance(value, str) and value.splitlines() == [value]
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(name, str) for name in value)
+
+
+def _is_file_name(value: object) -> bool:
+    """Returns whether the value is the name of a file in the bundle itself."""
+    return _is_one_line(value) and value not in (".", "..") and not set(str(value)) & set("/\\:\0")
+
+
+def _are_files(value: object) -> bool:
+    return (
+        isinstance(value, dict) and bool(value)
+        and all(map(_is_one_line, value)) and all(map(_is_file_name, value.values()))
+    )  # fmt: skip
+
+
+def _are_checksums(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(digest, str) and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
+        for digest in value.values()
+    )
+
+
+# Each key that a prediction depends on: whether a value is valid, and the valid ones in words.
+FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "decoder": (_is_one_line, "the name of a decoder"),
+    "labels": (lambda value: _are_names(value) and len(set(value)) == len(value), "a list of names, each once"),
+    "pair": (lambda value: isinstance(value, bool), "true or false"),
+    "max_length": (lambda value: _is_count(value) and value > 0, "a whole number of at least 1"),
+    "truncation_side": (lambda value: value in SIDES, "left or right"),
+    "inputs": (
+        lambda value: _are_names(value) and set(value) <= set(INPUTS) and len(set(value)) == len(value),
+        f"a list of some of {', '.join(INPUTS)}",
+    ),
+    "padding": (
+        lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
+        "a whole number of at least 0 for each input",
+    ),
+    "padding_side": (lambda value: value in SIDES, "left or right"),
+    "models": (_are_files, "the name of a file of the bundle for each model"),
+    "recommended": (lambda value: value is None or isinstance(value, str), "null or the name of a model"),
+    "files": (_are_checksums, "the SHA-256 of each file"),
+}
+
+
+def _show(value: object) -> str:
+    """Returns a value as JSON in one short line."""
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

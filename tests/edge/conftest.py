@@ -1,0 +1,65 @@
+"""A toy bundle whose logits can be worked out by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+from transformers import PreTrainedTokenizerBase
+
+from distill.files import CHECKSUMS, hash_file, write_json
+
+# Format 1 has no decoder, formats 1 and 2 have no side of the truncation; their bundles are still read.
+FORMATS: dict[int, dict[str, str]] = {
+    1: {"kind": "sequence", "answer": "classes"},
+    2: {"kind": "classification", "answer": "classes", "decoder": "classes"},
+    3: {"kind": "classification", "answer": "classes", "decoder": "classes", "truncation_side": "right"},
+}
+
+
+def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, *, format: int = 3, **changes: Any) -> None:
+    """Writes a bundle with the logits [number of tokens, 4], or of one label [number of tokens].
+
+    `changes` replace values of bundle.json. One of None is left out.
+    """
+    content = {
+        "format": format, **FORMATS[format], "labels": ["long", "short"], "pair": False, "max_length": 8,
+        "inputs": ["input_ids", "attention_mask"], "padding": {"input_ids": 0, "attention_mask": 0},
+        "padding_side": "right", "models": {"fp32": "model.onnx"}, "recommended": "fp32",
+    } | changes  # fmt: skip
+    _write_model(directory / "model.onnx", classes=len(content["labels"]))
+    tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
+    content["files"] = {name: hash_file(directory / name) for name in ("model.onnx", "tokenizer.json")}
+    write_json(directory / "bundle.json", content)
+
+
+def add_checksums(directory: Path) -> None:
+    """Writes the file of checksums that the bundle of a run has."""
+    names = ("bundle.json", "model.onnx", "tokenizer.json")
+    (directory / CHECKSUMS).write_text("".join(f"{hash_file(directory / name)}  {name}\n" for name in names))
+
+
+def _write_model(path: Path, *, classes: int) -> None:
+    columns = ["count", "fours"] if classes == 2 else ["count"]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+            helper.make_node("ReduceSum", ["mask", "axis"], ["count"], keepdims=1),
+            helper.make_node("Mul", ["count", "zero"], ["nothing"]),
+            helper.make_node("Add", ["nothing", "four"], ["fours"]),
+            helper.make_node("Concat", columns, ["logits"], axis=1),
+            helper.make_node("Identity", ["input_ids"], ["unused"]),
+        ],
+        "toy",
+        [
+            helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"])
+            for name in ("input_ids", "attention_mask")
+        ],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", classes])],
+        [
+            helper.make_tensor("axis", TensorProto.INT64, [1], [1]),
+            helper.make_tensor("zero", TensorProto.FLOAT, [1], [0.0]),
+            helper.make_tensor("four", TensorProto.FLOAT, [1], [4.0]),
+        ],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), str(path))

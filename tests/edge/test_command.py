@@ -1,0 +1,175 @@
+"""Tests of the command of the device: any bytes as input, one line of output for each line of input."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from distill.edge.__main__ import LINES_PER_CHUNK, main
+from tests.edge.conftest import write_toy_bundle
+
+# Python would take UTF-8 for a C locale otherwise.
+ASCII_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+    (tmp_path / "bundle").mkdir()
+    write_toy_bundle(tmp_path / "bundle", tokenizer)
+    return tmp_path / "bundle"
+
+
+@pytest.fixture
+def pairs(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+    (tmp_path / "pairs").mkdir()
+    write_toy_bundle(tmp_path / "pairs", tokenizer, pair=True)
+    return tmp_path / "pairs"
+
+
+def use_input(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
+
+
+def run(arguments: list[str | bytes | Path], content: bytes = b"", **environment: str) -> "subprocess.CompletedProcess":
+    return subprocess.run(
+        [sys.executable, "-m", "distill.edge", *arguments], input=content, capture_output=True, check=False,
+        env={**os.environ, **environment}, timeout=60,
+    )  # fmt: skip
+
+
+def test_the_command_line_prints_a_line_for_each_text(
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main([str(bundle), "a dull film and a moving film", "--threads", "1"]) == 0
+    assert capsys.readouterr().out == "long\t0.9820\ta dull film and a moving film\n"
+    use_input(monkeypatch, b"a film\n\nfilm\n")
+    assert main([str(bundle), "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["text"] for row in rows] == ["a film", "", "film"]
+    assert set(rows[0]["probabilities"]) == {"long", "short"}
+    assert rows[1] == {"text": "", "label": None, "probability": None, "probabilities": None}
+
+
+def test_a_c_locale_reads_and_writes_utf_8(bundle: Path) -> None:
+    renamed = bundle.rename(bundle.with_name("Bündel für 日本"))
+    text = "ein schöner Film 日本"
+    expected = f"\t{text}\n".encode()
+    for arguments, content in (([], f"{text}\n".encode()), ([text.encode()], b"")):
+        done = run([os.fsencode(renamed), *arguments], content, **ASCII_LOCALE)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout.endswith(expected)
+    done = run([os.fsencode(renamed), text.encode(), b"caf\xe9"], **ASCII_LOCALE)
+    assert (done.returncode, done.stderr) == (2, b"error: text 2 is not UTF-8: convert it to UTF-8\n")
+    assert done.stdout.endswith(expected)
+    done = run([os.fsencode(renamed / "ü"), "text"], **ASCII_LOCALE)
+    assert done.returncode == 2
+    assert done.stderr == f"error: {renamed / 'ü'} is no bundle: it has no bundle.json\n".encode()
+
+
+def test_a_byte_that_is_not_utf_8_ends_the_command_after_the_lines_before(
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for before in (2, LINES_PER_CHUNK, LINES_PER_CHUNK + 1):
+        use_input(monkeypatch, b"a film\n" * before + b"a caf\xe9\nfilm\n")
+        assert main([str(bundle)]) == 2
+        out, error = capsys.readouterr()
+        assert len(out.splitlines()) == before
+        assert error == (
+            f"error: line {before + 1} of standard input is not UTF-8, its byte 6 is 0xe9: convert the file to UTF-8\n"
+        )
+
+
+def test_every_line_of_input_gives_one_line(
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["a\rfilm", "", "a\u2028film\x85or\x0btwo\x0c", "  ", "a\0film", "tab\ttab", "\ufeff film", "last"]
+    content = ("\ufeff" + "\n".join(texts)).encode()  # A byte order mark is no part of the first line.
+    use_input(monkeypatch, content)
+    assert main([str(bundle), "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.removesuffix("\n").split("\n")]
+    assert [row["text"] for row in rows] == texts
+    assert [row["label"] is None for row in rows] == [not text.strip() for text in texts]
+    use_input(monkeypatch, content.replace(b"\n", b"\r\n"))
+    assert main([str(bundle)]) == 0
+    lines = capsys.readouterr().out.removesuffix("\n").split("\n")
+    assert [line.split("\t", 2)[-1] for line in lines] == [
+        "a\\rfilm", "", "a\\u2028film\\x85or\\x0btwo\\x0c", "", "a\0film", "tab\ttab", "\ufeff film", "last",
+    ]  # fmt: skip
+    assert all(len(line.splitlines()) <= 1 for line in lines)
+
+
+def test_every_argument_gives_one_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(bundle), "a\nfilm", "", "film"]) == 0
+    assert [line.split("\t")[-1] for line in capsys.readouterr().out.split("\n")] == ["a\\nfilm", "", "film", ""]
+
+
+def test_a_line_that_is_no_pair_is_named_after_the_answers_before_it(
+    pairs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_input(monkeypatch, b"a\tb\n\nonly one\n")
+    assert main([str(pairs)]) == 2
+    out, error = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    assert error == "error: line 3: got 'only one', expected two texts with a tab between them\n"
+    assert main([str(pairs), "a\tb\tc"]) == 2
+    assert "text 1: got 'a\\tb\\tc', expected two texts with a tab" in capsys.readouterr().err
+
+
+def test_labels_with_tabs_and_line_breaks_stay_on_their_line(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = ['a\t"long"\ntext', "short\u2028'one'"]
+    write_toy_bundle(tmp_path, tokenizer, labels=labels)
+    assert main([str(tmp_path), "film", "a dull film and a moving film"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["short\\u2028'one'", 'a\\t"long"\\ntext']
+    assert main([str(tmp_path), "film", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["probabilities"]) == labels
+
+
+def test_a_closed_pipe_ends_the_command_without_a_word(bundle: Path) -> None:
+    command = [sys.executable, "-m", "distill.edge", str(bundle)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdin.write(b"a film\n" * 10)
+        process.stdin.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_reported_in_one_line(bundle: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "distill.edge", str(bundle), "film"], stdout=full, stderr=subprocess.PIPE,
+            check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == b"error: standard input or output failed: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--threads", "0"], "got threads=0, expected a whole number from 1 to 1024"),
+        (["--threads", "-1"], "got threads=-1, expected a whole number from 1 to 1024"),
+        (["--threads", "99999999999"], "got threads=99999999999, expected a whole number from 1 to 1024"),
+        (["--model", "int9"], "has no model int9, expected one of fp32"),
+        (["--model", ""], "has no model , expected one of fp32"),
+    ],
+)
+def test_invalid_options_are_reported_in_one_line(
+    bundle: Path, options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(bundle), "film", *options]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert len(error.splitlines()) == 1
