@@ -1,5 +1,6 @@
 """Loads a model with its tokenizer and a head for the task from a directory."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,24 +146,44 @@ def has_tokenizer(directory: Path) -> bool:
 def match_labels(own: Sequence[str], labels: Sequence[str]) -> tuple[list[int] | None, str, list[str]]:
     """Returns the index of each of the task's labels in the model's `own` ones: `(order, reason, notices)`.
 
-    Labels are matched by name, ignoring case. The default names `LABEL_i` are matched by index, with a notice. If the
-    labels do not match, the order is None, and the reason says why.
+    The same names match by name, whose case matters only if nothing else tells two labels apart. `LABEL_3` and `3`
+    match by their index. The default names `LABEL_i` match all other labels by index, with a notice.
+    If the labels do not match, the order is None, and the reason says why.
     """
     if len(own) != len(labels):
         return None, f"it has {len(own)} labels and the task {len(labels)}", []
     if len(labels) == 1:  # The name of a regression does not matter.
         return [0], "", []
-    if all(name == f"LABEL_{index}" for index, name in enumerate(own)):
-        pairs = ", ".join(f"{name}={label}" for name, label in zip(own, labels, strict=True))
-        return list(range(len(labels))), "", [f"the teacher's labels have no names and are taken in order: {pairs}"]
-    position = {name.lower(): index for index, name in enumerate(own)}
-    if sorted(position) != sorted(label.lower() for label in labels):
+    for normalize in (str, str.lower):
+        order = _match_names([normalize(name) for name in own], [normalize(label) for label in labels])
+        if order is not None:
+            moved = order != list(range(len(order)))
+            return order, "", [f"the teacher's labels are put in order: {', '.join(labels)}"] if moved else []
+    order = _match_names(list(map(_strip_default_prefix, own)), list(map(_strip_default_prefix, labels)))
+    # Labels such as LABEL_1 to LABEL_4 name indices too, and other ones.
+    has_names = own != [f"LABEL_{index}" for index in range(len(own))] or any(map(_is_default_name, labels))
+    if order is None and has_names:
         return None, f"its labels are {', '.join(own)} and the task's {', '.join(labels)}", []
-    order = [position[label.lower()] for label in labels]
-    notices = (
-        [] if order == list(range(len(order))) else [f"the teacher's labels are put in order: {', '.join(labels)}"]
-    )
-    return order, "", notices
+    order = order or list(range(len(labels)))
+    pairs = ", ".join(f"{own[index]}={label}" for index, label in zip(order, labels, strict=True))
+    return order, "", [f"the teacher's labels have no names and are taken by index: {pairs}"]
+
+
+def _match_names(own: Sequence[str], labels: Sequence[str]) -> list[int] | None:
+    """Returns the position of each label in `own`, None if the names are not the same or not distinct."""
+    position = {name: index for index, name in enumerate(own)}
+    if len(position) < len(own) or position.keys() != set(labels):
+        return None
+    return [position[label] for label in labels]
+
+
+def _is_default_name(label: str) -> bool:
+    return re.fullmatch(r"label_\d+", label.lower()) is not None
+
+
+def _strip_default_prefix(label: str) -> str:
+    """Returns the index of a default name `LABEL_i`, and any other label in lower case."""
+    return label.lower().removeprefix("label_") if _is_default_name(label) else label.lower()
 
 
 @torch.no_grad()

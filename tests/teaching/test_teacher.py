@@ -76,14 +76,37 @@ def test_the_head_is_reordered_to_the_labels_of_the_task(
         (["yes", "no"], ["no", "yes"], [1, 0], ""),
         (["a", "b", "c"], ["no", "yes"], None, "it has 3 labels and the task 2"),
         (["cat", "dog"], ["no", "yes"], None, "its labels are cat, dog and the task's no, yes"),
+        (["LABEL_0", "LABEL_1"], ["LABEL_1", "LABEL_2"], None, "its labels are LABEL_0, LABEL_1 and the task's LABEL_1"),
+        (["0", "1"], ["no", "yes"], None, "its labels are 0, 1 and the task's no, yes"),
+        (["Us", "us"], ["us", "Us"], [1, 0], ""),
+        (["a", "a"], ["a", "b"], None, "its labels are a, a and the task's a, b"),
     ],
 )
 def test_labels_are_matched_by_name_or_else_by_index(
     own: list[str], labels: list[str], order: list[int] | None, reason: str
 ) -> None:
     actual_order, actual_reason, notices = match_labels(own, labels)
-    assert (actual_order, actual_reason) == (order, reason)
-    assert bool(notices) == (own[0] == "LABEL_0" or order == [1, 0])
+    assert actual_order == order
+    assert actual_reason == reason if order is not None else actual_reason.startswith(reason)
+    assert bool(notices) == (order is not None and (own[0] == "LABEL_0" or order == [1, 0]))
+
+
+TWELVE = [str(index) for index in range(12)]
+DEFAULT_NAMES = [f"LABEL_{index}" for index in range(12)]
+
+
+@pytest.mark.parametrize("own", [TWELVE, DEFAULT_NAMES], ids=["indices", "default"])
+@pytest.mark.parametrize("labels", [TWELVE, DEFAULT_NAMES], ids=["indices", "default"])
+def test_names_that_are_indices_are_matched_by_name_in_any_order(own: list[str], labels: list[str]) -> None:
+    by_text = sorted(labels)  # 0, 1, 10, 11, 2: the order of labels that were read as text.
+    for asked in (labels, by_text):
+        order, reason, notices = match_labels(own, asked)
+        assert (order, reason) == ([labels.index(label) for label in asked], "")
+        if own == labels:
+            assert notices == ([] if asked == labels else [f"the teacher's labels are put in order: {', '.join(asked)}"])
+        else:
+            pairs = ", ".join(f"{own[index]}={label}" for index, label in zip(order, asked, strict=True))
+            assert notices == [f"the teacher's labels have no names and are taken by index: {pairs}"]
 
 
 def test_a_teacher_with_another_number_of_labels_must_be_fine_tuned(classifier_dir: Path) -> None:
