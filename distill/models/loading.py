@@ -85,12 +85,19 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
     fresh = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     if info["missing_keys"]:
         reason = f"its head is not trained ({', '.join(fresh)})"
+    elif order is not None and labels is not None:
+        reorder_head(model, order)
     if reason:
         return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh)
-    assert order is not None
-    if labels is not None:
-        reorder_head(model, order)
     return Start(model, tokenizer, fits=True, notices=notices)
+
+
+# The outputs of a head, by the `problem_type` of its configuration.
+_OUTPUTS = {
+    "multi_label_classification": "labels of which several can be right at once",
+    "single_label_classification": "labels that exclude each other",
+    "regression": "numbers",
+}
 
 
 def _fit_labels(config: PreTrainedConfig, labels: Sequence[str] | None) -> tuple[list[int] | None, str, list[str]]:
@@ -98,10 +105,15 @@ def _fit_labels(config: PreTrainedConfig, labels: Sequence[str] | None) -> tuple
     if labels is None:
         return [], "", []
     own = [str(config.id2label[index]) for index in sorted(config.id2label)]
+    trained_for = config.problem_type
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: index for index, label in enumerate(labels)}
     config.problem_type = "regression" if len(labels) == 1 else "single_label_classification"
-    return match_labels(own, labels)
+    order, reason, notices = match_labels(own, labels)
+    if order is not None and trained_for not in (None, config.problem_type):
+        outputs = _OUTPUTS[config.problem_type]
+        return order, f"its head is for {_OUTPUTS[trained_for]} ({trained_for}), and the task is for {outputs}", []
+    return order, reason, notices
 
 
 # In this order, because a model for masked language modelling may be registered for pre-training too.

@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from huggingface_hub import constants
-from transformers import PreTrainedTokenizerBase
+from transformers import BertForSequenceClassification, PreTrainedTokenizerBase
 
 from distill.contracts import Scores
 from distill.errors import UnreachableError, UserError
@@ -107,6 +108,35 @@ def test_names_that_are_indices_are_matched_by_name_in_any_order(own: list[str],
         else:
             pairs = ", ".join(f"{own[index]}={label}" for index, label in zip(order, asked, strict=True))
             assert notices == [f"the teacher's labels have no names and are taken by index: {pairs}"]
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "own", "labels", "reason"),
+    [
+        (
+            "multi_label_classification", LABELS, LABELS[::-1],
+            "its head is for labels of which several can be right at once (multi_label_classification), and the task "
+            "is for labels that exclude each other",
+        ),
+        ("regression", LABELS, LABELS, "its head is for numbers (regression), and the task is for labels that exclude"),
+        ("multi_label_classification", ["toxic"], ["score"], "(multi_label_classification), and the task is for numb"),
+    ],
+)  # fmt: skip
+def test_a_teacher_trained_for_another_kind_of_problem_does_not_fit(
+    problem_type: str, own: Sequence[str], labels: Sequence[str], reason: str, tmp_path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:  # fmt: skip
+    config = toy_bert(len(tokenizer)).config
+    config.id2label, config.problem_type = dict(enumerate(own)), problem_type
+    model = BertForSequenceClassification(config)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    start = Pretrained(name="toy", path=str(tmp_path)).load(AUTO_CLASS, labels, [])
+    assert not start.fits
+    assert reason in start.reason
+    assert start.model.config.problem_type == ("regression" if len(labels) == 1 else "single_label_classification")
+    order = [own.index(label) for label in labels] if len(own) > 1 else [0]
+    assert torch.equal(start.model.classifier.weight, model.classifier.weight[order])  # A fine-tuning starts from it.
 
 
 def test_a_teacher_with_another_number_of_labels_must_be_fine_tuned(classifier_dir: Path) -> None:
