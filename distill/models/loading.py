@@ -203,10 +203,30 @@ def reorder_head(model: PreTrainedModel, order: Sequence[int]) -> None:
     """Permutes the rows of the last linear layer, so that output `i` is the former output `order[i]`."""
     if list(order) == list(range(len(order))):
         return
-    heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == len(order)]
-    if not heads:
+    head = _find_head(model, len(order))
+    if head is None:
         raise UserError(f"{type(model).__name__} has its labels in another order and no linear head to put in order")
     index = torch.tensor(order)
-    heads[-1].weight.copy_(heads[-1].weight[index].clone())
-    if heads[-1].bias is not None:
-        heads[-1].bias.copy_(heads[-1].bias[index].clone())
+    head.weight.copy_(head.weight[index].clone())
+    if head.bias is not None:
+        head.bias.copy_(head.bias[index].clone())
+
+
+@torch.no_grad()
+def rescale_head(model: PreTrainedModel, slope: float, intercept: float) -> bool:
+    """Turns the one output `y` of the last linear layer into `slope * y + intercept`.
+
+    Returns whether there is such a layer with a bias. Without one nothing changes.
+    """
+    head = _find_head(model, 1)
+    if head is None or head.bias is None:
+        return False
+    head.weight.mul_(slope)
+    head.bias.mul_(slope).add_(intercept)
+    return True
+
+
+def _find_head(model: PreTrainedModel, outputs: int) -> nn.Linear | None:
+    """Returns the last linear layer with this number of outputs."""
+    heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == outputs]
+    return heads[-1] if heads else None

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.console import console, format_duration, print_line, print_notice
-from distill.contracts import EncodedSplits, Splits, Task
+from distill.contracts import EncodedSplits, Examples, Splits, Task
 from distill.data import batching
 from distill.errors import UnreachableError, UserError
 from distill.files import CHECKSUMS, atomic_directory, hash_file, is_intact, write_json
@@ -26,6 +26,7 @@ from distill.models.checks import check_length
 from distill.models.loading import Start
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.outputs import Computation, cached_scores
+from distill.teaching.scale import Rescaling, fit_scale
 from distill.training import checkpoints, fitting
 from distill.training.evaluate import evaluate, split_metrics
 from distill.training.module import DistillationModule, freeze
@@ -208,10 +209,10 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
     if task.fine_tunes_teacher and source.finetune is not None and _is_cached(directory):
         print_line(f"Teacher: fine-tuned before, reused from {directory}")
     else:
-        start = load_start(source, task, splits)
+        start, rescaling = _load_fitting(source, preparation)
         _check(start, source, task)
         if start.fits:
-            origin = "as it is"
+            origin = "as it is" if rescaling is None else "rescaled"
         else:
             examples = task.encode(splits, start.tokenizer, cache_dir)
             preparation.rehearse(start.model, start.tokenizer, examples)
@@ -219,8 +220,9 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
             seconds = _finetune(source, start, preparation, examples, directory)
             origin = "not fine-tuned in a dry run" if preparation.dry_run else "fine-tuned"
     if origin not in ("kept", "fine-tuned"):
-        weights = _digest([source.weights.fingerprint(), task.auto_class, splits.labels])
-        tokenizer, load, model = start.tokenizer, lambda: load_start(source, task, splits).model, start.model
+        parts: list[object] = [source.weights.fingerprint(), task.auto_class, splits.labels]
+        weights = _digest(parts if rescaling is None else [*parts, "rescaled", splits.sha256, task.max_length])
+        tokenizer, load, model = start.tokenizer, partial(_reload, source, task, splits, rescaling), start.model
     else:
         weights = hash_file(directory / CHECKSUMS)
         tokenizer, model = transformers.AutoTokenizer.from_pretrained(directory), None
@@ -241,9 +243,26 @@ def load_start(source: TeacherSource, task: Task, splits: Splits) -> Start:
     return start
 
 
+def _load_fitting(source: TeacherSource, preparation: Preparation) -> tuple[Start, Rescaling | None]:
+    """Loads the teacher before any training, and puts its numbers on the scale of the labels if its head fits."""
+    task, splits = preparation.task, preparation.splits
+    start = load_start(source, task, splits)
+    check_length(start.model, start.tokenizer, task.max_length, who="teacher")
+    if not start.fits or task.likelihood != "gaussian":
+        return start, None
+    train = task.encode(splits, start.tokenizer, preparation.cache_dir)["train"]
+    assert isinstance(train, Examples)  # A stream has no labels.
+    return fit_scale(start, task, train, preparation.device)
+
+
+def _reload(source: TeacherSource, task: Task, splits: Splits, rescaling: Rescaling | None) -> PreTrainedModel:
+    """Loads the teacher that was prepared without a fine-tuning once more."""
+    model = load_start(source, task, splits).model
+    return model if rescaling is None else rescaling.apply(model)
+
+
 def _check(start: Start, source: TeacherSource, task: Task) -> None:
     """Raises UserError if the teacher does not suit the task, and prints its notices."""
-    check_length(start.model, start.tokenizer, task.max_length, who="teacher")
     name = source.weights.resolved()
     if not task.fine_tunes_teacher:
         if source.weights.is_new:

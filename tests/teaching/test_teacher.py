@@ -77,7 +77,12 @@ def test_the_head_is_reordered_to_the_labels_of_the_task(
         (["yes", "no"], ["no", "yes"], [1, 0], ""),
         (["a", "b", "c"], ["no", "yes"], None, "it has 3 labels and the task 2"),
         (["cat", "dog"], ["no", "yes"], None, "its labels are cat, dog and the task's no, yes"),
-        (["LABEL_0", "LABEL_1"], ["LABEL_1", "LABEL_2"], None, "its labels are LABEL_0, LABEL_1 and the task's LABEL_1"),
+        (
+            ["LABEL_0", "LABEL_1"],
+            ["LABEL_1", "LABEL_2"],
+            None,
+            "its labels are LABEL_0, LABEL_1 and the task's LABEL_1",
+        ),
         (["0", "1"], ["no", "yes"], None, "its labels are 0, 1 and the task's no, yes"),
         (["Us", "us"], ["us", "Us"], [1, 0], ""),
         (["a", "a"], ["a", "b"], None, "its labels are a, a and the task's a, b"),
@@ -104,7 +109,9 @@ def test_names_that_are_indices_are_matched_by_name_in_any_order(own: list[str],
         order, reason, notices = match_labels(own, asked)
         assert (order, reason) == ([labels.index(label) for label in asked], "")
         if own == labels:
-            assert notices == ([] if asked == labels else [f"the teacher's labels are put in order: {', '.join(asked)}"])
+            assert notices == (
+                [] if asked == labels else [f"the teacher's labels are put in order: {', '.join(asked)}"]
+            )
         else:
             pairs = ", ".join(f"{own[index]}={label}" for index, label in zip(order, asked, strict=True))
             assert notices == [f"the teacher's labels have no names and are taken by index: {pairs}"]
