@@ -64,7 +64,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     start = copy.deepcopy(model) if plan.baseline else None
     loaders = batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
     if not plan.dry_run:
-        teaching.score(teacher, task, examples, cache=source.cache, directory=plan.cache_dir / "outputs")
+        teaching.score(teacher, task, examples, source=source, directory=plan.cache_dir / "outputs")
     run.update(task=task_record(task, splits, examples), teacher=teacher.record(), objective=plan.objective.record())
     stage = _Stage(plan, run, student.name, splits, examples, loaders, teacher)
     module, outputs = stage.prepare_training(model, source)

@@ -197,8 +197,9 @@ class MaskedLM:
         """Share of the items that both predict rightly, or both wrongly."""
         return float((scores.columns["correct"] == reference.columns["correct"]).mean())
 
-    def check_teacher(self, scores: Scores, name: str) -> None:
-        """Accepts every teacher."""
+    def weakness(self, scores: Scores) -> str | None:
+        """None, because every language model may teach."""
+        return None
 
     def describe(self, splits: TextData) -> dict[str, Any]:
         settings = self.settings

@@ -132,8 +132,9 @@ class Regression:
         tolerance = 0.01 * max(float(np.ptp(expected)), 1e-6)
         return float((np.abs(scores.columns["logits"] - expected) < tolerance).mean())
 
-    def check_teacher(self, scores: Scores, name: str) -> None:
-        """Accepts every teacher."""
+    def weakness(self, scores: Scores) -> str | None:
+        constant = np.full_like(scores.columns["logits"], scores.labels.mean())
+        return rows.compare_with_constant(self, scores, constant, "always answering the mean of the labels")
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {

@@ -19,11 +19,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.console import console, format_duration, print_line, print_notice
 from distill.contracts import EncodedSplits, Examples, Splits, Task
 from distill.data import batching
-from distill.errors import UnreachableError, UserError
+from distill.errors import OptionError, UnreachableError, UserError
 from distill.files import CHECKSUMS, atomic_directory, hash_file, is_intact, write_json
 from distill.losses import HardLabels, Objective
 from distill.models.checks import check_length
 from distill.models.loading import Start
+from distill.options import show_value
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.outputs import Computation, cached_scores
 from distill.teaching.scale import Rescaling, fit_scale
@@ -76,12 +77,21 @@ class TeacherSource:
         finetune: settings of the fine-tuning if the head does not fit the task; None raises an error instead.
         cache: the rules for caching outputs.
         substitute: creates the teacher to use if the weights are not available; only for a task with built-in data.
+        accept_weak: whether a teacher that scores less on dev than a constant prediction may teach.
+
+    Raises:
+        OptionError: if `accept_weak` is neither true nor false.
     """
 
     weights: Weights
     finetune: TrainerSettings | None
     cache: OutputCache = field(default_factory=OutputCache)
     substitute: "Callable[[], TeacherSource] | None" = None
+    accept_weak: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.accept_weak, bool):
+            raise OptionError("teacher.accept_weak", show_value(self.accept_weak), "true or false")
 
 
 class PreparedTeacher:
@@ -105,11 +115,13 @@ class PreparedTeacher:
         device: torch.device,
         seconds: float,
         model: PreTrainedModel | None = None,
+        notices: Sequence[str] = (),
     ) -> None:
         self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
         self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
         self.device, self.seconds = device, seconds
         self.metrics: dict[str, float] = {}
+        self.notices = list(notices)
         self._load = load
         self._model = None if model is None else freeze(model)
         self._running: PreTrainedModel | None = None
@@ -141,7 +153,7 @@ class PreparedTeacher:
 
     def record(self) -> dict[str, Any]:
         """Returns the `teacher` of run.json."""
-        fields = ("requested", "resolved", "substituted", "origin", "precision", "metrics", "parameters")
+        fields = ("requested", "resolved", "substituted", "origin", "precision", "metrics", "parameters", "notices")
         return {name: getattr(self, name) for name in fields}
 
 
@@ -205,14 +217,14 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
     task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
     key = _fingerprint(source, task, splits)[:16] if task.fine_tunes_teacher else ""
     directory = cache_dir / "teachers" / f"{source.weights.name}-{task.name}-{key}"
-    seconds, origin = 0.0, "kept"
+    seconds, origin, notices = 0.0, "kept", list[str]()
     if task.fine_tunes_teacher and source.finetune is not None and _is_cached(directory):
         print_line(f"Teacher: fine-tuned before, reused from {directory}")
     else:
         start, rescaling = _load_fitting(source, preparation)
         _check(start, source, task)
         if start.fits:
-            origin = "as it is" if rescaling is None else "rescaled"
+            origin, notices = "as it is" if rescaling is None else "rescaled", start.notices
         else:
             examples = task.encode(splits, start.tokenizer, cache_dir)
             preparation.rehearse(start.model, start.tokenizer, examples)
@@ -230,7 +242,7 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
     return PreparedTeacher(
         requested=requested, resolved=source.weights.resolved(), substituted=substituted, origin=origin,
         tokenizer=tokenizer, load=load, precision=source.weights.precision, weights=weights, seconds=seconds,
-        device=preparation.device, model=model,
+        device=preparation.device, model=model, notices=notices,
     )  # fmt: skip
 
 
@@ -288,13 +300,16 @@ def _check(start: Start, source: TeacherSource, task: Task) -> None:
 
 
 def score(
-    teacher: PreparedTeacher, task: Task, examples: EncodedSplits, *, cache: OutputCache, directory: Path
+    teacher: PreparedTeacher, task: Task, examples: EncodedSplits, *, source: TeacherSource, directory: Path
 ) -> None:
     """Sets the teacher's metrics on the splits that are scored, and caches its outputs for them.
 
+    A weak teacher that `source` accepts gets a notice.
+
     Raises:
-        UserError: if the metrics are too bad for a teacher.
+        UserError: if the teacher is weak and must not be.
     """
+    cache = source.cache
     if cache.enabled is False or task.over_vocabulary:
         loaders = batching.evaluation_loaders(examples)
         scores = {name: evaluate(teacher.running(), task, loader) for name, loader in loaders.items()}
@@ -303,7 +318,16 @@ def score(
     else:
         scores = cached_scores(Computation(teacher.running, teacher.fingerprint, task, cache, directory), examples)
     teacher.metrics = split_metrics(task, scores)
-    task.check_teacher(scores["dev"], teacher.resolved)
+    weakness = task.weakness(scores["dev"])
+    if weakness is None:
+        return
+    if not source.accept_weak:
+        raise UserError(
+            f"teacher {teacher.resolved} {weakness}: check that its labels mean the task's, train it for longer, or "
+            "set teacher.accept_weak=true to learn from it all the same"
+        )
+    teacher.notices.append(f"teacher {teacher.resolved} {weakness}; it teaches because of teacher.accept_weak=true")
+    print_notice(teacher.notices[-1])
 
 
 def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:

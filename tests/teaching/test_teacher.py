@@ -3,23 +3,26 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from huggingface_hub import constants
-from transformers import BertForSequenceClassification, PreTrainedTokenizerBase
+from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.contracts import Scores
 from distill.errors import UnreachableError, UserError
 from distill.models.loading import match_labels, reorder_head
-from distill.tasks import Classification
+from distill.tasks import Classification, Regression
 from distill.teaching import teacher as teaching
 from distill.training.module import freeze
 from teachers.embedded import Embedded
+from teachers.loaded import Loaded
 from teachers.pretrained import Pretrained
-from tests.conftest import LABELS, toy_bert
+from tests.conftest import LABELS, sentences, toy_bert
 
 ROOT = Path(teaching.__file__).resolve().parents[1]
 AUTO_CLASS = "AutoModelForSequenceClassification"
@@ -267,12 +270,75 @@ def test_only_the_built_in_task_accepts_a_substitute(capsys: pytest.CaptureFixtu
     assert teaching.locate(stand_in, own) == (stand_in, False)
 
 
-def test_a_teacher_worse_than_the_majority_is_refused() -> None:
-    task = Classification(name="toy", text="sentence")
+def make_scores(predicted: Sequence[int], labels: Sequence[int]) -> Scores:
+    return Scores({"logits": np.eye(2)[list(predicted)]}, np.array(labels), np.arange(len(labels)))
 
-    def make_scores(*classes: int) -> Scores:
-        return Scores({"logits": np.eye(2)[list(classes)]}, np.array([0, 0, 0, 1]), np.arange(4))
 
-    task.check_teacher(make_scores(0, 0, 0, 0), "toy")
-    with pytest.raises(UserError, match=r"accuracy of 0.500 on dev, always answering the majority class has 0.750"):
-        task.check_teacher(make_scores(1, 0, 0, 0), "toy")
+@pytest.mark.parametrize(
+    ("metric", "predicted", "labels", "weakness"),
+    [
+        ("accuracy", [0, 0, 0, 0], [0, 0, 0, 1], None),
+        (
+            "accuracy", [1, 0, 0, 0], [0, 0, 0, 1],
+            "has accuracy 0.500 on dev, and always answering the majority class has 0.750",
+        ),
+        # Less accurate than the majority class, whose F1 and correlation are 0.
+        ("f1", [1, 1, 1, 1], [0, 0, 0, 1], None),
+        ("matthews", [1, 1, 0, 1], [0, 0, 0, 1], None),
+        ("matthews", [1, 1, 0, 0], [0, 0, 0, 1], "has matthews -0.577 on dev, and always answering the majority class"),
+        # More accurate than it would need to be for a majority class of which F1 is 0.
+        ("f1", [0, 0, 1, 1], [1, 1, 1, 0], "has f1 0.400 on dev, and always answering the majority class has 0.857"),
+    ],
+)  # fmt: skip
+def test_a_weak_classifier_is_below_the_majority_class_in_the_metric_of_the_task(
+    metric: Any, predicted: list[int], labels: list[int], weakness: str | None
+) -> None:
+    task = Classification(name="toy", text="sentence", metrics=[metric])
+    result = task.weakness(make_scores(predicted, labels))
+    assert result is None if weakness is None else weakness in str(result)
+
+
+def test_a_weak_regressor_is_below_the_mean_of_the_labels() -> None:
+    task = Regression(name="toy", text="sentence")
+    rising, labels = np.arange(4.0, dtype=np.float32)[:, None], np.array([0.0, 1.0, 2.0, 3.0], dtype=np.float32)
+    assert task.weakness(Scores({"logits": rising}, labels, np.arange(4))) is None
+    expected = "has pearson -1.000 on dev, and always answering the mean of the labels has 0.000"
+    assert task.weakness(Scores({"logits": -rising}, labels, np.arange(4))) == expected
+
+
+@pytest.fixture
+def contrary(teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Classification:
+    """A task whose labels are the opposite of the toy teacher's predictions."""
+    texts = [text for text, _ in sentences(64)]
+    with torch.no_grad():
+        predicted = teacher(**tokenizer(texts, padding=True, return_tensors="pt")).logits.argmax(dim=-1)
+    rows = (texts, [LABELS[1 - index] for index in predicted.tolist()])
+    return Classification(name="toy", text="text", max_length=64, train=rows, dev=rows)
+
+
+def score_teacher(source: teaching.TeacherSource, task: Classification, directory: Path) -> teaching.PreparedTeacher:
+    splits = task.read(directory)
+    preparation = teaching.Preparation(
+        task=task, splits=splits, cache_dir=directory, run_directory=directory, device=torch.device("cpu")
+    )
+    prepared = teaching.prepare(source, preparation, requested="toy", substituted=False)
+    examples = task.encode(splits, prepared.tokenizer, None)
+    teaching.score(prepared, task, examples, source=source, directory=directory / "outputs")
+    return prepared
+
+
+def test_a_weak_teacher_is_refused_with_a_way_out(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, contrary: Classification, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    source = teaching.TeacherSource(weights=Loaded(teacher, tokenizer), finetune=None)
+    with pytest.raises(UserError, match=r"has accuracy 0.000 on dev, .* or set teacher.accept_weak=true to learn from"):
+        score_teacher(source, contrary, tmp_path)
+    capsys.readouterr()
+    accepted = score_teacher(replace(source, accept_weak=True), contrary, tmp_path)
+    [notice] = accepted.record()["notices"]
+    assert "has accuracy 0.000 on dev" in notice
+    assert "it teaches because of teacher.accept_weak=true" in notice
+    assert "Notice: teacher loaded" in capsys.readouterr().out
+    with pytest.raises(UserError, match="got teacher.accept_weak=1, expected true or false"):
+        replace(source, accept_weak=1)  # type: ignore[arg-type]
