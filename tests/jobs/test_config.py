@@ -49,7 +49,8 @@ def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
     values = OmegaConf.to_container(compose_file(file), resolve=True)
     assert isinstance(values, dict)
     if file.parts[0] == "teacher":
-        for key in ("finetune", "cache", "accept_weak"):
+        assert values.pop("accept_weak") is False
+        for key in ("finetune", "cache"):
             hydra.utils.instantiate(values.pop(key))
         if file.stem == "pretrained":
             values["path"] = "."
