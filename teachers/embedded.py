@@ -18,6 +18,7 @@ from teachers.pretrained import check_precision
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_LENGTH = 512
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".onnx", ".gguf")
 MAX_ALPHABET_SIZE = 1000  # Rarer characters are unknown.
 
 
@@ -70,7 +71,7 @@ class Embedded:
         settings = {name: value for name, value in vars(self).items() if name not in ("precision", "tokenizer")}
         directory = self.locate()
         if directory is not None:
-            settings["tokenizer"] = [hash_file(path) for path in sorted(directory.glob("*.json"))]
+            settings["tokenizer"] = [hash_file(path) for path in sorted(directory.iterdir()) if _is_of_tokenizer(path)]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def load(self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str]) -> Start:
@@ -101,6 +102,11 @@ class Embedded:
             return train_tokenizer(texts, self.vocabulary)
         tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(directory)
         return tokenizer
+
+
+def _is_of_tokenizer(path: Path) -> bool:
+    """Returns whether a tokenizer may be loaded from this file: vocab.txt, merges.txt, any *.json or *.model."""
+    return path.is_file() and path.suffix not in _WEIGHTS and path.suffix != ".md" and not path.name.startswith(".")
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> BertTokenizer:

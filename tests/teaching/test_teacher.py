@@ -226,6 +226,22 @@ def test_the_embedded_teacher_is_reproducible() -> None:
     assert max(encoded["token_type_ids"]) == 1
 
 
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "merges.txt", "spiece.model"])
+def test_the_embedded_teacher_depends_on_every_file_of_its_tokenizer(name: str, tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nfilm\n")
+    (tmp_path / name).touch()
+
+    def fingerprint() -> str:
+        return Embedded(tokenizer=str(tmp_path)).fingerprint()
+
+    before = fingerprint()
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    assert fingerprint() == before
+    with open(tmp_path / name, "a") as file:
+        file.write("book\n")
+    assert fingerprint() != before
+
+
 def test_the_vocabulary_is_the_same_in_every_process() -> None:
     """The trainer's own numbering follows a hash table that is seeded anew in every process."""
     program = (
