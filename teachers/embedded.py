@@ -33,6 +33,7 @@ class Embedded:
     """
 
     is_new = True
+    trust_remote_code = False
 
     def __init__(
         self,

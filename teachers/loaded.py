@@ -31,6 +31,8 @@ class Loaded:
     ) -> None:
         check_precision(precision)
         self.model, self.tokenizer, self.name, self.precision = model, tokenizer, name, precision
+        # The code of a class that transformers does not include has run already, when the model was loaded.
+        self.trust_remote_code = bool(getattr(model.config, "auto_map", None))
         self._fingerprint: str | None = None
 
     def locate(self) -> None:
@@ -56,4 +58,4 @@ class Loaded:
         with tempfile.TemporaryDirectory() as directory:
             self.model.save_pretrained(directory)
             self.tokenizer.save_pretrained(directory)
-            return load_directory(Path(directory), auto_class, labels, trust_remote_code=False)
+            return load_directory(Path(directory), auto_class, labels, trust_remote_code=self.trust_remote_code)

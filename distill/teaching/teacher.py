@@ -45,11 +45,13 @@ class Weights(Protocol):
         name: name of the teacher in records and directories.
         precision: precision of the forward passes, `float32` or `bfloat16`.
         is_new: whether the weights are random.
+        trust_remote_code: whether to run Python code that is saved with the weights.
     """
 
     name: str
     precision: str
     is_new: bool
+    trust_remote_code: bool
 
     def locate(self) -> Path | None:
         """Returns the directory of the weights, if any; raises UnreachableError if they are not available."""
@@ -237,8 +239,9 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
         tokenizer, load, model = start.tokenizer, partial(_reload, source, task, splits, rescaling), start.model
     else:
         weights = hash_file(directory / CHECKSUMS)
-        tokenizer, model = transformers.AutoTokenizer.from_pretrained(directory), None
-        load = partial(_load, directory, task)
+        trust = source.weights.trust_remote_code  # The fine-tuned copy has the code too.
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=trust)
+        load, model = partial(_load, directory, task, trust_remote_code=trust), None
     return PreparedTeacher(
         requested=requested, resolved=source.weights.resolved(), substituted=substituted, origin=origin,
         tokenizer=tokenizer, load=load, precision=source.weights.precision, weights=weights, seconds=seconds,
@@ -390,9 +393,11 @@ def _is_cached(directory: Path) -> bool:
     return directory.is_dir()
 
 
-def _load(directory: Path, task: Task) -> PreTrainedModel:
+def _load(directory: Path, task: Task, *, trust_remote_code: bool) -> PreTrainedModel:
     auto_class = getattr(transformers, task.auto_class)
-    model: PreTrainedModel = auto_class.from_pretrained(directory, dtype=torch.float32, use_safetensors=True)
+    model: PreTrainedModel = auto_class.from_pretrained(
+        directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
+    )
     return model
 
 

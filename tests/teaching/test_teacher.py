@@ -1,5 +1,7 @@
 """Tests of locating a teacher, matching its labels to the task's, and refusing pickles."""
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import constants
-from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, dynamic_module_utils
 
 from distill.contracts import Scores
 from distill.errors import UnreachableError, UserError
@@ -22,7 +24,7 @@ from distill.training.module import freeze
 from teachers.embedded import Embedded
 from teachers.loaded import Loaded
 from teachers.pretrained import Pretrained
-from tests.conftest import LABELS, sentences, toy_bert
+from tests.conftest import LABELS, SETTINGS, sentences, toy_bert
 
 ROOT = Path(teaching.__file__).resolve().parents[1]
 AUTO_CLASS = "AutoModelForSequenceClassification"
@@ -320,6 +322,63 @@ def test_a_weak_regressor_is_below_the_mean_of_the_labels() -> None:
     assert task.weakness(Scores({"logits": rising}, labels, np.arange(4))) is None
     expected = "has pearson -1.000 on dev, and always answering the mean of the labels has 0.000"
     assert task.weakness(Scores({"logits": -rising}, labels, np.arange(4))) == expected
+
+
+CODE = {
+    "configuration_toy.py": """
+from transformers import BertConfig
+
+class ToyConfig(BertConfig):
+    model_type = "toy_of_a_stranger"
+""",
+    "modeling_toy.py": """
+from transformers import BertForSequenceClassification
+from .configuration_toy import ToyConfig
+
+class ToyForSequenceClassification(BertForSequenceClassification):
+    config_class = ToyConfig
+""",
+}
+
+
+@pytest.fixture
+def foreign_dir(encoder_dir: Path, tmp_path: Path) -> Path:
+    """An encoder whose class is in Python files beside the weights."""
+    directory = tmp_path / "foreign"
+    shutil.copytree(encoder_dir, directory)
+    for name, code in CODE.items():
+        (directory / name).write_text(code)
+    config = json.loads((directory / "config.json").read_text())
+    config |= {
+        "model_type": "toy_of_a_stranger", "architectures": None,
+        "auto_map": {
+            "AutoConfig": "configuration_toy.ToyConfig",
+            "AutoModelForSequenceClassification": "modeling_toy.ToyForSequenceClassification",
+        },
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_a_fine_tuned_teacher_with_code_of_its_own_is_loaded_again(
+    foreign_dir: Path, task: Classification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    weights = Pretrained(name="foreign", path=str(foreign_dir), trust_remote_code=True)
+    source = teaching.TeacherSource(weights=weights, finetune=replace(SETTINGS, max_epochs=None, max_steps=1))
+    short = Classification(name="toy", text=["sentence"], max_length=64, data_dir=task.rows.data_dir)
+    preparation = teaching.Preparation(
+        task=short, splits=short.read(tmp_path), cache_dir=tmp_path, run_directory=tmp_path / "run",
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    for origin in ("fine-tuned", "kept"):
+        teacher = teaching.prepare(source, preparation, requested="foreign", substituted=False)
+        assert teacher.origin == origin
+        assert type(teacher.model).__name__ == "ToyForSequenceClassification"
+    again = Loaded(teacher.model, teacher.tokenizer).load(AUTO_CLASS, preparation.splits.labels, [])
+    assert again.fits
+    assert type(again.model).__name__ == "ToyForSequenceClassification"
 
 
 @pytest.fixture
