@@ -13,7 +13,8 @@ from transformers import BertConfig, BertTokenizer, PreTrainedTokenizerBase
 
 from distill.errors import UserError
 from distill.files import hash_file
-from distill.models.loading import Start, has_tokenizer
+from distill.models.loading import Start, check_tokenizer, has_tokenizer
+from distill.models.padding import choose_padding_side
 from teachers.pretrained import check_precision
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -95,13 +96,15 @@ class Embedded:
             config.problem_type = "regression" if len(labels) == 1 else "single_label_classification"
         torch.manual_seed(self.seed)
         model = getattr(transformers, auto_class).from_config(config)
-        return Start(model, tokenizer, fits=False, reason="it is new")
+        notice = choose_padding_side(model.eval(), tokenizer)
+        return Start(model, tokenizer, fits=False, reason="it is new", notices=[] if notice is None else [notice])
 
     def _load_tokenizer(self, texts: Iterable[str]) -> PreTrainedTokenizerBase:
         directory = self.locate()
         if directory is None:
             return train_tokenizer(texts, self.vocabulary)
         tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(directory)
+        check_tokenizer(tokenizer, directory)
         return tokenizer
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError
+from distill.models.padding import choose_padding_side
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,24 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
         raise UserError(f"{directory} cannot be loaded: {line}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
-    if not tokenizer.is_fast or tokenizer.pad_token_id is None:
-        missing = "padding token" if tokenizer.is_fast else "fast version (tokenizer.json)"
-        raise UserError(f"the tokenizer of {directory} has no {missing}, which batches and bundles need")
+    check_tokenizer(tokenizer, directory)
+    side_notice = choose_padding_side(model, tokenizer)
+    side_notices = [] if side_notice is None else [side_notice]
     fresh = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     if info["missing_keys"]:
         reason = f"its head is not trained ({', '.join(fresh)})"
     elif order is not None and labels is not None:
         reorder_head(model, order)
     if reason:
-        return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh)
-    return Start(model, tokenizer, fits=True, notices=notices)
+        return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh, notices=side_notices)
+    return Start(model, tokenizer, fits=True, notices=notices + side_notices)
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Raises UserError if batches cannot be padded, or there is no fast tokenizer for a bundle."""
+    if not tokenizer.is_fast or tokenizer.pad_token_id is None:
+        missing = "padding token" if tokenizer.is_fast else "fast version (tokenizer.json)"
+        raise UserError(f"the tokenizer of {directory} has no {missing}, which batches and bundles need")
 
 
 # The outputs of a head, by the `problem_type` of its configuration.

@@ -52,12 +52,12 @@ def fit_scale(start: Start, task: Task, examples: Examples, device: torch.device
     )
     if correlation < CORRELATION:
         reason = f"it gives {ranges}, a squared error of {error:.3g} where their mean has {variance:.3g}"
-        return replace(start, fits=False, reason=reason, notices=[]), None
+        return replace(start, fits=False, reason=reason), None
     slope = covariance / float(numbers.var())
     rescaling = Rescaling(slope, float(labels.mean()) - slope * float(numbers.mean()))
     if not _rescale(start.model, rescaling, task, examples, device, expected=slope * numbers + rescaling.intercept):
         reason = f"it gives {ranges}, and has no last linear layer to rescale"
-        return replace(start, fits=False, reason=reason, notices=[]), None
+        return replace(start, fits=False, reason=reason), None
     notice = (
         f"the teacher gives {ranges}: its last layer is rescaled, to {slope:.4g} times its numbers "
         f"{'+' if rescaling.intercept >= 0 else '-'} {abs(rescaling.intercept):.4g}"

@@ -225,8 +225,9 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
     else:
         start, rescaling = _load_fitting(source, preparation)
         _check(start, source, task)
+        notices = start.notices
         if start.fits:
-            origin, notices = "as it is" if rescaling is None else "rescaled", start.notices
+            origin = "as it is" if rescaling is None else "rescaled"
         else:
             examples = task.encode(splits, start.tokenizer, cache_dir)
             preparation.rehearse(start.model, start.tokenizer, examples)

@@ -50,6 +50,9 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+UNLIMITED = ("deberta_v3_small", "modernbert_base")  # Their positions are relative.
+
+
 def family_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Returns the family's tokenizer: `<s> a </s></s> b </s>` for RoBERTa, else `[CLS] a [SEP] b [SEP]`."""
     roberta = name.startswith("roberta")
@@ -173,6 +176,34 @@ def test_max_length_above_the_limit_of_the_tokenizer_is_refused(family: Any) -> 
     assert compute_logits(teacher, batch).shape == (1, 2)
 
 
+@pytest.mark.parametrize("auto_class", [AUTO_CLASS, "AutoModelForTokenClassification", "AutoModelForMaskedLM"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_logits_of_a_text_do_not_depend_on_its_padding(
+    family: Any, side: str, auto_class: str, tmp_path: Path
+) -> None:
+    name, teacher, tokenizer = family
+    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = side
+    for part in (teacher, tokenizer):
+        part.save_pretrained(tmp_path / "saved")
+    labels = None if auto_class == "AutoModelForMaskedLM" else LABELS
+    start = Pretrained(name=name, path=str(tmp_path / "saved")).load(auto_class, labels, [])
+    model = start.model.eval()
+    # RoBERTa and relative positions go with the tokens, so that only the pooled first token is lost.
+    is_wrong = side == "left" and (auto_class == AUTO_CLASS or name not in ("roberta_base", *UNLIMITED))
+    assert start.tokenizer.padding_side == ("right" if is_wrong else side)
+    assert sum("batches are padded on the right" in notice for notice in start.notices) == is_wrong
+    start.tokenizer.save_pretrained(tmp_path / "again")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert again.padding_side == start.tokenizer.padding_side
+    texts = ["dull", "a lovely and moving film , funny , warm and clever"]
+    batch = start.tokenizer(texts, padding=True, return_tensors="pt")
+    alone = compute_logits(model, start.tokenizer(texts[:1], return_tensors="pt"))
+    logits = compute_logits(model, batch)[:1]
+    if auto_class != AUTO_CLASS:
+        logits = logits[:, batch["attention_mask"][0].bool()]
+    torch.testing.assert_close(logits, alone, atol=1e-4, rtol=1e-4)
+
+
 # Relatives of RoBERTa, whose positions begin behind that of the padding, and a family that reads any length.
 OTHERS: dict[str, Callable[[dict[str, Any]], PreTrainedModel]] = {
     "xlm-roberta": lambda options: transformers.XLMRobertaForSequenceClassification(
@@ -192,7 +223,6 @@ OTHERS: dict[str, Callable[[dict[str, Any]], PreTrainedModel]] = {
         )
     ),
 }
-UNLIMITED = ("deberta_v3_small", "modernbert_base")  # Their positions are relative.
 
 
 def run_length(model: PreTrainedModel, length: int) -> torch.Size:

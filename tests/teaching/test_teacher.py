@@ -1,5 +1,6 @@
 """Tests of locating a teacher, matching its labels to the task's, and refusing pickles."""
 
+import copy
 import json
 import shutil
 import subprocess
@@ -379,6 +380,20 @@ def test_a_fine_tuned_teacher_with_code_of_its_own_is_loaded_again(
     again = Loaded(teacher.model, teacher.tokenizer).load(AUTO_CLASS, preparation.splits.labels, [])
     assert again.fits
     assert type(again.model).__name__ == "ToyForSequenceClassification"
+
+
+def test_a_loaded_teacher_keeps_the_settings_of_its_tokenizer(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    changed = copy.deepcopy(tokenizer)
+    changed.truncation_side, changed.model_input_names = "left", ["input_ids", "attention_mask"]
+    weights = Loaded(teacher, changed)
+    assert weights.fingerprint() != Loaded(teacher, tokenizer).fingerprint()
+    loaded = weights.load(AUTO_CLASS, LABELS, []).tokenizer
+    assert (loaded.truncation_side, loaded.model_input_names) == ("left", ["input_ids", "attention_mask"])
+    text = "a lovely and moving film"
+    assert loaded(text, truncation=True, max_length=5) == changed(text, truncation=True, max_length=5)
+    assert changed.init_kwargs.get("truncation_side") is None
 
 
 @pytest.fixture
