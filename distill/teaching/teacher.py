@@ -25,7 +25,7 @@ from distill.losses import HardLabels, Objective
 from distill.models.checks import check_length
 from distill.models.loading import Start
 from distill.options import show_value
-from distill.teaching.output_cache import OutputCache
+from distill.teaching.output_cache import OutputCache, library_versions
 from distill.teaching.outputs import Computation, cached_scores
 from distill.teaching.scale import Rescaling, fit_scale
 from distill.training import checkpoints, fitting
@@ -33,7 +33,7 @@ from distill.training.evaluate import evaluate, split_metrics
 from distill.training.module import DistillationModule, freeze
 from distill.training.settings import TrainerSettings, check_budget, check_processes
 
-FORMAT = 3  # Of a fine-tuned teacher in the cache.
+FORMAT = 4  # Of a fine-tuned teacher in the cache.
 # Called with model, tokenizer and examples before the fine-tuning; raises an error if the student does not suit them.
 Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase, EncodedSplits], None]
 
@@ -320,7 +320,10 @@ def score(
         if not task.over_vocabulary:
             scores = {name: split_scores.by_example() for name, split_scores in scores.items()}
     else:
-        scores = cached_scores(Computation(teacher.running, teacher.fingerprint, task, cache, directory), examples)
+        computation = Computation(
+            teacher.running, teacher.fingerprint, task, cache, directory, device=teacher.device.type
+        )
+        scores = cached_scores(computation, examples)
     teacher.metrics = split_metrics(task, scores)
     weakness = task.weakness(scores["dev"])
     if weakness is None:
@@ -342,7 +345,9 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
             settings.pop(name)  # They do not change the result.
         if source.finetune.processes() > 1:  # A step contains the batches of all ranks.
             settings["processes"] = source.finetune.processes()
-    return _digest([FORMAT, source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings])
+        settings["device"] = source.finetune.device().type
+    parts = [source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings]
+    return _digest([FORMAT, library_versions(), *parts])
 
 
 def _digest(parts: Sequence[object]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from huggingface_hub import constants
 from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, dynamic_module_utils
 
@@ -394,6 +395,21 @@ def test_a_loaded_teacher_keeps_the_settings_of_its_tokenizer(
     text = "a lovely and moving film"
     assert loaded(text, truncation=True, max_length=5) == changed(text, truncation=True, max_length=5)
     assert changed.init_kwargs.get("truncation_side") is None
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers"])
+def test_a_fine_tuned_teacher_belongs_to_the_versions_of_its_libraries(
+    library: str, encoder_dir: Path, task: Classification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = teaching.TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), SETTINGS)
+    splits = task.read(tmp_path)
+    key = teaching._fingerprint(source, task, splits)
+    module = {"torch": torch, "transformers": transformers}[library]
+    major, minor, *_ = module.__version__.split(".")
+    monkeypatch.setattr(module, "__version__", f"{major}.{minor}.99")
+    assert teaching._fingerprint(source, task, splits) == key
+    monkeypatch.setattr(module, "__version__", f"{major}.{int(minor) + 1}.0")
+    assert teaching._fingerprint(source, task, splits) != key
 
 
 @pytest.fixture
