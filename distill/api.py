@@ -72,6 +72,7 @@ class Teacher:
         name: names the teacher in records and directories.
         precision: of its forward passes, `float32` or `bfloat16`.
         cache: the rules for caching its outputs.
+        accept_weak: whether it may teach although it scores less on dev than a constant prediction.
         cache_dir: holds fine-tuned teachers and outputs; None takes `DISTILL_CACHE` or `~/.cache/distill`.
 
     Raises:
@@ -85,11 +86,12 @@ class Teacher:
         *,
         name: str = "loaded",
         precision: str = "float32",
+        accept_weak: bool = False,
         cache: OutputCache | None = None,
         cache_dir: str | Path | None = None,
     ) -> None:
         weights = Loaded(model, tokenizer, name=name, precision=precision)
-        self._set(weights, cache=cache, cache_dir=cache_dir)
+        self._set(weights, accept_weak=accept_weak, cache=cache, cache_dir=cache_dir)
 
     @classmethod
     def from_pretrained(
@@ -100,6 +102,7 @@ class Teacher:
         revision: str | None = None,
         precision: str = "float32",
         trust_remote_code: bool = False,
+        accept_weak: bool = False,
         cache: OutputCache | None = None,
         cache_dir: str | Path | None = None,
     ) -> "Teacher":
@@ -110,6 +113,8 @@ class Teacher:
             name: names the teacher in records; by default the last part of `name_or_path`.
             revision: of the model on the Hub.
             trust_remote_code: runs Python code that comes with the weights.
+
+        The other arguments are those of `Teacher`.
         """
         is_path = Path(name_or_path).expanduser().is_dir()
         where: dict[str, Any] = {"path": str(name_or_path)} if is_path else {"id": str(name_or_path)}
@@ -118,11 +123,15 @@ class Teacher:
             trust_remote_code=trust_remote_code, **where,
         )  # fmt: skip
         teacher = cls.__new__(cls)
-        teacher._set(weights, cache=cache, cache_dir=cache_dir)
+        teacher._set(weights, accept_weak=accept_weak, cache=cache, cache_dir=cache_dir)
         return teacher
 
-    def _set(self, weights: Weights, *, cache: OutputCache | None, cache_dir: str | Path | None) -> None:
-        self.source = TeacherSource(weights=weights, finetune=None, cache=cache or OutputCache())
+    def _set(
+        self, weights: Weights, *, accept_weak: bool, cache: OutputCache | None, cache_dir: str | Path | None
+    ) -> None:
+        self.source = TeacherSource(
+            weights=weights, finetune=None, cache=cache or OutputCache(), accept_weak=accept_weak
+        )
         self.cache_dir = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
 
     def fit(self, task: Task, **settings: Any) -> "Teacher":

@@ -1,6 +1,7 @@
 """The whole chain, free of Hydra: from a teacher to a student that is trained, exported, checked and timed."""
 
 import copy
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -25,6 +26,7 @@ from distill.export.quantization import quantize
 from distill.files import JsonObject, atomic_directory, is_intact, make_directory, replace_file, write_text
 from distill.losses import HardLabels, Objective
 from distill.models import checks
+from distill.models.forward import input_names
 from distill.plan import Plan, Student, check_plan
 from distill.records import report
 from distill.records.record import Run
@@ -65,7 +67,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     start = copy.deepcopy(model) if plan.baseline else None
     loaders = batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
     if not plan.dry_run:
-        teaching.score(teacher, task, examples, cache=source.cache, directory=plan.cache_dir / "outputs")
+        teaching.score(teacher, task, examples, source=source, directory=plan.cache_dir / "outputs")
     run.update(task=task_record(task, splits, examples), teacher=teacher.record(), objective=plan.objective.record())
     stage = _Stage(plan, run, student.name, splits, examples, loaders, teacher)
     module, outputs = stage.prepare_training(model, source)
@@ -287,14 +289,16 @@ class _Stage:
         return compare_models(models, tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark)
 
     def _teacher_files(self) -> dict[str, Path]:
-        """The teacher's own ONNX files, cached under its fingerprint and the recipe; none if they cannot be made."""
+        """The teacher's own ONNX files, cached under its weights, its inputs and the recipe; none if they fail."""
         settings = self.plan.export
         recipe = f"{'channel' if settings.per_channel else 'tensor'}-{7 if settings.reduce_range else 8}"
-        directory = self.plan.cache_dir / "onnx" / f"{self.teacher.fingerprint[:16]}-{recipe}"
+        teacher, tokenizer = self.teacher.model, self.teacher.tokenizer
+        key = hashlib.sha256(" ".join([self.teacher.weights, *input_names(teacher, tokenizer)]).encode()).hexdigest()
+        directory = self.plan.cache_dir / "onnx" / f"{key[:16]}-{recipe}"
         if not is_intact(directory):
             try:
                 with atomic_directory(directory, reuse_intact=True) as temporary:
-                    export_onnx(self.teacher.model, temporary / FILES["fp32"])
+                    export_onnx(teacher, temporary / FILES["fp32"], tokenizer=tokenizer)
                     quantize(temporary / FILES["fp32"], temporary / FILES["int8"], settings)
                     for file in FILES.values():
                         session(temporary / file)

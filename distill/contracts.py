@@ -324,8 +324,11 @@ class Task(Protocol):
         """Largest difference of a probability over all items; of numbers, as a share of the reference's range."""
         ...
 
-    def check_teacher(self, scores: Scores, name: str) -> None:
-        """Raises UserError for a teacher whose scores on dev say that it must not teach."""
+    def weakness(self, scores: Scores) -> str | None:
+        """The reason why a teacher with these scores on dev should not teach, None if it may.
+
+        It follows from the task's own metric, compared with that of the best constant prediction.
+        """
         ...
 
     def describe(self, splits: Any) -> dict[str, Any]:

@@ -53,7 +53,8 @@ def from_teacher(
         vocab_size=vocabulary, embedding_dim=min(embedding_dim or width, width), hidden_dim=hidden_dim,
         num_hidden_layers=layers, classifier_dim=classifier_dim, dropout=dropout, pooling=pooling, pair=task.pair,
         sep_token_id=getattr(teacher.config, "sep_token_id", None), pad_token_id=teacher.config.pad_token_id,
-        id2label=dict(teacher.config.id2label), label2id=dict(teacher.config.label2id),
+        id2label=dict(teacher.config.id2label),
+        label2id={label: index for index, label in teacher.config.id2label.items()},
         problem_type=teacher.config.problem_type,
     )  # fmt: skip
     student = BilstmForSequenceClassification(config)

@@ -30,7 +30,12 @@ _BERT_TO_DISTILBERT = (
     ("cls.predictions.transform.dense.", "vocab_transform."),
     ("cls.predictions.transform.LayerNorm.", "vocab_layer_norm."),
     ("cls.predictions.bias", "vocab_projector.bias"),
+    # Only if untied. The bias above is then not read, and the decoder's own comes later.
+    ("cls.predictions.decoder.", "vocab_projector."),
 )
+DISTILBERT_EPS = 1e-12  # Of every LayerNorm. The configuration of a DistilBERT has no other.
+# Lists in configurations with one entry for each layer.
+_PER_LAYER = ("layer_types", "mlp_layer_types", "attention_window")
 
 
 def from_teacher(
@@ -44,8 +49,9 @@ def from_teacher(
 
     From a BERT it is a `DistilBertFor*` (arXiv 1910.01108), which has no token types and no pooler. The token-type row
     of single sentences is added to the position embeddings, and the pooler becomes `pre_classifier`. From any other
-    family it is the teacher's class with fewer layers. The student's `inherited` maps the names of its tensors to
-    those of the teacher's tensors that they were copied from.
+    family, and from a BERT that no configuration of a DistilBERT can describe, it is the teacher's class with fewer
+    layers. The student's `inherited` maps the names of its tensors to those of the teacher's tensors that they were
+    copied from.
 
     Args:
         layers: `alternate` (the first, the last and evenly spaced ones between them), `first`, `last`, or indices
@@ -54,16 +60,19 @@ def from_teacher(
         init: `teacher` copies every tensor of the same shape, `random` copies none.
 
     Raises:
-        UserError: if the teacher lacks one of the layers, or its layers are not separate modules.
+        UserError: if the teacher lacks one of the layers, its layers are not separate modules, or a layer cannot take
+            its place in the student.
     """
     if init not in ("teacher", "random"):
         raise UserError(f"student.init={init} is unknown, expected teacher or random")
     teacher_layers = choose_layers(teacher.config.num_hidden_layers, layers, depth)
-    if type(teacher.config) is BertConfig:
+    if type(teacher.config) is BertConfig and _is_distilbert(teacher):
         student = _create_distilbert(teacher, len(teacher_layers))
         inherited = _map_bert_tensors(teacher, student, teacher_layers)
     else:
         student, inherited = _create_same_class(teacher, teacher_layers)
+        if init == "teacher":
+            _check_layers(teacher, student, teacher_layers)
     student.float()
     if init == "teacher":
         _copy_tensors(teacher, student, inherited)
@@ -125,6 +134,15 @@ def _evenly_spaced(total: int, depth: int) -> list[int]:
     return [math.ceil(index * (total - 1) / (depth - 1) - 0.5) for index in range(depth)]
 
 
+def _is_distilbert(bert: PreTrainedModel) -> bool:
+    """Returns whether a DistilBERT with the layers of this BERT can compute the same in training and evaluation."""
+    config = bert.config
+    # The dropout of a DistilBERT's head for tokens is that of its layers.
+    is_for_tokens = auto_class_of(bert) == "AutoModelForTokenClassification"
+    has_own_dropout = config.classifier_dropout not in (None, config.hidden_dropout_prob)
+    return config.layer_norm_eps == DISTILBERT_EPS and not config.is_decoder and not (is_for_tokens and has_own_dropout)
+
+
 def _create_distilbert(teacher: PreTrainedModel, depth: int) -> PreTrainedModel:
     """Returns a DistilBERT with random weights, the teacher's sizes and the same kind of head."""
     bert = teacher.config
@@ -142,11 +160,12 @@ def _create_distilbert(teacher: PreTrainedModel, depth: int) -> PreTrainedModel:
         attention_dropout=bert.attention_probs_dropout_prob,
         activation=bert.hidden_act,
         initializer_range=bert.initializer_range,
-        seq_classif_dropout=bert.hidden_dropout_prob,
+        seq_classif_dropout=bert.hidden_dropout_prob if bert.classifier_dropout is None else bert.classifier_dropout,
+        qa_dropout=0.0,  # BERT has none there.
         pad_token_id=bert.pad_token_id,
         tie_word_embeddings=bert.tie_word_embeddings,
         id2label=dict(bert.id2label),
-        label2id=dict(bert.label2id),
+        label2id={label: index for index, label in bert.id2label.items()},
         problem_type=bert.problem_type,
     )
     student: PreTrainedModel = student_class(config)
@@ -178,8 +197,10 @@ def _create_same_class(
     prefix = _find_layer_prefix(teacher)
     config = copy.deepcopy(teacher.config)
     config.num_hidden_layers = len(teacher_layers)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[index] for index in teacher_layers]
+    for name in _PER_LAYER:
+        values = getattr(config, name, None)
+        if isinstance(values, list | tuple):
+            setattr(config, name, [values[index] for index in teacher_layers])
     student = type(teacher)(config)
     student_layers = {teacher_layer: student_layer for student_layer, teacher_layer in enumerate(teacher_layers)}
     student_tensors = dict(student.named_parameters())
@@ -191,6 +212,23 @@ def _create_same_class(
         if student_tensors[student_name].shape == tensor.shape:
             inherited[student_name] = teacher_name
     return student, inherited
+
+
+def _check_layers(teacher: PreTrainedModel, student: PreTrainedModel, teacher_layers: Sequence[int]) -> None:
+    """Raises UserError if a layer has other tensors in the teacher than in its place in the student."""
+    prefix = _find_layer_prefix(teacher)
+    for place, index in enumerate(teacher_layers):
+        names = (
+            {name for name, _ in model.get_submodule(f"{prefix}{number}").named_parameters()}
+            for model, number in ((teacher, index), (student, place))
+        )
+        differing = set.symmetric_difference(*names)
+        if differing:
+            raise UserError(
+                f"student.layers={list(teacher_layers)} puts layer {index} of a {type(teacher).__name__} in the place "
+                f"of layer {place}, and only one of them has {min(differing)}: leave layer {min(index, place)} where "
+                "it is, as student.layers=alternate does"
+            )
 
 
 def _find_layer_prefix(teacher: PreTrainedModel) -> str:

@@ -13,11 +13,13 @@ from transformers import BertConfig, BertTokenizer, PreTrainedTokenizerBase
 
 from distill.errors import UserError
 from distill.files import hash_file
-from distill.models.loading import Start, has_tokenizer
+from distill.models.loading import Start, check_tokenizer, has_tokenizer
+from distill.models.padding import choose_padding_side
 from teachers.pretrained import check_precision
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_LENGTH = 512
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".onnx", ".gguf")
 MAX_ALPHABET_SIZE = 1000  # Rarer characters are unknown.
 
 
@@ -32,6 +34,7 @@ class Embedded:
     """
 
     is_new = True
+    trust_remote_code = False
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class Embedded:
         settings = {name: value for name, value in vars(self).items() if name not in ("precision", "tokenizer")}
         directory = self.locate()
         if directory is not None:
-            settings["tokenizer"] = [hash_file(path) for path in sorted(directory.glob("*.json"))]
+            settings["tokenizer"] = [hash_file(path) for path in sorted(directory.iterdir()) if _is_of_tokenizer(path)]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def load(self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str]) -> Start:
@@ -93,14 +96,21 @@ class Embedded:
             config.problem_type = "regression" if len(labels) == 1 else "single_label_classification"
         torch.manual_seed(self.seed)
         model = getattr(transformers, auto_class).from_config(config)
-        return Start(model, tokenizer, fits=False, reason="it is new")
+        notice = choose_padding_side(model.eval(), tokenizer)
+        return Start(model, tokenizer, fits=False, reason="it is new", notices=[] if notice is None else [notice])
 
     def _load_tokenizer(self, texts: Iterable[str]) -> PreTrainedTokenizerBase:
         directory = self.locate()
         if directory is None:
             return train_tokenizer(texts, self.vocabulary)
         tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(directory)
+        check_tokenizer(tokenizer, directory)
         return tokenizer
+
+
+def _is_of_tokenizer(path: Path) -> bool:
+    """Returns whether a tokenizer may be loaded from this file: vocab.txt, merges.txt, any *.json or *.model."""
+    return path.is_file() and path.suffix not in _WEIGHTS and path.suffix != ".md" and not path.name.startswith(".")
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> BertTokenizer:

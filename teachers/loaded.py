@@ -1,14 +1,20 @@
 """A model of transformers in memory, with its tokenizer, as the teacher."""
 
+import copy
 import hashlib
+import json
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.models.loading import Start, load_directory
 from teachers.pretrained import check_precision
+
+# Attributes of a tokenizer that its file does not have.
+_TOKENIZER_SETTINGS = ("padding_side", "truncation_side", "model_input_names", "model_max_length")
 
 
 class Loaded:
@@ -31,6 +37,8 @@ class Loaded:
     ) -> None:
         check_precision(precision)
         self.model, self.tokenizer, self.name, self.precision = model, tokenizer, name, precision
+        # The code of a class that transformers does not include has run already, when the model was loaded.
+        self.trust_remote_code = bool(getattr(model.config, "auto_map", None))
         self._fingerprint: str | None = None
 
     def locate(self) -> None:
@@ -45,15 +53,21 @@ class Loaded:
         if self._fingerprint is None:
             digest = hashlib.sha256(self.model.config.to_json_string().encode())
             digest.update(self.tokenizer.backend_tokenizer.to_str().encode())
+            digest.update(json.dumps(self._tokenizer_settings()).encode())
             for name, tensor in sorted(self.model.state_dict().items()):
                 digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
                 digest.update(tensor.detach().cpu().float().contiguous().numpy().data)
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
+    def _tokenizer_settings(self) -> dict[str, Any]:
+        return {name: getattr(self.tokenizer, name) for name in _TOKENIZER_SETTINGS}
+
     def load(self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str]) -> Start:
         """Returns a float32 copy of the model with a head for `labels`, or over the vocabulary, and its tokenizer."""
         with tempfile.TemporaryDirectory() as directory:
             self.model.save_pretrained(directory)
-            self.tokenizer.save_pretrained(directory)
-            return load_directory(Path(directory), auto_class, labels, trust_remote_code=False)
+            tokenizer = copy.deepcopy(self.tokenizer)
+            tokenizer.init_kwargs |= self._tokenizer_settings()  # Attributes that were set later would not be saved.
+            tokenizer.save_pretrained(directory)
+            return load_directory(Path(directory), auto_class, labels, trust_remote_code=self.trust_remote_code)

@@ -1,6 +1,6 @@
 """Compares the latencies of teacher and student, in torch and as ONNX files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,8 @@ def compare_models(
     print_line(f"Timing {' and '.join(models)}, each with {threads} thread(s)")
     candidates = []
     for name, (model, files) in models.items():
-        names = input_names(model)
-        candidates.append(_torch_candidate(name, model))
+        names = input_names(model, tokenizer)
+        candidates.append(_torch_candidate(name, model, names))
         candidates += [
             latency.load_onnx_candidate(name, f"onnx-{format}", path, names, threads) for format, path in files.items()
         ]
@@ -52,7 +52,7 @@ def compare_models(
         torch.set_num_threads(torch_threads)
 
 
-def _torch_candidate(name: str, model: PreTrainedModel) -> latency.Candidate:
+def _torch_candidate(name: str, model: PreTrainedModel, inputs: Sequence[str]) -> latency.Candidate:
     model = model.cpu().eval()
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
@@ -60,4 +60,4 @@ def _torch_candidate(name: str, model: PreTrainedModel) -> latency.Candidate:
         with torch.inference_mode():
             return model(**{key: torch.from_numpy(array) for key, array in feed.items()}).logits
 
-    return latency.Candidate(name, "torch", input_names(model), size, run)
+    return latency.Candidate(name, "torch", inputs, size, run)

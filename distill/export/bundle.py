@@ -52,7 +52,7 @@ def write_bundle(
     Each file is scored through ONNX Runtime, from raw text, and compared with `scores`, those of the torch model. A
     file whose gate failed is never recommended.
     """
-    export_onnx(model, directory / FILES["fp32"])
+    export_onnx(model, directory / FILES["fp32"], tokenizer=tokenizer)
     recipes = {
         "fp32": "float32",
         "int8": quantize(directory / FILES["fp32"], directory / FILES["int8"], settings),
@@ -92,7 +92,7 @@ def _create_manifest(
         **{name: value for name, value in task.describe(splits).items() if name in ("answer", "labels")},
         "max_length": task.max_length,
         "truncation_side": tokenizer.truncation_side,
-        "inputs": input_names(model),
+        "inputs": input_names(model, tokenizer),
         "padding": {
             "input_ids": tokenizer.pad_token_id,
             "attention_mask": 0,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.models.forward import input_names
 
@@ -31,12 +31,15 @@ class _Logits(nn.Module):
         return logits
 
 
-def export_onnx(model: PreTrainedModel, path: Path) -> None:
+def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
     """Writes `model` as float32 ONNX: inputs `[B, L]` -> `logits [B, C]`, with dynamic B and L.
 
     The files are those of `edge.bundle.list_model_files`, two for a large model.
+
+    Args:
+        tokenizer: makes the inputs; None for all that the model accepts.
     """
-    names = input_names(model)
+    names = input_names(model, tokenizer)
     exported = copy.deepcopy(model).cpu().float().eval()
     length = 9  # The exporter would treat 0, 1 or a size of the model as a fixed length.
     example = {

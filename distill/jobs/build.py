@@ -59,10 +59,13 @@ def _source(
     assert isinstance(values, dict)
     settings = values.pop("finetune", False)
     values.pop("cache", None)
+    accept_weak = values.pop("accept_weak", False)
     # Instantiated from the configuration, so that errors have the full names of the options.
     finetune = instantiate(config.finetune) if settings else None
     weights = hydra.utils.instantiate(values)
-    return TeacherSource(weights=weights, finetune=finetune, cache=cache, substitute=substitute)
+    return TeacherSource(
+        weights=weights, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak
+    )
 
 
 def student(config: DictConfig) -> Student:

@@ -33,7 +33,7 @@ def run_finetune(config: DictConfig, run: Run) -> None:
         print_line(f"Teacher {teacher.resolved} ({teacher.origin})")
         return
     examples = task.encode(splits, teacher.tokenizer, cache_dir)
-    teaching.score(teacher, task, examples, cache=source.cache, directory=cache_dir / "outputs")
+    teaching.score(teacher, task, examples, source=source, directory=cache_dir / "outputs")
     run.update(task=task_record(task, splits, examples), teacher=teacher.record())
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in teacher.metrics.items())
     print_line(f"Teacher {teacher.resolved} on {task.name} ({teacher.origin}): dev {metrics}")

@@ -42,6 +42,8 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     make_directory(build.cache_dir(config))
     splits = task.read(build.cache_dir(config))
     start = _load(source, task, splits, seed=config.seed)
+    for text in start.notices:
+        print_notice(text)
     if not from_scratch and not start.fits:
         print_notice(f"teacher {source.weights.resolved()} gets a language-model head with random weights")
     objective = task.pretraining_objective()

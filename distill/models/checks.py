@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError
@@ -40,8 +41,12 @@ def check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel, tokeniz
 
 def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the largest number of tokens that the model can read."""
-    # Some families reserve positions, which only the limit of the tokenizer takes into account.
     positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == "position_embeddings" and isinstance(module, nn.Embedding):
+            # RoBERTa and its relatives count positions from the one behind the padding's.
+            reserved = 0 if module.padding_idx is None else module.padding_idx + 1
+            positions = min(positions, module.num_embeddings - reserved)
     return int(min(positions, tokenizer.model_max_length))
 
 

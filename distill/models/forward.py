@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ModelOutput
 
 from distill.contracts import Items, Outputs
 
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 ENCODE = "run_encoder"  # Method of a model sharded by FSDP, which gathers the weights and runs the encoder.
 
 
@@ -111,7 +112,15 @@ def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Te
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def input_names(model: PreTrainedModel) -> list[str]:
-    """Returns the names of the tensors of a batch that the model's `forward` accepts."""
+def input_names(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> list[str]:
+    """Returns the names of a model's inputs: those that its `forward` accepts and the tokenizer's batches hold.
+
+    Training, an exported file and a device thus give the model the same inputs. A BERT without token types reads zeros.
+
+    Args:
+        tokenizer: None for all inputs that the model accepts.
+    """
     accepted = inspect.signature(model.forward).parameters
-    return [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in accepted]
+    # Every batch has a mask, whatever the tokenizer returns.
+    held = {"input_ids", "attention_mask"} | set(_INPUTS if tokenizer is None else tokenizer.model_input_names)
+    return [name for name in _INPUTS if name in accepted and name in held]

@@ -1,5 +1,6 @@
 """Loads a model with its tokenizer and a head for the task from a directory."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError
+from distill.models.padding import choose_padding_side
 
 
 @dataclass(frozen=True)
@@ -78,18 +80,32 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
         raise UserError(f"{directory} cannot be loaded: {line}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
-    if not tokenizer.is_fast or tokenizer.pad_token_id is None:
-        missing = "padding token" if tokenizer.is_fast else "fast version (tokenizer.json)"
-        raise UserError(f"the tokenizer of {directory} has no {missing}, which batches and bundles need")
+    check_tokenizer(tokenizer, directory)
+    side_notice = choose_padding_side(model, tokenizer)
+    side_notices = [] if side_notice is None else [side_notice]
     fresh = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     if info["missing_keys"]:
         reason = f"its head is not trained ({', '.join(fresh)})"
-    if reason:
-        return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh)
-    assert order is not None
-    if labels is not None:
+    elif order is not None and labels is not None:
         reorder_head(model, order)
-    return Start(model, tokenizer, fits=True, notices=notices)
+    if reason:
+        return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh, notices=side_notices)
+    return Start(model, tokenizer, fits=True, notices=notices + side_notices)
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Raises UserError if batches cannot be padded, or there is no fast tokenizer for a bundle."""
+    if not tokenizer.is_fast or tokenizer.pad_token_id is None:
+        missing = "padding token" if tokenizer.is_fast else "fast version (tokenizer.json)"
+        raise UserError(f"the tokenizer of {directory} has no {missing}, which batches and bundles need")
+
+
+# The outputs of a head, by the `problem_type` of its configuration.
+_OUTPUTS = {
+    "multi_label_classification": "labels of which several can be right at once",
+    "single_label_classification": "labels that exclude each other",
+    "regression": "numbers",
+}
 
 
 def _fit_labels(config: PreTrainedConfig, labels: Sequence[str] | None) -> tuple[list[int] | None, str, list[str]]:
@@ -97,10 +113,15 @@ def _fit_labels(config: PreTrainedConfig, labels: Sequence[str] | None) -> tuple
     if labels is None:
         return [], "", []
     own = [str(config.id2label[index]) for index in sorted(config.id2label)]
+    trained_for = config.problem_type
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: index for index, label in enumerate(labels)}
     config.problem_type = "regression" if len(labels) == 1 else "single_label_classification"
-    return match_labels(own, labels)
+    order, reason, notices = match_labels(own, labels)
+    if order is not None and trained_for not in (None, config.problem_type):
+        outputs = _OUTPUTS[config.problem_type]
+        return order, f"its head is for {_OUTPUTS[trained_for]} ({trained_for}), and the task is for {outputs}", []
+    return order, reason, notices
 
 
 # In this order, because a model for masked language modelling may be registered for pre-training too.
@@ -145,24 +166,44 @@ def has_tokenizer(directory: Path) -> bool:
 def match_labels(own: Sequence[str], labels: Sequence[str]) -> tuple[list[int] | None, str, list[str]]:
     """Returns the index of each of the task's labels in the model's `own` ones: `(order, reason, notices)`.
 
-    Labels are matched by name, ignoring case. The default names `LABEL_i` are matched by index, with a notice. If the
-    labels do not match, the order is None, and the reason says why.
+    The same names match by name, whose case matters only if nothing else tells two labels apart. `LABEL_3` and `3`
+    match by their index. The default names `LABEL_i` match all other labels by index, with a notice.
+    If the labels do not match, the order is None, and the reason says why.
     """
     if len(own) != len(labels):
         return None, f"it has {len(own)} labels and the task {len(labels)}", []
     if len(labels) == 1:  # The name of a regression does not matter.
         return [0], "", []
-    if all(name == f"LABEL_{index}" for index, name in enumerate(own)):
-        pairs = ", ".join(f"{name}={label}" for name, label in zip(own, labels, strict=True))
-        return list(range(len(labels))), "", [f"the teacher's labels have no names and are taken in order: {pairs}"]
-    position = {name.lower(): index for index, name in enumerate(own)}
-    if sorted(position) != sorted(label.lower() for label in labels):
+    for normalize in (str, str.lower):
+        order = _match_names([normalize(name) for name in own], [normalize(label) for label in labels])
+        if order is not None:
+            moved = order != list(range(len(order)))
+            return order, "", [f"the teacher's labels are put in order: {', '.join(labels)}"] if moved else []
+    order = _match_names(list(map(_strip_default_prefix, own)), list(map(_strip_default_prefix, labels)))
+    # Labels such as LABEL_1 to LABEL_4 name indices too, and other ones.
+    has_names = own != [f"LABEL_{index}" for index in range(len(own))] or any(map(_is_default_name, labels))
+    if order is None and has_names:
         return None, f"its labels are {', '.join(own)} and the task's {', '.join(labels)}", []
-    order = [position[label.lower()] for label in labels]
-    notices = (
-        [] if order == list(range(len(order))) else [f"the teacher's labels are put in order: {', '.join(labels)}"]
-    )
-    return order, "", notices
+    order = order or list(range(len(labels)))
+    pairs = ", ".join(f"{own[index]}={label}" for index, label in zip(order, labels, strict=True))
+    return order, "", [f"the teacher's labels have no names and are taken by index: {pairs}"]
+
+
+def _match_names(own: Sequence[str], labels: Sequence[str]) -> list[int] | None:
+    """Returns the position of each label in `own`, None if the names are not the same or not distinct."""
+    position = {name: index for index, name in enumerate(own)}
+    if len(position) < len(own) or position.keys() != set(labels):
+        return None
+    return [position[label] for label in labels]
+
+
+def _is_default_name(label: str) -> bool:
+    return re.fullmatch(r"label_\d+", label.lower()) is not None
+
+
+def _strip_default_prefix(label: str) -> str:
+    """Returns the index of a default name `LABEL_i`, and any other label in lower case."""
+    return label.lower().removeprefix("label_") if _is_default_name(label) else label.lower()
 
 
 @torch.no_grad()
@@ -170,10 +211,30 @@ def reorder_head(model: PreTrainedModel, order: Sequence[int]) -> None:
     """Permutes the rows of the last linear layer, so that output `i` is the former output `order[i]`."""
     if list(order) == list(range(len(order))):
         return
-    heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == len(order)]
-    if not heads:
+    head = _find_head(model, len(order))
+    if head is None:
         raise UserError(f"{type(model).__name__} has its labels in another order and no linear head to put in order")
     index = torch.tensor(order)
-    heads[-1].weight.copy_(heads[-1].weight[index].clone())
-    if heads[-1].bias is not None:
-        heads[-1].bias.copy_(heads[-1].bias[index].clone())
+    head.weight.copy_(head.weight[index].clone())
+    if head.bias is not None:
+        head.bias.copy_(head.bias[index].clone())
+
+
+@torch.no_grad()
+def rescale_head(model: PreTrainedModel, slope: float, intercept: float) -> bool:
+    """Turns the one output `y` of the last linear layer into `slope * y + intercept`.
+
+    Returns whether there is such a layer with a bias. Without one nothing changes.
+    """
+    head = _find_head(model, 1)
+    if head is None or head.bias is None:
+        return False
+    head.weight.mul_(slope)
+    head.bias.mul_(slope).add_(intercept)
+    return True
+
+
+def _find_head(model: PreTrainedModel, outputs: int) -> nn.Linear | None:
+    """Returns the last linear layer with this number of outputs."""
+    heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == outputs]
+    return heads[-1] if heads else None

@@ -195,14 +195,10 @@ class Classification:
     def probability_diff(self, scores: Scores, reference: Scores) -> float:
         return rows.probability_diff(scores, reference)
 
-    def check_teacher(self, scores: Scores, name: str) -> None:
-        accuracy = float((self.predictions(scores) == scores.labels).mean())
-        majority = float(np.bincount(scores.labels).max() / len(scores.labels))
-        if accuracy < majority:
-            raise UserError(
-                f"teacher {name} has an accuracy of {accuracy:.3f} on dev, always answering the majority class has "
-                f"{majority:.3f}: check that its labels mean the task's, or train it for longer"
-            )
+    def weakness(self, scores: Scores) -> str | None:
+        constant = np.zeros_like(scores.columns["logits"])
+        constant[:, np.bincount(scores.labels).argmax()] = 1
+        return rows.compare_with_constant(self, scores, constant, "always answering the majority class")
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {

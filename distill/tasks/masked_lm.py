@@ -202,8 +202,9 @@ class MaskedLM:
         probabilities, expected = (np.exp(-of.columns["loss"].astype(np.float64)) for of in (scores, reference))
         return float(np.abs(probabilities - expected).max())
 
-    def check_teacher(self, scores: Scores, name: str) -> None:
-        """Accepts every teacher."""
+    def weakness(self, scores: Scores) -> str | None:
+        """None, because every language model may teach."""
+        return None
 
     def describe(self, splits: TextData) -> dict[str, Any]:
         settings = self.settings

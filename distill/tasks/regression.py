@@ -138,8 +138,9 @@ class Regression:
         scale = max(float(np.ptp(expected)), float(np.ptp(reference.labels))) or 1.0
         return float(np.abs(scores.columns["logits"] - expected).max()) / scale
 
-    def check_teacher(self, scores: Scores, name: str) -> None:
-        """Accepts every teacher."""
+    def weakness(self, scores: Scores) -> str | None:
+        constant = np.full_like(scores.columns["logits"], scores.labels.mean())
+        return rows.compare_with_constant(self, scores, constant, "always answering the mean of the labels")
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {

@@ -1,6 +1,7 @@
 """The parts that classification and regression share: rows with one or two texts, and one item an example."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from distill.contracts import IGNORED, Batch, Items, Likelihood, Outputs, Scores
+from distill.contracts import IGNORED, Batch, Items, Likelihood, Outputs, Scores, Task
 from distill.data import in_memory
 from distill.data.in_memory import Table, TableSplits
 from distill.data.tables import STEMS, LabelledData, LabelledText
@@ -129,6 +130,18 @@ def probability_diff(scores: Scores, reference: Scores) -> float:
 def compute_metrics(functions: Mapping[str, Callable[[], float]], names: Sequence[str]) -> dict[str, float]:
     """The named metrics as floats."""
     return {name: float(functions[name]()) for name in names}
+
+
+def compare_with_constant(task: Task, scores: Scores, constant: np.ndarray, name: str) -> str | None:
+    """Compares the task's metric with that of the logits `constant [N, C]`, which `name` describes.
+
+    Returns the comparison in words if the scores are worse, else None.
+    """
+    other = replace(scores, columns={"logits": constant})
+    value, constant_value = (task.metrics(each)[task.metric] for each in (scores, other))
+    if value >= constant_value:
+        return None
+    return f"has {task.metric} {value:.3f} on dev, and {name} has {constant_value:.3f}"
 
 
 def is_constant(values: np.ndarray) -> bool:

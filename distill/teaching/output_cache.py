@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import transformers
 from pydantic import PositiveFloat, PositiveInt
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -27,7 +28,13 @@ from distill.options import check_arguments
 from distill.teaching.top_k import TopKOutputs, bytes_per_item, top_k_mass
 
 FORMAT = 3
+_LIBRARIES = {"torch": torch, "transformers": transformers}
 SHARD_TOKENS = 65_536  # An interruption loses at most one shard, and the memory of a pass is limited by it.
+
+
+def library_versions() -> dict[str, str]:
+    """Returns the major and minor versions of the libraries whose forward passes may change with them."""
+    return {name: ".".join(module.__version__.split(".")[:2]) for name, module in _LIBRARIES.items()}
 
 
 class OutputCache:

@@ -19,7 +19,7 @@ from distill.data.batching import SCORED_TOKENS, scoring_steps
 from distill.errors import NumericalError, UserError
 from distill.losses import Objective
 from distill.models.forward import to_device
-from distill.teaching.output_cache import CachedOutputs, OutputCache
+from distill.teaching.output_cache import CachedOutputs, OutputCache, library_versions
 from distill.teaching.top_k import take_top_k
 
 ACCELERATOR_TOKENS = 16_384  # In a forward pass of the teacher on a GPU.
@@ -47,6 +47,7 @@ class Computation:
         task: runs the model.
         cache: the rules for caching.
         directory: directory of all cached outputs. Those of a split are in a subdirectory named by a digest.
+        device: type of the device of the forward passes. The digest covers it, and the versions of the libraries.
     """
 
     model: Callable[[], PreTrainedModel]
@@ -54,6 +55,7 @@ class Computation:
     task: Task
     cache: OutputCache
     directory: Path
+    device: str = "cpu"
 
 
 class Teacher(Protocol):
@@ -66,7 +68,12 @@ class Teacher(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Returns a digest of everything that its outputs depend on except the examples."""
+        """Returns a digest of everything that its outputs depend on except the examples and the device."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Returns the device of its forward passes."""
         ...
 
     def running(self) -> PreTrainedModel:
@@ -114,7 +121,7 @@ def outputs_for_training(
     reason = _obstacle(cache, objective, task, hidden_gb=hidden_gb)
     if reason is not None:
         return None, reason
-    computation = Computation(teacher.running, teacher.fingerprint, task, cache, directory)
+    computation = Computation(teacher.running, teacher.fingerprint, task, cache, directory, device=teacher.device.type)
     outputs = cache_outputs(
         computation, examples, hidden_size=_hidden_size(objective, teacher.model), epochs=epochs
     )  # fmt: skip
@@ -141,7 +148,8 @@ def cache_outputs(
         NumericalError: if logits are not finite.
     """
     cache, task = computation.cache, computation.task
-    parts = [cache.layout(), computation.fingerprint, examples.digest, hidden_size]
+    environment = {"device": computation.device, **library_versions()}
+    parts = [cache.layout(), environment, computation.fingerprint, examples.digest, hidden_size]
     if task.over_vocabulary:
         parts.append(cache.top_k)
     visits = examples.visits or 1

@@ -17,21 +17,23 @@ from lightning.pytorch.loggers import CSVLogger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.console import console, format_duration, print_line, print_notice
-from distill.contracts import EncodedSplits, Splits, Task
+from distill.contracts import EncodedSplits, Examples, Splits, Task
 from distill.data import batching
-from distill.errors import UnreachableError, UserError
+from distill.errors import OptionError, UnreachableError, UserError
 from distill.files import CHECKSUMS, atomic_directory, hash_file, is_intact, write_json
 from distill.losses import HardLabels, Objective
 from distill.models.checks import check_length
 from distill.models.loading import Start
-from distill.teaching.output_cache import OutputCache
+from distill.options import show_value
+from distill.teaching.output_cache import OutputCache, library_versions
 from distill.teaching.outputs import Computation, cached_scores
+from distill.teaching.scale import Rescaling, fit_scale
 from distill.training import checkpoints, fitting
 from distill.training.evaluate import evaluate, split_metrics
 from distill.training.module import DistillationModule, freeze
 from distill.training.settings import TrainerSettings, check_budget, check_processes
 
-FORMAT = 3  # Of a fine-tuned teacher in the cache.
+FORMAT = 4  # Of a fine-tuned teacher in the cache.
 # Called with model, tokenizer and examples before the fine-tuning; raises an error if the student does not suit them.
 Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase, EncodedSplits], None]
 
@@ -43,11 +45,13 @@ class Weights(Protocol):
         name: name of the teacher in records and directories.
         precision: precision of the forward passes, `float32` or `bfloat16`.
         is_new: whether the weights are random.
+        trust_remote_code: whether to run Python code that is saved with the weights.
     """
 
     name: str
     precision: str
     is_new: bool
+    trust_remote_code: bool
 
     def locate(self) -> Path | None:
         """Returns the directory of the weights, if any; raises UnreachableError if they are not available."""
@@ -75,12 +79,21 @@ class TeacherSource:
         finetune: settings of the fine-tuning if the head does not fit the task; None raises an error instead.
         cache: the rules for caching outputs.
         substitute: creates the teacher to use if the weights are not available; only for a task with built-in data.
+        accept_weak: whether a teacher that scores less on dev than a constant prediction may teach.
+
+    Raises:
+        OptionError: if `accept_weak` is neither true nor false.
     """
 
     weights: Weights
     finetune: TrainerSettings | None
     cache: OutputCache = field(default_factory=OutputCache)
     substitute: "Callable[[], TeacherSource] | None" = None
+    accept_weak: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.accept_weak, bool):
+            raise OptionError("teacher.accept_weak", show_value(self.accept_weak), "true or false")
 
 
 class PreparedTeacher:
@@ -104,11 +117,13 @@ class PreparedTeacher:
         device: torch.device,
         seconds: float,
         model: PreTrainedModel | None = None,
+        notices: Sequence[str] = (),
     ) -> None:
         self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
         self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
         self.device, self.seconds = device, seconds
         self.metrics: dict[str, float] = {}
+        self.notices = list(notices)
         self._load = load
         self._model = None if model is None else freeze(model)
         self._running: PreTrainedModel | None = None
@@ -140,7 +155,7 @@ class PreparedTeacher:
 
     def record(self) -> dict[str, Any]:
         """Returns the `teacher` of run.json."""
-        fields = ("requested", "resolved", "substituted", "origin", "precision", "metrics", "parameters")
+        fields = ("requested", "resolved", "substituted", "origin", "precision", "metrics", "parameters", "notices")
         return {name: getattr(self, name) for name in fields}
 
 
@@ -204,14 +219,15 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
     task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
     key = _fingerprint(source, task, splits)[:16] if task.fine_tunes_teacher else ""
     directory = cache_dir / "teachers" / f"{source.weights.name}-{task.name}-{key}"
-    seconds, origin = 0.0, "kept"
+    seconds, origin, notices = 0.0, "kept", list[str]()
     if task.fine_tunes_teacher and source.finetune is not None and _is_cached(directory):
         print_line(f"Teacher: fine-tuned before, reused from {directory}")
     else:
-        start = load_start(source, task, splits)
+        start, rescaling = _load_fitting(source, preparation)
         _check(start, source, task)
+        notices = start.notices
         if start.fits:
-            origin = "as it is"
+            origin = "as it is" if rescaling is None else "rescaled"
         else:
             examples = task.encode(splits, start.tokenizer, cache_dir)
             preparation.rehearse(start.model, start.tokenizer, examples)
@@ -219,16 +235,18 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
             seconds = _finetune(source, start, preparation, examples, directory)
             origin = "not fine-tuned in a dry run" if preparation.dry_run else "fine-tuned"
     if origin not in ("kept", "fine-tuned"):
-        weights = _digest([source.weights.fingerprint(), task.auto_class, splits.labels])
-        tokenizer, load, model = start.tokenizer, lambda: load_start(source, task, splits).model, start.model
+        parts: list[object] = [source.weights.fingerprint(), task.auto_class, splits.labels]
+        weights = _digest(parts if rescaling is None else [*parts, "rescaled", splits.sha256, task.max_length])
+        tokenizer, load, model = start.tokenizer, partial(_reload, source, task, splits, rescaling), start.model
     else:
         weights = hash_file(directory / CHECKSUMS)
-        tokenizer, model = transformers.AutoTokenizer.from_pretrained(directory), None
-        load = partial(_load, directory, task)
+        trust = source.weights.trust_remote_code  # The fine-tuned copy has the code too.
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=trust)
+        load, model = partial(_load, directory, task, trust_remote_code=trust), None
     return PreparedTeacher(
         requested=requested, resolved=source.weights.resolved(), substituted=substituted, origin=origin,
         tokenizer=tokenizer, load=load, precision=source.weights.precision, weights=weights, seconds=seconds,
-        device=preparation.device, model=model,
+        device=preparation.device, model=model, notices=notices,
     )  # fmt: skip
 
 
@@ -241,9 +259,26 @@ def load_start(source: TeacherSource, task: Task, splits: Splits) -> Start:
     return start
 
 
+def _load_fitting(source: TeacherSource, preparation: Preparation) -> tuple[Start, Rescaling | None]:
+    """Loads the teacher before any training, and puts its numbers on the scale of the labels if its head fits."""
+    task, splits = preparation.task, preparation.splits
+    start = load_start(source, task, splits)
+    check_length(start.model, start.tokenizer, task.max_length, who="teacher")
+    if not start.fits or task.likelihood != "gaussian":
+        return start, None
+    train = task.encode(splits, start.tokenizer, preparation.cache_dir)["train"]
+    assert isinstance(train, Examples)  # A stream has no labels.
+    return fit_scale(start, task, train, preparation.device)
+
+
+def _reload(source: TeacherSource, task: Task, splits: Splits, rescaling: Rescaling | None) -> PreTrainedModel:
+    """Loads the teacher that was prepared without a fine-tuning once more."""
+    model = load_start(source, task, splits).model
+    return model if rescaling is None else rescaling.apply(model)
+
+
 def _check(start: Start, source: TeacherSource, task: Task) -> None:
     """Raises UserError if the teacher does not suit the task, and prints its notices."""
-    check_length(start.model, start.tokenizer, task.max_length, who="teacher")
     name = source.weights.resolved()
     if not task.fine_tunes_teacher:
         if source.weights.is_new:
@@ -269,22 +304,37 @@ def _check(start: Start, source: TeacherSource, task: Task) -> None:
 
 
 def score(
-    teacher: PreparedTeacher, task: Task, examples: EncodedSplits, *, cache: OutputCache, directory: Path
+    teacher: PreparedTeacher, task: Task, examples: EncodedSplits, *, source: TeacherSource, directory: Path
 ) -> None:
     """Sets the teacher's metrics on the splits that are scored, and caches its outputs for them.
 
+    A weak teacher that `source` accepts gets a notice.
+
     Raises:
-        UserError: if the metrics are too bad for a teacher.
+        UserError: if the teacher is weak and must not be.
     """
+    cache = source.cache
     if cache.enabled is False or task.over_vocabulary:
         loaders = batching.evaluation_loaders(examples)
         scores = {name: evaluate(teacher.running(), task, loader) for name, loader in loaders.items()}
         if not task.over_vocabulary:
             scores = {name: split_scores.by_example() for name, split_scores in scores.items()}
     else:
-        scores = cached_scores(Computation(teacher.running, teacher.fingerprint, task, cache, directory), examples)
+        computation = Computation(
+            teacher.running, teacher.fingerprint, task, cache, directory, device=teacher.device.type
+        )
+        scores = cached_scores(computation, examples)
     teacher.metrics = split_metrics(task, scores)
-    task.check_teacher(scores["dev"], teacher.resolved)
+    weakness = task.weakness(scores["dev"])
+    if weakness is None:
+        return
+    if not source.accept_weak:
+        raise UserError(
+            f"teacher {teacher.resolved} {weakness}: check that its labels mean the task's, train it for longer, or "
+            "set teacher.accept_weak=true to learn from it all the same"
+        )
+    teacher.notices.append(f"teacher {teacher.resolved} {weakness}; it teaches because of teacher.accept_weak=true")
+    print_notice(teacher.notices[-1])
 
 
 def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
@@ -295,7 +345,9 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
             settings.pop(name)  # They do not change the result.
         if source.finetune.processes() > 1:  # A step contains the batches of all ranks.
             settings["processes"] = source.finetune.processes()
-    return _digest([FORMAT, source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings])
+        settings["device"] = source.finetune.device().type
+    parts = [source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings]
+    return _digest([FORMAT, library_versions(), *parts])
 
 
 def _digest(parts: Sequence[object]) -> str:
@@ -347,9 +399,11 @@ def _is_cached(directory: Path) -> bool:
     return directory.is_dir()
 
 
-def _load(directory: Path, task: Task) -> PreTrainedModel:
+def _load(directory: Path, task: Task, *, trust_remote_code: bool) -> PreTrainedModel:
     auto_class = getattr(transformers, task.auto_class)
-    model: PreTrainedModel = auto_class.from_pretrained(directory, dtype=torch.float32, use_safetensors=True)
+    model: PreTrainedModel = auto_class.from_pretrained(
+        directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
+    )
     return model
 
 

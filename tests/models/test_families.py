@@ -1,6 +1,7 @@
 """Tests of every teacher family that has a YAML, at toy size, in a directory laid out as the Hub's cache."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "modernbert_base": (transformers.ModernBertConfig, {"global_attn_every_n_layers": 3, "local_attention": 8}),
 }  # fmt: skip
+
+
+UNLIMITED = ("deberta_v3_small", "modernbert_base")  # Their positions are relative.
 
 
 def family_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -170,6 +174,90 @@ def test_max_length_above_the_limit_of_the_tokenizer_is_refused(family: Any) -> 
     batch = task.encode(data, tokenizer, None)["train"][[0]]
     assert batch["input_ids"].shape == (1, 80)
     assert compute_logits(teacher, batch).shape == (1, 2)
+
+
+@pytest.mark.parametrize("auto_class", [AUTO_CLASS, "AutoModelForTokenClassification", "AutoModelForMaskedLM"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_logits_of_a_text_do_not_depend_on_its_padding(
+    family: Any, side: str, auto_class: str, tmp_path: Path
+) -> None:
+    name, teacher, tokenizer = family
+    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = side
+    for part in (teacher, tokenizer):
+        part.save_pretrained(tmp_path / "saved")
+    labels = None if auto_class == "AutoModelForMaskedLM" else LABELS
+    start = Pretrained(name=name, path=str(tmp_path / "saved")).load(auto_class, labels, [])
+    model = start.model.eval()
+    # RoBERTa and relative positions go with the tokens, so that only the pooled first token is lost.
+    is_wrong = side == "left" and (auto_class == AUTO_CLASS or name not in ("roberta_base", *UNLIMITED))
+    assert start.tokenizer.padding_side == ("right" if is_wrong else side)
+    assert sum("batches are padded on the right" in notice for notice in start.notices) == is_wrong
+    start.tokenizer.save_pretrained(tmp_path / "again")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert again.padding_side == start.tokenizer.padding_side
+    texts = ["dull", "a lovely and moving film , funny , warm and clever"]
+    batch = start.tokenizer(texts, padding=True, return_tensors="pt")
+    alone = compute_logits(model, start.tokenizer(texts[:1], return_tensors="pt"))
+    logits = compute_logits(model, batch)[:1]
+    if auto_class != AUTO_CLASS:
+        logits = logits[:, batch["attention_mask"][0].bool()]
+    torch.testing.assert_close(logits, alone, atol=1e-4, rtol=1e-4)
+
+
+# Relatives of RoBERTa, whose positions begin behind that of the padding, and a family that reads any length.
+OTHERS: dict[str, Callable[[dict[str, Any]], PreTrainedModel]] = {
+    "xlm-roberta": lambda options: transformers.XLMRobertaForSequenceClassification(
+        transformers.XLMRobertaConfig(**options)
+    ),
+    "camembert": lambda options: transformers.CamembertForSequenceClassification(
+        transformers.CamembertConfig(**options)
+    ),
+    "mpnet": lambda options: transformers.MPNetForSequenceClassification(transformers.MPNetConfig(**options)),
+    "longformer": lambda options: transformers.LongformerForSequenceClassification(
+        transformers.LongformerConfig(**options, attention_window=4)
+    ),
+    "bert": lambda options: transformers.BertForSequenceClassification(transformers.BertConfig(**options)),
+    "distilbert": lambda options: transformers.DistilBertForSequenceClassification(
+        transformers.DistilBertConfig(
+            vocab_size=90, dim=32, n_layers=1, n_heads=4, hidden_dim=64, max_position_embeddings=42
+        )
+    ),
+}
+
+
+def run_length(model: PreTrainedModel, length: int) -> torch.Size:
+    tokens = torch.full((1, length), 5)
+    with torch.no_grad():
+        return model.eval()(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits.shape
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_longest_text_that_a_family_reads_is_the_one_that_is_stated(name: str) -> None:
+    options = {"vocab_size": 90, "max_position_embeddings": 42, "pad_token_id": 1}
+    model = OTHERS[name](options | SIZES | {"num_hidden_layers": 1})
+    tokenizer = family_tokenizer("roberta_base")
+    tokenizer.model_max_length = 1_000_000  # As many tokenizers say.
+    limit = checks.longest(model, tokenizer)
+    assert limit == (42 if name in ("bert", "distilbert") else 40)
+    assert run_length(model, limit) == (1, 2)
+    with pytest.raises((IndexError, RuntimeError)):
+        run_length(model, limit + 1)
+
+
+def test_the_longest_text_of_a_family_is_read_and_no_longer_one(family: Any) -> None:
+    name, teacher, tokenizer = family
+    tokenizer.model_max_length = 1_000_000
+    limit = checks.longest(teacher, tokenizer)
+    assert limit == 80
+    student = teacher if name == "albert_base" else distilbert.from_teacher(teacher)
+    assert checks.longest(student, tokenizer) == limit
+    for model in (teacher, student):
+        assert run_length(model, limit) == (1, 2)
+        if name not in UNLIMITED:
+            with pytest.raises((IndexError, RuntimeError)):
+                run_length(model, limit + 1)
+        with pytest.raises(UserError, match="task.max_length=81, but the teacher reads 80 tokens at most"):
+            checks.check_length(model, tokenizer, 81, who="teacher")
 
 
 def test_cpu_kernels_give_the_logits_of_torch(family: Any) -> None:

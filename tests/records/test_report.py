@@ -184,6 +184,14 @@ def test_documents_name_a_substitute_teacher() -> None:
     assert "not available" not in report.render_report(record())
 
 
+def test_documents_show_the_notices_about_a_teacher() -> None:
+    content = record(teacher=record()["teacher"] | {"notices": ["teacher big is weak", "its labels are put in order"]})
+    for text in (report.render_report(content), report.render_model_card(content, ["no", "yes"])):
+        assert "\n> **Notice.** teacher big is weak\n" in text
+        assert "\n> **Notice.** its labels are put in order\n" in text
+    assert "Notice" not in report.render_report(record())
+
+
 def test_the_metrics_of_other_splits_have_a_table_of_their_own() -> None:
     assert "## All metrics" not in report.render_report(record())
     several = record()

@@ -10,14 +10,20 @@ from transformers import (
     AlbertConfig,
     AlbertForSequenceClassification,
     AutoModelForSequenceClassification,
+    BertConfig,
     BertForMaskedLM,
     BertForNextSentencePrediction,
+    BertForSequenceClassification,
     BertForTokenClassification,
     DistilBertForMaskedLM,
     DistilBertForSequenceClassification,
     DistilBertForTokenClassification,
     ElectraConfig,
     ElectraForSequenceClassification,
+    LongformerConfig,
+    LongformerForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
     PreTrainedModel,
     RobertaConfig,
     RobertaForMaskedLM,
@@ -222,7 +228,116 @@ def test_a_bert_with_an_unsupported_head_is_refused():
         from_teacher(toy(BertForNextSentencePrediction))
 
 
+def bert_config(**options: Any) -> BertConfig:
+    return BertConfig(**(SIZES | options), id2label=dict(enumerate(LABELS)))
+
+
+def reload(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
+    model.save_pretrained(directory)
+    return type(model).from_pretrained(directory, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "student_class"),
+    [
+        ({"tie_word_embeddings": False}, DistilBertForMaskedLM),
+        ({"hidden_act": "relu"}, DistilBertForMaskedLM),
+        ({"hidden_act": "gelu_new", "tie_word_embeddings": False}, DistilBertForMaskedLM),
+        ({"type_vocab_size": 1}, DistilBertForMaskedLM),
+        ({"type_vocab_size": 3}, DistilBertForMaskedLM),
+        ({"classifier_dropout": 0.4}, DistilBertForMaskedLM),
+        ({"pad_token_id": None}, DistilBertForMaskedLM),
+        ({"layer_norm_eps": 1e-5}, BertForMaskedLM),  # A DistilBERT cannot have it.
+        ({"layer_norm_eps": 1e-3, "tie_word_embeddings": False}, BertForMaskedLM),
+    ],
+    ids=str,
+)
+def test_a_student_with_all_layers_of_an_unusual_bert_equals_it_before_and_after_saving(
+    options: dict[str, Any], student_class: type[PreTrainedModel], inputs: dict[str, Tensor], tmp_path: Path
+):
+    teacher = toy(BertForMaskedLM, bert_config(**options))
+    expected = run(teacher, inputs)
+    student = from_teacher(teacher, layers=ALL)
+    assert type(student) is student_class
+    assert set(student.inherited) == {name for name, _ in student.named_parameters()}
+    for model in (student, reload(student, tmp_path)):
+        for actual, wanted in zip(run(model, inputs), expected, strict=True):
+            assert_close(actual, wanted)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_bias_that_a_language_model_reads_is_copied(tied: bool):
+    teacher = toy(BertForMaskedLM, bert_config(tie_word_embeddings=tied))
+    student = from_teacher(teacher)
+    assert torch.equal(student.vocab_projector.bias, teacher.cls.predictions.decoder.bias)
+    assert torch.equal(student.vocab_projector.weight, teacher.cls.predictions.decoder.weight)
+
+
+def test_the_student_of_a_bert_with_another_epsilon_has_its_logits_and_pooler(
+    inputs: dict[str, Tensor], tmp_path: Path
+):
+    teacher = toy(BertForSequenceClassification, bert_config(layer_norm_eps=1e-4))
+    student = from_teacher(teacher, layers=ALL)
+    assert type(student) is BertForSequenceClassification
+    for model in (student, reload(student, tmp_path)):
+        assert_close(run(model, inputs)[0], run(teacher, inputs)[0])
+        assert {m.eps for m in model.modules() if isinstance(m, torch.nn.LayerNorm)} == {1e-4}
+
+
+def test_a_student_has_the_dropout_of_its_teachers_head(tmp_path: Path):
+    config = bert_config(classifier_dropout=0.4, hidden_dropout_prob=0.2)
+    classifier = from_teacher(toy(BertForSequenceClassification, config))
+    assert type(classifier) is DistilBertForSequenceClassification
+    tagger = from_teacher(toy(BertForTokenClassification, config))
+    assert type(tagger) is BertForTokenClassification  # A DistilBERT's is that of its layers.
+    for number, student in enumerate((classifier, tagger)):
+        for model in (student, reload(student, tmp_path / str(number))):
+            assert model.dropout.p == 0.4
+    same = bert_config(classifier_dropout=0.2, hidden_dropout_prob=0.2)
+    assert type(from_teacher(toy(BertForTokenClassification, same))) is DistilBertForTokenClassification
+
+
 # Other families
+
+
+def modernbert() -> PreTrainedModel:
+    sizes = {name: value for name, value in SIZES.items() if name != "initializer_range"}
+    config = ModernBertConfig(**sizes, global_attn_every_n_layers=3, local_attention=4, pad_token_id=0, num_labels=3)
+    return toy(ModernBertForSequenceClassification, config)
+
+
+@pytest.mark.parametrize("layers", ["last", [1, 2], [3, 0], [0, 2, 1, 3]], ids=str)
+def test_a_layer_that_differs_from_the_one_in_its_place_is_refused(layers: Any, inputs: dict[str, Tensor]):
+    teacher = modernbert()
+    if layers == [0, 2, 1, 3]:  # Only layer 0 is another one: it has no norm before its attention.
+        assert len(run(from_teacher(teacher, layers=layers), inputs)[1]) == 5
+        return
+    first = {"last": 2, "[1, 2]": 1, "[3, 0]": 3}[str(layers)]
+    message = rf"puts layer {first} of a ModernBertFor\w+ in the place of layer 0, and only one of them has attn_norm"
+    with pytest.raises(UserError, match=message):
+        from_teacher(teacher, layers=layers)
+    assert from_teacher(teacher, layers=layers, init="random").inherited == {}
+
+
+@pytest.mark.parametrize("layers", ["alternate", "first", ALL], ids=str)
+def test_a_student_of_a_modernbert_keeps_the_attention_of_each_layer(
+    layers: Any, inputs: dict[str, Tensor], tmp_path: Path
+):
+    teacher = modernbert()
+    student = from_teacher(teacher, layers=layers)
+    kinds = [teacher.config.layer_types[index] for index in student.config.teacher_layers]
+    for model in (student, reload(student, tmp_path)):
+        assert [layer.attention_type for layer in model.model.layers] == kinds
+    if layers == ALL:
+        assert_close(run(student, inputs)[0], run(teacher, inputs)[0])
+
+
+def test_a_student_of_a_longformer_keeps_the_window_of_each_layer(inputs: dict[str, Tensor], tmp_path: Path):
+    config = LongformerConfig(**SIZES, attention_window=[2, 4, 6, 8], pad_token_id=1)
+    student = from_teacher(toy(LongformerForSequenceClassification, config), layers=[1, 3])
+    for model in (student, reload(student, tmp_path)):
+        assert model.config.attention_window == [4, 8]
+        assert run(model, inputs)[0].shape == (3, 2)
 
 
 FAMILIES = {

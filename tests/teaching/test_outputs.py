@@ -159,6 +159,19 @@ def test_a_damaged_shard_is_computed_again(
     assert compute(model=fail_to_load).seconds == 0
 
 
+def test_outputs_belong_to_the_device_and_the_versions_of_the_libraries(
+    teacher: PreTrainedModel, examples: TokenizedExamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def compute_on(device: str) -> ComputedOutputs:
+        return cache_outputs(Computation(lambda: teacher, "", TASK, OutputCache(), tmp_path, device=device), examples)
+
+    first = compute_on("cpu")
+    assert compute_on("cpu").seconds == 0
+    assert compute_on("cuda").outputs.directory != first.outputs.directory
+    monkeypatch.setattr(outputs, "library_versions", lambda: {"torch": "1.0", "transformers": "5.0"})
+    assert compute_on("cpu").outputs.directory != first.outputs.directory
+
+
 def _run_teacher_pass(directory: Path, barrier: Any, results: Any) -> None:
     tokenizer = train_tokenizer([text for text, _ in sentences(64)], 300)
     examples = tokenize_sentences(tokenizer)

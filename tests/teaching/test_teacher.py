@@ -1,24 +1,32 @@
 """Tests of locating a teacher, matching its labels to the task's, and refusing pickles."""
 
+import copy
+import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from huggingface_hub import constants
-from transformers import PreTrainedTokenizerBase
+from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, dynamic_module_utils
 
 from distill.contracts import Scores
 from distill.errors import UnreachableError, UserError
 from distill.models.loading import match_labels, reorder_head
-from distill.tasks import Classification
+from distill.tasks import Classification, Regression
 from distill.teaching import teacher as teaching
 from distill.training.module import freeze
 from teachers.embedded import Embedded
+from teachers.loaded import Loaded
 from teachers.pretrained import Pretrained
-from tests.conftest import LABELS, toy_bert
+from tests.conftest import LABELS, SETTINGS, sentences, toy_bert
 
 ROOT = Path(teaching.__file__).resolve().parents[1]
 AUTO_CLASS = "AutoModelForSequenceClassification"
@@ -76,14 +84,73 @@ def test_the_head_is_reordered_to_the_labels_of_the_task(
         (["yes", "no"], ["no", "yes"], [1, 0], ""),
         (["a", "b", "c"], ["no", "yes"], None, "it has 3 labels and the task 2"),
         (["cat", "dog"], ["no", "yes"], None, "its labels are cat, dog and the task's no, yes"),
+        (
+            ["LABEL_0", "LABEL_1"],
+            ["LABEL_1", "LABEL_2"],
+            None,
+            "its labels are LABEL_0, LABEL_1 and the task's LABEL_1",
+        ),
+        (["0", "1"], ["no", "yes"], None, "its labels are 0, 1 and the task's no, yes"),
+        (["Us", "us"], ["us", "Us"], [1, 0], ""),
+        (["a", "a"], ["a", "b"], None, "its labels are a, a and the task's a, b"),
     ],
 )
 def test_labels_are_matched_by_name_or_else_by_index(
     own: list[str], labels: list[str], order: list[int] | None, reason: str
 ) -> None:
     actual_order, actual_reason, notices = match_labels(own, labels)
-    assert (actual_order, actual_reason) == (order, reason)
-    assert bool(notices) == (own[0] == "LABEL_0" or order == [1, 0])
+    assert actual_order == order
+    assert actual_reason == reason if order is not None else actual_reason.startswith(reason)
+    assert bool(notices) == (order is not None and (own[0] == "LABEL_0" or order == [1, 0]))
+
+
+TWELVE = [str(index) for index in range(12)]
+DEFAULT_NAMES = [f"LABEL_{index}" for index in range(12)]
+
+
+@pytest.mark.parametrize("own", [TWELVE, DEFAULT_NAMES], ids=["indices", "default"])
+@pytest.mark.parametrize("labels", [TWELVE, DEFAULT_NAMES], ids=["indices", "default"])
+def test_names_that_are_indices_are_matched_by_name_in_any_order(own: list[str], labels: list[str]) -> None:
+    by_text = sorted(labels)  # 0, 1, 10, 11, 2: the order of labels that were read as text.
+    for asked in (labels, by_text):
+        order, reason, notices = match_labels(own, asked)
+        assert (order, reason) == ([labels.index(label) for label in asked], "")
+        if own == labels:
+            assert notices == (
+                [] if asked == labels else [f"the teacher's labels are put in order: {', '.join(asked)}"]
+            )
+        else:
+            pairs = ", ".join(f"{own[index]}={label}" for index, label in zip(order, asked, strict=True))
+            assert notices == [f"the teacher's labels have no names and are taken by index: {pairs}"]
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "own", "labels", "reason"),
+    [
+        (
+            "multi_label_classification", LABELS, LABELS[::-1],
+            "its head is for labels of which several can be right at once (multi_label_classification), and the task "
+            "is for labels that exclude each other",
+        ),
+        ("regression", LABELS, LABELS, "its head is for numbers (regression), and the task is for labels that exclude"),
+        ("multi_label_classification", ["toxic"], ["score"], "(multi_label_classification), and the task is for numb"),
+    ],
+)  # fmt: skip
+def test_a_teacher_trained_for_another_kind_of_problem_does_not_fit(
+    problem_type: str, own: Sequence[str], labels: Sequence[str], reason: str, tmp_path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:  # fmt: skip
+    config = toy_bert(len(tokenizer)).config
+    config.id2label, config.problem_type = dict(enumerate(own)), problem_type
+    model = BertForSequenceClassification(config)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    start = Pretrained(name="toy", path=str(tmp_path)).load(AUTO_CLASS, labels, [])
+    assert not start.fits
+    assert reason in start.reason
+    assert start.model.config.problem_type == ("regression" if len(labels) == 1 else "single_label_classification")
+    order = [own.index(label) for label in labels] if len(own) > 1 else [0]
+    assert torch.equal(start.model.classifier.weight, model.classifier.weight[order])  # A fine-tuning starts from it.
 
 
 def test_a_teacher_with_another_number_of_labels_must_be_fine_tuned(classifier_dir: Path) -> None:
@@ -163,6 +230,22 @@ def test_the_embedded_teacher_is_reproducible() -> None:
     assert max(encoded["token_type_ids"]) == 1
 
 
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "merges.txt", "spiece.model"])
+def test_the_embedded_teacher_depends_on_every_file_of_its_tokenizer(name: str, tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nfilm\n")
+    (tmp_path / name).touch()
+
+    def fingerprint() -> str:
+        return Embedded(tokenizer=str(tmp_path)).fingerprint()
+
+    before = fingerprint()
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    assert fingerprint() == before
+    with open(tmp_path / name, "a") as file:
+        file.write("book\n")
+    assert fingerprint() != before
+
+
 def test_the_vocabulary_is_the_same_in_every_process() -> None:
     """The trainer's own numbering follows a hash table that is seeded anew in every process."""
     program = (
@@ -207,12 +290,161 @@ def test_only_the_built_in_task_accepts_a_substitute(capsys: pytest.CaptureFixtu
     assert teaching.locate(stand_in, own) == (stand_in, False)
 
 
-def test_a_teacher_worse_than_the_majority_is_refused() -> None:
-    task = Classification(name="toy", text="sentence")
+def make_scores(predicted: Sequence[int], labels: Sequence[int]) -> Scores:
+    return Scores({"logits": np.eye(2)[list(predicted)]}, np.array(labels), np.arange(len(labels)))
 
-    def make_scores(*classes: int) -> Scores:
-        return Scores({"logits": np.eye(2)[list(classes)]}, np.array([0, 0, 0, 1]), np.arange(4))
 
-    task.check_teacher(make_scores(0, 0, 0, 0), "toy")
-    with pytest.raises(UserError, match=r"accuracy of 0.500 on dev, always answering the majority class has 0.750"):
-        task.check_teacher(make_scores(1, 0, 0, 0), "toy")
+@pytest.mark.parametrize(
+    ("metric", "predicted", "labels", "weakness"),
+    [
+        ("accuracy", [0, 0, 0, 0], [0, 0, 0, 1], None),
+        (
+            "accuracy", [1, 0, 0, 0], [0, 0, 0, 1],
+            "has accuracy 0.500 on dev, and always answering the majority class has 0.750",
+        ),
+        # Less accurate than the majority class, whose F1 and correlation are 0.
+        ("f1", [1, 1, 1, 1], [0, 0, 0, 1], None),
+        ("matthews", [1, 1, 0, 1], [0, 0, 0, 1], None),
+        ("matthews", [1, 1, 0, 0], [0, 0, 0, 1], "has matthews -0.577 on dev, and always answering the majority class"),
+        # More accurate than it would need to be for a majority class of which F1 is 0.
+        ("f1", [0, 0, 1, 1], [1, 1, 1, 0], "has f1 0.400 on dev, and always answering the majority class has 0.857"),
+    ],
+)  # fmt: skip
+def test_a_weak_classifier_is_below_the_majority_class_in_the_metric_of_the_task(
+    metric: Any, predicted: list[int], labels: list[int], weakness: str | None
+) -> None:
+    task = Classification(name="toy", text="sentence", metrics=[metric])
+    result = task.weakness(make_scores(predicted, labels))
+    assert result is None if weakness is None else weakness in str(result)
+
+
+def test_a_weak_regressor_is_below_the_mean_of_the_labels() -> None:
+    task = Regression(name="toy", text="sentence")
+    rising, labels = np.arange(4.0, dtype=np.float32)[:, None], np.array([0.0, 1.0, 2.0, 3.0], dtype=np.float32)
+    assert task.weakness(Scores({"logits": rising}, labels, np.arange(4))) is None
+    expected = "has pearson -1.000 on dev, and always answering the mean of the labels has 0.000"
+    assert task.weakness(Scores({"logits": -rising}, labels, np.arange(4))) == expected
+
+
+CODE = {
+    "configuration_toy.py": """
+from transformers import BertConfig
+
+class ToyConfig(BertConfig):
+    model_type = "toy_of_a_stranger"
+""",
+    "modeling_toy.py": """
+from transformers import BertForSequenceClassification
+from .configuration_toy import ToyConfig
+
+class ToyForSequenceClassification(BertForSequenceClassification):
+    config_class = ToyConfig
+""",
+}
+
+
+@pytest.fixture
+def foreign_dir(encoder_dir: Path, tmp_path: Path) -> Path:
+    """An encoder whose class is in Python files beside the weights."""
+    directory = tmp_path / "foreign"
+    shutil.copytree(encoder_dir, directory)
+    for name, code in CODE.items():
+        (directory / name).write_text(code)
+    config = json.loads((directory / "config.json").read_text())
+    config |= {
+        "model_type": "toy_of_a_stranger", "architectures": None,
+        "auto_map": {
+            "AutoConfig": "configuration_toy.ToyConfig",
+            "AutoModelForSequenceClassification": "modeling_toy.ToyForSequenceClassification",
+        },
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_a_fine_tuned_teacher_with_code_of_its_own_is_loaded_again(
+    foreign_dir: Path, task: Classification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    weights = Pretrained(name="foreign", path=str(foreign_dir), trust_remote_code=True)
+    source = teaching.TeacherSource(weights=weights, finetune=replace(SETTINGS, max_epochs=None, max_steps=1))
+    short = Classification(name="toy", text=["sentence"], max_length=64, data_dir=task.rows.data_dir)
+    preparation = teaching.Preparation(
+        task=short, splits=short.read(tmp_path), cache_dir=tmp_path, run_directory=tmp_path / "run",
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    for origin in ("fine-tuned", "kept"):
+        teacher = teaching.prepare(source, preparation, requested="foreign", substituted=False)
+        assert teacher.origin == origin
+        assert type(teacher.model).__name__ == "ToyForSequenceClassification"
+    again = Loaded(teacher.model, teacher.tokenizer).load(AUTO_CLASS, preparation.splits.labels, [])
+    assert again.fits
+    assert type(again.model).__name__ == "ToyForSequenceClassification"
+
+
+def test_a_loaded_teacher_keeps_the_settings_of_its_tokenizer(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    changed = copy.deepcopy(tokenizer)
+    changed.truncation_side, changed.model_input_names = "left", ["input_ids", "attention_mask"]
+    weights = Loaded(teacher, changed)
+    assert weights.fingerprint() != Loaded(teacher, tokenizer).fingerprint()
+    loaded = weights.load(AUTO_CLASS, LABELS, []).tokenizer
+    assert (loaded.truncation_side, loaded.model_input_names) == ("left", ["input_ids", "attention_mask"])
+    text = "a lovely and moving film"
+    assert loaded(text, truncation=True, max_length=5) == changed(text, truncation=True, max_length=5)
+    assert changed.init_kwargs.get("truncation_side") is None
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers"])
+def test_a_fine_tuned_teacher_belongs_to_the_versions_of_its_libraries(
+    library: str, encoder_dir: Path, task: Classification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = teaching.TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), SETTINGS)
+    splits = task.read(tmp_path)
+    key = teaching._fingerprint(source, task, splits)
+    module = {"torch": torch, "transformers": transformers}[library]
+    major, minor, *_ = module.__version__.split(".")
+    monkeypatch.setattr(module, "__version__", f"{major}.{minor}.99")
+    assert teaching._fingerprint(source, task, splits) == key
+    monkeypatch.setattr(module, "__version__", f"{major}.{int(minor) + 1}.0")
+    assert teaching._fingerprint(source, task, splits) != key
+
+
+@pytest.fixture
+def contrary(teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Classification:
+    """A task whose labels are the opposite of the toy teacher's predictions."""
+    texts = [text for text, _ in sentences(64)]
+    with torch.no_grad():
+        predicted = teacher(**tokenizer(texts, padding=True, return_tensors="pt")).logits.argmax(dim=-1)
+    rows = (texts, [LABELS[1 - index] for index in predicted.tolist()])
+    return Classification(name="toy", text="text", max_length=64, train=rows, dev=rows)
+
+
+def score_teacher(source: teaching.TeacherSource, task: Classification, directory: Path) -> teaching.PreparedTeacher:
+    splits = task.read(directory)
+    preparation = teaching.Preparation(
+        task=task, splits=splits, cache_dir=directory, run_directory=directory, device=torch.device("cpu")
+    )
+    prepared = teaching.prepare(source, preparation, requested="toy", substituted=False)
+    examples = task.encode(splits, prepared.tokenizer, None)
+    teaching.score(prepared, task, examples, source=source, directory=directory / "outputs")
+    return prepared
+
+
+def test_a_weak_teacher_is_refused_with_a_way_out(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, contrary: Classification, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    source = teaching.TeacherSource(weights=Loaded(teacher, tokenizer), finetune=None)
+    with pytest.raises(UserError, match=r"has accuracy 0.000 on dev, .* or set teacher.accept_weak=true to learn from"):
+        score_teacher(source, contrary, tmp_path)
+    capsys.readouterr()
+    accepted = score_teacher(replace(source, accept_weak=True), contrary, tmp_path)
+    [notice] = accepted.record()["notices"]
+    assert "has accuracy 0.000 on dev" in notice
+    assert "it teaches because of teacher.accept_weak=true" in notice
+    assert "Notice: teacher loaded" in capsys.readouterr().out
+    with pytest.raises(UserError, match="got teacher.accept_weak=1, expected true or false"):
+        replace(source, accept_weak=1)  # type: ignore[arg-type]
