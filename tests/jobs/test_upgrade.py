@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
-from hydra.utils import get_object, instantiate
+from hydra.utils import get_object
 from omegaconf import OmegaConf
 
+from distill.jobs.build import instantiate
 from distill.jobs.upgrade import upgrade
 from distill.tasks import Classification, MaskedLM, Regression
 from distill.text.masking import Masking
@@ -84,7 +85,7 @@ def test_a_language_model_task_becomes_a_masked_lm_with_its_options() -> None:
 def test_settings_and_the_cache_keep_their_values() -> None:
     config = upgrade_old()
     trainer, export, benchmark, finetune, cache = (
-        instantiate(node, _convert_="all")
+        instantiate(node)
         for node in (config.trainer, config.export, config.benchmark, config.teacher.finetune, config.teacher.cache)
     )
     assert (trainer.max_epochs, trainer.batch_size, finetune.max_epochs) == (2, 4, 1)
