@@ -96,8 +96,8 @@ class Embedded:
             config.problem_type = "regression" if len(labels) == 1 else "single_label_classification"
         torch.manual_seed(self.seed)
         model = getattr(transformers, auto_class).from_config(config)
-        notice = choose_padding_side(model.eval(), tokenizer)
-        return Start(model, tokenizer, fits=False, reason="it is new", notices=[] if notice is None else [notice])
+        notices = choose_padding_side(model.eval(), tokenizer)
+        return Start(model, tokenizer, fits=False, reason="it is new", notices=notices)
 
     def _load_tokenizer(self, texts: Iterable[str]) -> PreTrainedTokenizerBase:
         directory = self.locate()

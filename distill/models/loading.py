@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from distill.errors import UserError
 from distill.models.padding import choose_padding_side
+from distill.models.tensors import check_tensors
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
             config=config,
             dtype=torch.float32,
             output_loading_info=True,
-            ignore_mismatched_sizes=order is None,
+            ignore_mismatched_sizes=True,  # Checked below.
             use_safetensors=True,
             **options,
         )
@@ -80,17 +81,18 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
         raise UserError(f"{directory} cannot be loaded: {line}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
+    more_notices = check_tensors(model, info, directory, new_head=order is None)
     check_tokenizer(tokenizer, directory)
-    side_notice = choose_padding_side(model, tokenizer)
-    side_notices = [] if side_notice is None else [side_notice]
+    check_embeddings(model, tokenizer, directory)
+    more_notices += choose_padding_side(model, tokenizer)
     fresh = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     if info["missing_keys"]:
         reason = f"its head is not trained ({', '.join(fresh)})"
     elif order is not None and labels is not None:
         reorder_head(model, order)
     if reason:
-        return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh, notices=side_notices)
-    return Start(model, tokenizer, fits=True, notices=notices + side_notices)
+        return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh, notices=more_notices)
+    return Start(model, tokenizer, fits=True, notices=notices + more_notices)
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
@@ -106,6 +108,16 @@ _OUTPUTS = {
     "single_label_classification": "labels that exclude each other",
     "regression": "numbers",
 }
+
+
+def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Raises UserError if the tokenizer has tokens without an embedding."""
+    embedded = int(model.get_input_embeddings().weight.shape[0])
+    if len(tokenizer) > embedded:
+        raise UserError(
+            f"the tokenizer of {directory} has {len(tokenizer):,} tokens and the model embeds {embedded:,} only: save "
+            "both again after model.resize_token_embeddings(len(tokenizer))"
+        )
 
 
 def _fit_labels(config: PreTrainedConfig, labels: Sequence[str] | None) -> tuple[list[int] | None, str, list[str]]:
