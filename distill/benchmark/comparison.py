@@ -13,6 +13,8 @@ from distill.console import print_line, print_notice
 from distill.models.checks import longest
 from distill.models.forward import input_names
 
+NOISE = 2.0  # Of p90 over p50; 1.1 to 1.5 on a quiet machine.
+
 
 def compare_models(
     models: Mapping[str, tuple[PreTrainedModel, Mapping[str, Path]]],
@@ -44,12 +46,18 @@ def compare_models(
     torch_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        return latency.measure_latency(
+        rows = latency.measure_latency(
             candidates, batches=settings.batches, lengths=lengths, threads=threads,
             seconds=settings.seconds, vocabulary=len(tokenizer),
         )  # fmt: skip
     finally:
         torch.set_num_threads(torch_threads)
+    noise = max(row["p90_ms"] / row["p50_ms"] for row in rows)
+    if noise > NOISE:
+        print_notice(
+            f"the machine was busy: a tenth of the runs took over {noise:.1f} times the median, time them again"
+        )
+    return rows
 
 
 def _torch_candidate(name: str, model: PreTrainedModel, inputs: Sequence[str]) -> latency.Candidate:
