@@ -331,7 +331,8 @@ def test_a_dry_run_trains_nothing_and_writes_no_run(
                       f"task.data_dir={tmp_path}", "task.max_length=32", "trainer.batch_size=8"]  # fmt: skip
     else:
         arguments += ["+teacher=pretrained", f"teacher.path={encoder_dir}", "task=sst2", f"task.data_dir={data_dir}"]
-        arguments += [*SMALL, *TEACHER, *(["+student=distilbert", "baseline=true"] if job == "distill" else [])]
+        arguments += [*TEACHER, "task.max_length=32"]
+        arguments += [*SMALL[1:], "+student=distilbert", "baseline=true"] if job == "distill" else []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fitting, "fit", no_training)
     monkeypatch.setattr(sys, "argv", ["distill", *arguments])
