@@ -7,8 +7,9 @@ os.environ["WANDB_MODE"] = "offline"
 if "PYTEST_XDIST_WORKER" in os.environ:  # One thread for each test, which its subprocesses inherit.
     os.environ["OMP_NUM_THREADS"] = "1"
 
+import logging
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,17 @@ def sentences(count: int) -> list[tuple[str, int]]:
         text = " ".join(source[(index // 2 + k) % len(source)] for k in range(1 + index % 3))
         rows.append((f"{text} {index}", label))
     return rows
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    """Restores the levels and loggers that Hydra changes for its process when a test runs the command."""
+    names = [name for name, logger in logging.root.manager.loggerDict.items() if isinstance(logger, logging.Logger)]
+    level, disabled = logging.root.level, {name: logging.getLogger(name).disabled for name in names}
+    yield
+    logging.root.setLevel(level)
+    for name, was_disabled in disabled.items():
+        logging.getLogger(name).disabled = was_disabled
 
 
 @pytest.fixture(scope="session")

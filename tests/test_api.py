@@ -109,7 +109,7 @@ def test_a_teacher_that_cannot_be_exported_is_timed_in_torch_alone(
     capsys: pytest.CaptureFixture[str],
     failing: str,
 ) -> None:
-    def fail(*args: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise ValueError("The proto size is larger than the 2 GB limit.\nMore about it.")
 
     monkeypatch.setattr(failing, fail)

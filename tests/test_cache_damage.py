@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def remember(patch: pytest.MonkeyPatch, root: Path, name: str) -> None:
     elif name == "onnx":
         [made] = (root / name / "cache" / "onnx").iterdir()
         shutil.copytree(made, copy)
-        patch.setattr(chain, "export_onnx", lambda model, path: shutil.copy(copy / path.name, path))
+        patch.setattr(chain, "export_onnx", lambda model, path, **_: shutil.copy(copy / path.name, path))
         patch.setattr(chain, "quantize", lambda fp32, int8, settings: shutil.copy(copy / int8.name, int8))
 
 
@@ -136,14 +137,12 @@ def read_teacher(root: Path, splits: LabelledData, task: Classification, encoder
 
 
 def read_onnx(root: Path, tokenizer: PreTrainedTokenizerBase) -> str:
-    class Stage:
-        class plan:
-            export, cache_dir = ExportSettings(), root / "onnx" / "cache"
-
-        class teacher:
-            fingerprint, model = "0123456789abcdef-float32", toy_bert(len(tokenizer), layers=1).eval()
-
-    files = chain._Stage._teacher_files(Stage())  # type: ignore[arg-type]
+    model = toy_bert(len(tokenizer), layers=1).eval()
+    stage = SimpleNamespace(
+        plan=SimpleNamespace(export=ExportSettings(), cache_dir=root / "onnx" / "cache"),
+        teacher=SimpleNamespace(weights="0123456789abcdef", model=model, tokenizer=tokenizer),
+    )
+    files = chain._Stage._teacher_files(stage)  # type: ignore[arg-type]
     return digest_of(*(path.read_bytes() for path in files.values()))
 
 

@@ -108,7 +108,7 @@ class Classification:
         self.positive = None if positive is None else str(positive)
         if self.positive is not None and names is not None:
             self._check_positive("positive", names)
-        self._positive_index = 1  # Set by `read`.
+        self._positive_index: int | None = 1  # Set by `read`.
         self.name, self.max_length, self.builtin = name, max_length, builtin
         self.metric_names = tuple(metrics)
         self.rows = rows.labelled_text(
@@ -129,22 +129,24 @@ class Classification:
         """Reads every split, and determines the positive class of two.
 
         Raises:
-            UserError: for invalid data, and if F1 is a metric and which of two classes is positive is not known.
+            UserError: for invalid data, and if F1 selects checkpoints and the positive class of two is unknown.
         """
         data = self.rows.read(cache_dir)
         self._positive_index = self._find_positive(data.labels)
-        if self._positive_index == 1:
+        if self._positive_index in (1, None):
             return data
         # The digest is a part of a fine-tuned teacher's key, and F1 may select its checkpoint.
         return replace(data, sha256=hashlib.sha256(f"{data.sha256} positive={self.positive}".encode()).hexdigest())
 
-    def _find_positive(self, labels: Sequence[str]) -> int:
-        """Returns the index of the positive class."""
+    def _find_positive(self, labels: Sequence[str]) -> int | None:
+        """Returns the index of the positive class; None if F1 is the mean of both classes, because neither is known."""
         if self.positive is not None:
             self._check_positive("task.positive", labels)
             return labels.index(self.positive)
         known = self.rows.label_names is not None or tuple(map(str.casefold, labels)) in ORDERED
-        if len(labels) == 2 and "f1" in self.metric_names and not known:
+        if len(labels) == 2 and not known and self.metric != "f1":
+            return None
+        if len(labels) == 2 and not known:
             raise UserError(
                 f"F1 is that of one of the two classes {' and '.join(labels)}: set task.positive={labels[0]} or "
                 f"task.positive={labels[1]}"
@@ -180,11 +182,11 @@ class Classification:
         from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
         predicted, labels = self.predictions(scores), scores.labels
-        average = "binary" if scores.columns["logits"].shape[-1] == 2 else "macro"
         positive = self._positive_index
+        average = "macro" if scores.columns["logits"].shape[-1] > 2 or positive is None else "binary"
         functions = {
             "accuracy": lambda: accuracy_score(labels, predicted),
-            "f1": lambda: f1_score(labels, predicted, pos_label=positive, average=average, zero_division=0.0),
+            "f1": lambda: f1_score(labels, predicted, pos_label=positive or 0, average=average, zero_division=0.0),
             "matthews": lambda: matthews_corrcoef(labels, predicted),
         }
         return rows.compute_metrics(functions, self.metric_names)
@@ -211,9 +213,12 @@ class Classification:
 
     def summary(self, splits: LabelledData) -> str:
         classes = ", ".join(f"{index} {label}" for index, label in enumerate(splits.labels))
-        positive = self._positive(splits)
-        return classes if positive is None else f"{classes}; F1 of {positive}"
+        if "f1" not in self.metric_names or len(splits.labels) != 2:
+            return classes
+        return f"{classes}; F1 of {self._positive(splits) or 'both, averaged (task.positive=NAME for that of one)'}"
 
     def _positive(self, splits: LabelledData) -> str | None:
         """Returns the class whose F1 is computed, None for the mean of all classes and without F1."""
-        return splits.labels[self._positive_index] if len(splits.labels) == 2 and "f1" in self.metric_names else None
+        if len(splits.labels) != 2 or "f1" not in self.metric_names or self._positive_index is None:
+            return None
+        return splits.labels[self._positive_index]

@@ -209,7 +209,11 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         "dev.jsonl, example 1: label 1 is a number and '0' of example 2 text, expected labels of one kind",
     ),
     "classes without a positive one": (
-        _all(_spoiled("train", b"sentence\tlabel\na\tham\nb\tspam\n"), _spoiled("dev", b"sentence\tlabel\nc\tham\n")),
+        _all(
+            _spoiled("train", b"sentence\tlabel\na\tham\nb\tspam\n"),
+            _spoiled("dev", b"sentence\tlabel\nc\tham\n"),
+            _options("task.metrics=[f1]"),
+        ),
         "F1 is that of one of the two classes ham and spam: set task.positive=ham or task.positive=spam",
     ),
     "an unknown positive class": (_options("task.positive=2"), "got task.positive=2, expected 0 or 1"),

@@ -47,6 +47,14 @@ def test_f1_is_that_of_the_positive_class() -> None:
         assert task.summary(data) == f"0 ham, 1 spam; F1 of {positive}"
 
 
+def test_f1_of_two_classes_of_which_none_is_known_to_be_positive_is_their_mean() -> None:
+    logits, labels = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), np.array([0, 0, 1, 1])
+    task = spam_filter()
+    data = task.read(Path("nowhere"))
+    assert task.metrics(scores_of(logits, labels))["f1"] == pytest.approx((0.8 + 2 / 3) / 2)
+    assert task.summary(data) == "0 ham, 1 spam; F1 of both, averaged (task.positive=NAME for that of one)"
+
+
 @pytest.mark.parametrize(
     ("options", "positive"),
     [
@@ -73,9 +81,11 @@ def test_the_positive_class_of_named_or_numbered_classes_is_the_second(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "F1 is that of one of the two classes ham and spam: set task.positive=ham or task.positive=spam"),
-        ({"metrics": ["f1"]}, "set task.positive=ham or task.positive=spam"),
-        ({"train": (["a", "b"], [1, 2]), "dev": (["c"], [1])}, "set task.positive=1 or task.positive=2"),
+        ({"metrics": ["f1"]}, "F1 is that of one of the two classes ham and spam: set task.positive=ham or task.pos"),
+        (
+            {"metrics": ["f1", "accuracy"], "train": (["a", "b"], [1, 2]), "dev": (["c"], [1])},
+            "set task.positive=1 or task.positive=2",
+        ),
         ({"positive": "eggs"}, "got task.positive=eggs, expected ham or spam"),
         (
             {"train": (["a", "b", "c"], ["ham", "spam", "eggs"]), "positive": "ham"},

@@ -73,7 +73,7 @@ def test_a_teacher_on_another_scale_is_rescaled_with_a_notice(
     teacher.release()
     np.testing.assert_allclose(compute_numbers(teacher.model, tokenizer), labels, rtol=1e-4)
     printed = " ".join(capsys.readouterr().out.split())
-    assert printed.count("Notice:") == 1
+    assert printed.count("Notice: the teacher") == 1
     assert f"the teacher gives numbers from {numbers.min():.3g} to {numbers.max():.3g} for 64 examples" in printed
     assert f"labels from {labels.min():.3g} to {labels.max():.3g}: its last layer is rescaled, to 7 times" in printed
     assert "its numbers + 30" in printed
@@ -86,7 +86,7 @@ def test_a_teacher_on_the_scale_of_the_labels_is_not_changed(
     teacher = prepare(numbers.mean() + 1.2 * (numbers - numbers.mean()) + noise)
     assert teacher.origin == "as it is"
     np.testing.assert_allclose(compute_numbers(teacher.model, tokenizer), numbers, rtol=1e-4, atol=1e-5)
-    assert "Notice" not in capsys.readouterr().out
+    assert "Notice: the teacher" not in capsys.readouterr().out
 
 
 def test_the_fingerprint_of_a_rescaled_teacher_depends_on_the_labels(prepare: Prepare, numbers: np.ndarray) -> None:
