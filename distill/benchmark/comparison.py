@@ -13,7 +13,7 @@ from distill.console import print_line, print_notice
 from distill.models.checks import longest
 from distill.models.forward import input_names
 
-NOISE = 2.0  # Of p90 over p50; 1.1 to 1.5 on a quiet machine.
+NOISE = 2.0  # Of p90 over p50; at most 1.2 in a run on a quiet machine.
 
 
 def compare_models(
