@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill import __version__
-from distill.errors import DistillError, Interrupted, OptionError, UserError
+from distill.errors import DistillError, Interrupted, OptionError, UserError, first_line
 from distill.files import is_full_disk
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _translate(error: Exception, config: "DictConfig | None" = None) -> DistillE
     key = re.search(r"Could not override '([^']*)'", text)
     if key:
         return UserError(_unknown_option_message(key.group(1).partition("@")[0]))
-    line = (str(root).strip() or type(root).__name__).splitlines()[0]
+    line = first_line(root)
     return UserError(f"{location.group(1)}: {line}" if location and location.group(1) not in line else line)
 
 

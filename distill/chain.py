@@ -19,6 +19,7 @@ from distill.contracts import EncodedSplits, Examples, Loader, Scores, Splits, T
 from distill.data import batching
 from distill.edge import Bundle
 from distill.edge.bundle import session
+from distill.errors import first_line
 from distill.export.bundle import FILES, ScoredSplits, write_bundle
 from distill.export.gate import ExportedFile, recommended
 from distill.export.onnx import export_onnx
@@ -303,7 +304,7 @@ class _Stage:
                     for file in FILES.values():
                         session(temporary / file)
             except Exception as error:  # Of any library. The run needs these files for some rows of a table alone.
-                reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                reason = first_line(error)
                 print_notice(f"the teacher is timed in torch alone, because its ONNX files cannot be made: {reason}")
                 return {}
         return {format: directory / file for format, file in FILES.items()}

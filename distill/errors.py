@@ -1,6 +1,11 @@
 """Errors that end a run with a message of one line, each with its exit code."""
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's text, or the name of its class where it has no text."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 class DistillError(Exception):
     """An error whose message is complete: what was wrong, what was expected, what to type."""
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from distill.errors import UnreachableError, UserError
+from distill.errors import UnreachableError, UserError, first_line
 
 TIMEOUT_S = 3.0
 
@@ -79,7 +79,7 @@ def load_dataset(hub_id: str, source: str, *, advice: str, streaming: bool = Fal
             f"{advice}"
         ) from error
     except (ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"{source} cannot be loaded: {reason}") from error
     if streaming and isinstance(loaded, datasets.Dataset):
         return loaded.to_iterable_dataset()

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from distill.benchmark.settings import BenchmarkSettings
 from distill.contracts import Task
-from distill.errors import UserError
+from distill.errors import UserError, first_line
 from distill.export.settings import ExportSettings
 from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
 from distill.teaching.outputs import check_cache
@@ -68,7 +68,7 @@ class Student:
         try:
             return self.build(teacher, task=task) if takes_task else self.build(teacher)
         except (TypeError, ValueError) as error:
-            raise UserError(f"student {self.name} cannot be built: {str(error).splitlines()[0]}") from error
+            raise UserError(f"student {self.name} cannot be built: {first_line(error)}") from error
 
 
 def default_objective(task: Task) -> Objective:

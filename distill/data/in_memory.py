@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import SkipValidation
 
-from distill.errors import UserError
+from distill.errors import UserError, first_line
 
 if TYPE_CHECKING:
     import datasets
@@ -73,7 +73,7 @@ def _to_table(value: object, *, text: Sequence[str], label: str) -> "datasets.Da
     except (pyarrow.ArrowException, ValueError, OverflowError, NotImplementedError) as error:
         if isinstance(error, UserError):
             raise
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(
             f"the data cannot be made a table ({reason}): every column needs a name of its own and values of one type"
         ) from error

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distill.errors import UserError
+from distill.errors import UserError, first_line
 
 if TYPE_CHECKING:
     import datasets
@@ -100,8 +100,7 @@ def _reading_errors(path: Path) -> Iterator[None]:
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
-    lines = (getattr(error, "strerror", None) or str(error)).splitlines()
-    return UserError(f"{path} cannot be read: {lines[0] if lines else type(error).__name__}")
+    return UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or first_line(error)}")
 
 
 @contextmanager
@@ -222,7 +221,7 @@ def _parse_json(path: Path, number: int, line: str) -> dict[str, object]:
     except UserError:
         raise
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}, line {number} is not valid JSON: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path}, line {number} is not valid JSON: {first_line(error)}") from error
     if not isinstance(row, dict):
         raise UserError(f'{path}, line {number} is {reprlib.repr(row)}, expected an object such as {{"text": ...}}')
     return row

@@ -14,7 +14,7 @@ from tokenizers import Encoding, Tokenizer
 
 from distill.edge import decode
 from distill.edge.manifest import read_manifest
-from distill.errors import UserError
+from distill.errors import UserError, first_line
 from distill.files import hash_file
 
 MOST_THREADS = 1024
@@ -113,7 +113,7 @@ class Bundle:
             try:
                 logits = self.session.run(["logits"], self._make_inputs([encodings[i] for i in batch]))[0]
             except Exception as error:  # The errors of onnxruntime have no class in common.
-                reason = _first_line(error)
+                reason = first_line(error)
                 raise UserError(f"{self.directory}: onnxruntime cannot run {self.model}: {reason}") from error
             for row, i in enumerate(batch):
                 outputs[i] = self._select_items(examples[i], encodings[i], logits[row])
@@ -169,7 +169,7 @@ class Bundle:
             tokenizer = Tokenizer.from_str(path.read_bytes().decode("utf-8"))
         except Exception as error:  # tokenizers raises no narrower class.
             raise UserError(
-                f"{path} cannot be read by tokenizers {tokenizers.__version__}: {_first_line(error)}"
+                f"{path} cannot be read by tokenizers {tokenizers.__version__}: {first_line(error)}"
             ) from error
         special, length = tokenizer.num_special_tokens_to_add(self.pair), self.manifest["max_length"]
         if length < special:
@@ -256,9 +256,5 @@ def session(path: Path, threads: int | None = None) -> onnxruntime.InferenceSess
         return onnxruntime.InferenceSession(name, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # The errors of onnxruntime have no class in common.
         raise UserError(
-            f"{path} cannot be loaded by onnxruntime {onnxruntime.__version__}: {_first_line(error)}"
+            f"{path} cannot be loaded by onnxruntime {onnxruntime.__version__}: {first_line(error)}"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from distill.console import print_line, print_notice
-from distill.errors import UserError
+from distill.errors import UserError, first_line
 from distill.files import write_text
 from distill.jobs.distill import run_distill
 from distill.jobs.finetune import run_finetune
@@ -218,7 +218,7 @@ def _load_config(run: Run) -> DictConfig:
         # Earlier versions saved paths as they were typed.
         known = run.record.get("config_sha256") in (_digest(config), digest(config))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path} is damaged: {first_line(error)}") from error
     if not known:
         raise UserError(f"{path} is damaged or was edited after the run began: start a new run with other options")
     return upgrade(config)

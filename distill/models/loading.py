@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.errors import UserError
+from distill.errors import UserError, first_line
 from distill.models.padding import choose_padding_side
 from distill.models.tensors import check_tensors
 
@@ -77,7 +77,7 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         # Raised by transformers for damaged files, unknown models and missing heads.
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        line = first_line(error)
         raise UserError(f"{directory} cannot be loaded: {line}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distill import __version__
-from distill.errors import UserError
+from distill.errors import UserError, first_line
 from distill.files import JsonObject, make_directory, write_json
 
 SCHEMA = 2  # 1 had no sha256.
@@ -58,7 +58,7 @@ def open_run(directory: Path, *, needs: tuple[str, ...] = ("run.json",)) -> Run:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path} is damaged: {first_line(error)}") from error
     if not isinstance(record, dict) or record.get("status") not in STATUSES:
         raise UserError(f"{path} is damaged: its status is none of {', '.join(STATUSES)}")
     if record.get("schema") not in (1, SCHEMA):

@@ -145,5 +145,5 @@ def compare_with_constant(task: Task, scores: Scores, constant: np.ndarray, name
 
 
 def is_constant(values: np.ndarray) -> bool:
-    """Whether all values are the same."""
+    """Returns whether all values are the same."""
     return bool(np.ptp(values) == 0)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from distill.errors import UserError
+from distill.errors import UserError, first_line
 
 _CAPTURING = "transformers.utils.output_capturing"
 
@@ -47,6 +47,6 @@ def dumps(value: object) -> bytes:
         _Pickler(pickled, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UserError(
-            f"the training cannot be sent to other processes ({str(error).splitlines()[0]}): set trainer.devices=1"
+            f"the training cannot be sent to other processes ({first_line(error)}): set trainer.devices=1"
         ) from error
     return pickled.getvalue()
