@@ -45,6 +45,14 @@ def sentences(count: int) -> list[tuple[str, int]]:
     return rows
 
 
+def write_corpus(root: Path) -> Path:
+    """Writes thirty files of short sentences."""
+    for number in range(30):
+        lines = [f"{(GOOD + BAD)[(number * 3 + line) % 8].capitalize()} {line}." for line in range(10 + number % 7)]
+        (root / f"{number:02}.txt").write_text("\n".join(lines), encoding="utf-8")
+    return root
+
+
 @pytest.fixture(autouse=True)
 def restored_logging() -> Iterator[None]:
     """Restores the levels and loggers that Hydra changes for its process when a test runs the command."""

@@ -7,20 +7,19 @@ import csv
 import gzip
 import io
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from distill.data.readers import read_file
 from distill.errors import UserError
 from distill.tasks import Classification
+from tests.fuzzing import fuzz
 
-EXAMPLES = int(os.environ.get("DISTILL_FUZZ", "200"))
 ROWS = [
     ("a lovely film", "pos"), ('he said "no", twice', "neg"), ("caf\u00e9 \u2014 \u4f60\u597d", "pos"),
     ("two\nlines", "neg"), ("  spaced ", "neg"), ("NA", "pos"), ("form\x0cfeed\u2028", "neg"), ("", "pos"),
@@ -118,10 +117,7 @@ def damaged(draw: st.DrawFn, contents: list[bytes]) -> bytes:
     return bytes(data)
 
 
-fuzz = settings(
-    max_examples=EXAMPLES, deadline=None, database=None, derandomize="DISTILL_FUZZ" not in os.environ,
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+damaged_files = fuzz(200)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +156,7 @@ def test_an_undamaged_file_is_read_like_by_an_independent_reader(directory: Path
 def test_a_damaged_file_is_read_like_by_an_independent_reader_or_refused(directory: Path, suffix: str) -> None:
     path = directory / f"b{suffix}"
 
-    @fuzz
+    @damaged_files
     @given(damaged(FILES[suffix]))
     def check(content: bytes) -> None:
         path.write_bytes(content)
@@ -176,7 +172,7 @@ def test_a_task_reads_a_damaged_file_or_refuses_it(directory: Path, suffix: str)
     (directory / suffix).mkdir(exist_ok=True)
     (directory / suffix / "dev.tsv").write_bytes(b"text\tlabel\na\tpos\nb\tneg\n")
 
-    @fuzz
+    @damaged_files
     @given(damaged(WITHOUT_EMPTY_TEXTS[suffix]))
     def check(content: bytes) -> None:
         (directory / suffix / f"train{suffix}").write_bytes(content)
@@ -194,7 +190,7 @@ def test_a_task_reads_a_damaged_file_or_refuses_it(directory: Path, suffix: str)
 def test_a_damaged_archive_is_read_completely_or_refused(directory: Path) -> None:
     content = FILES[".tsv"][0]
 
-    @fuzz
+    @damaged_files
     @given(damaged([gzip.compress(content, mtime=0), gzip.compress(content, compresslevel=0, mtime=0)]))
     def check(data: bytes) -> None:
         (directory / "c.tsv.gz").write_bytes(data)

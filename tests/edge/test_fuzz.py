@@ -4,13 +4,12 @@
 """
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
@@ -18,14 +17,12 @@ from distill.edge.bundle import Bundle
 from distill.errors import UserError
 from distill.files import CHECKSUMS
 from tests.edge.conftest import add_checksums, write_toy_bundle
+from tests.fuzzing import damages, fuzz
 
 TEXTS = ["a film", "", "a dull film and a moving film", "film"]
 FILES = ("bundle.json", "model.onnx", "tokenizer.json", CHECKSUMS)
 
-fuzz = settings(
-    max_examples=int(os.environ.get("DISTILL_FUZZ", "150")), deadline=None, database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)  # fmt: skip
+damaged_files = fuzz(150)
 
 
 @dataclass(frozen=True)
@@ -57,24 +54,6 @@ def intact(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeni
     add_checksums(directory)
     files = {name: (directory / name).read_bytes() for name in FILES}
     return Intact(directory, files, Bundle(directory, threads=1).predict(TEXTS))
-
-
-@st.composite
-def damages(draw: st.DrawFn, content: bytes) -> bytes:
-    """Bytes that are flipped, deleted, inserted or cut off."""
-    damaged = bytearray(content)
-    for _ in range(draw(st.integers(1, 3))):
-        position = draw(st.integers(0, max(0, len(damaged) - 1)))
-        kind = draw(st.sampled_from(["flip", "delete", "insert", "truncate"]))
-        if kind == "flip" and damaged:
-            damaged[position] ^= draw(st.integers(1, 255))
-        elif kind == "delete":
-            del damaged[position : position + draw(st.integers(1, 8))]
-        elif kind == "insert":
-            damaged[position:position] = draw(st.binary(min_size=1, max_size=8))
-        else:
-            del damaged[position:]
-    return bytes(damaged)
 
 
 scalars = (
@@ -122,7 +101,7 @@ def changes(draw: st.DrawFn, content: bytes) -> bytes:
 
 @pytest.mark.parametrize("name", FILES)
 def test_damaged_bytes_never_change_a_prediction(intact: Intact, name: str) -> None:
-    @fuzz
+    @damaged_files
     @given(damages(intact.files[name]))
     def check(content: bytes) -> None:
         predictions = intact.predict(name, content, checksums=True)
@@ -135,7 +114,7 @@ def test_damaged_bytes_never_change_a_prediction(intact: Intact, name: str) -> N
 
 @pytest.mark.parametrize("name", ["bundle.json", "tokenizer.json"])
 def test_changed_values_never_change_a_prediction(intact: Intact, name: str) -> None:
-    @fuzz
+    @damaged_files
     @given(changes(intact.files[name]))
     def check(content: bytes) -> None:
         assert intact.predict(name, content, checksums=True) in (None, intact.predictions)
@@ -145,7 +124,7 @@ def test_changed_values_never_change_a_prediction(intact: Intact, name: str) -> 
 
 @pytest.mark.parametrize("kind", [damages, changes])
 def test_a_bundle_without_checksums_predicts_or_is_refused_in_one_line(intact: Intact, kind: Any) -> None:
-    @fuzz
+    @damaged_files
     @given(kind(intact.files["bundle.json"]))
     def check(content: bytes) -> None:
         predictions = intact.predict("bundle.json", content, checksums=False)

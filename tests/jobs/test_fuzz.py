@@ -1,44 +1,20 @@
 """Tests that a damaged run.json or config.yaml is either refused or read as it was written.
 
-FUZZ_EXAMPLES=5000 pytest -n 0 tests/jobs/test_fuzz.py
+DISTILL_FUZZ=5000 pytest -n 0 tests/jobs/test_fuzz.py
 """
 
-import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 
 from distill.errors import UserError
 from distill.jobs import run as jobs
 from distill.records.record import Run, open_run
+from tests.fuzzing import damages, fuzz
 from tests.jobs.test_config import compose_config
-
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "100"))
-
-
-@st.composite
-def damages(draw: st.DrawFn) -> tuple[str, float, bytes]:
-    """Draws a kind of damage, its place as a share of the file, and bytes."""
-    kind = draw(st.sampled_from(("flip", "insert", "delete", "truncate", "replace")))
-    return kind, draw(st.floats(0, 1, exclude_max=True)), draw(st.binary(min_size=1, max_size=8))
-
-
-def apply_damage(content: bytes, damage: tuple[str, float, bytes]) -> bytes:
-    kind, share, noise = damage
-    place = int(share * len(content))
-    rest = content[place:]
-    if kind == "flip":
-        return content[:place] + bytes([rest[0] ^ (1 << noise[0] % 8)]) + rest[1:]
-    if kind == "insert":
-        return content[:place] + noise + rest
-    if kind == "delete":
-        return content[:place] + rest[len(noise) :]
-    if kind == "truncate":
-        return content[:place]
-    return content[:place] + noise + rest[len(noise) :]
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +29,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, dict[str, bytes]
 
 
 @pytest.mark.parametrize("name", jobs.RUN_FILES)
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(damage=damages())
+@fuzz(100)
+@given(data=st.data())
 def test_damaged_file_of_a_run_is_refused_or_read_unchanged(
-    name: str, damage: tuple[str, float, bytes], run: tuple[Run, dict[str, bytes], DictConfig]
+    name: str, data: st.DataObject, run: tuple[Run, dict[str, bytes], DictConfig]
 ) -> None:
     created, files, config = run
     path: Path = created.directory / name
-    path.write_bytes(apply_damage(files[name], damage))
+    path.write_bytes(data.draw(damages(files[name])))
     try:
         opened = open_run(created.directory, needs=jobs.RUN_FILES)
         loaded = jobs._load_config(opened)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import BAD, GOOD
+from tests.conftest import write_corpus
 
 pytestmark = pytest.mark.slow
 KILLS = range(5)  # Of each job.
@@ -93,11 +93,7 @@ def kill_at_random(root: Path, whole: Whole, seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("corpus")
-    for number in range(30):
-        lines = [f"{(GOOD + BAD)[(number * 3 + line) % 8].capitalize()} {line}." for line in range(10 + number % 7)]
-        (root / f"{number:02}.txt").write_text("\n".join(lines), encoding="utf-8")
-    return root
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")

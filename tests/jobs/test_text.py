@@ -28,7 +28,7 @@ from distill.text.packing import TokenSequence
 from distill.text.sequences import Sequences, join_sequences
 from distill.training.evaluate import evaluate
 from distill.training.module import DistillationModule
-from tests.conftest import BAD, GOOD, sentences
+from tests.conftest import sentences, write_corpus
 
 Run = Callable[..., tuple[int, str, Path]]
 SMALL = (
@@ -40,11 +40,7 @@ SMALL = (
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Thirty files of short sentences."""
-    root = tmp_path_factory.mktemp("corpus")
-    for number in range(30):
-        lines = [f"{(GOOD + BAD)[(number * 3 + line) % 8].capitalize()} {line}." for line in range(10 + number % 7)]
-        (root / f"{number:02}.txt").write_text("\n".join(lines), encoding="utf-8")
-    return root
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")
