@@ -326,7 +326,7 @@ def _compute(
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Computes the arguments of `CachedOutputs.add` for the examples from `first` on, which have these lengths.
 
-    Returns the columns, and the hidden states of all tokens `[tokens, layers, H]` (float16) unless `hidden` is None.
+    Returns the columns, and the float16 hidden states `[tokens, H]`, of several layers `[tokens, layers, H]`, or None.
     """
     needs = frozenset({"hidden_states"}) if hidden else frozenset[str]()
     width, layers = (hidden.width, hidden.layers) if hidden else (0, ())
@@ -362,7 +362,7 @@ def _compute(
         result["counts"] = counts
     if task.over_vocabulary:
         result |= {"counts": counts, "profile": (profile / counts.sum().clamp(min=1)).half().cpu()}
-    return result, states if hidden else None
+    return result, states.squeeze(1) if hidden else None
 
 
 def _token_states(outputs: ItemOutputs, batch: Batch, hidden: HiddenLayers) -> Iterator[Tensor]:
