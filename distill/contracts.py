@@ -49,6 +49,7 @@ class Items:
         labelled: `[n]` (bool), whether an item has a label.
         likelihood: the meaning of the logits.
         index: `[n]`, the token of each item, counted over the whole batch `[B * L]`; None where items are examples.
+        weights: `[n]`, the weight of each item in losses on the labels; None weighs all alike.
         chosen: `[n]` (bool), the items that the task scores; None for all. The others are tokens that a term with
             `positions=all` reads besides.
         valid: `[n, C]` (bool), the classes that an item can have; None for all.
@@ -63,6 +64,7 @@ class Items:
     likelihood: Likelihood = "softmax"
     index: "Tensor | None" = None
     chosen: "Tensor | None" = None
+    weights: "Tensor | None" = None
     valid: "Tensor | None" = None
     over_vocabulary: bool = False
     first: int = 0
@@ -79,7 +81,7 @@ class Items:
 
     def part(self, first: int, last: int) -> "Items":
         """Returns the items from `first` to `last`, that one excluded."""
-        names = ("row", "labels", "labelled", "index", "chosen", "valid")
+        names = ("row", "labels", "labelled", "index", "chosen", "weights", "valid")
         columns = {name: getattr(self, name) for name in names}
         cut: dict[str, Any] = {name: None if column is None else column[first:last] for name, column in columns.items()}
         return replace(self, first=self.first + first, **cut)

@@ -7,19 +7,22 @@ from distill.losses.term import Term, cross_entropy_sum, get_logits, mask_logits
 
 
 class HardLabels(Term):
-    """Cross-entropy to the true classes of the labelled items, or the squared error of a regression."""
+    """Cross-entropy to the true classes of the labelled items, or the squared error of a regression.
+
+    With weights of the items it is `sum_i w_i CE_i / sum_i w_i`, as `torch.nn.CrossEntropyLoss(weight=...)` has it.
+    """
 
     needs_teacher = False
 
     def count(self, items: Items) -> Tensor:
-        return items.labelled.sum()
+        return items.labelled.sum() if items.weights is None else items.weights[items.labelled].sum()
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
         logits = get_logits(student)
         if items.likelihood == "gaussian":
             targets = items.labels[items.labelled].unsqueeze(-1)
             return squared_error_sum(logits[items.labelled], targets), self.count(items)
-        return cross_entropy_sum(mask_logits(logits, items.valid), items.labels), self.count(items)
+        return cross_entropy_sum(mask_logits(logits, items.valid), items.labels, items.weights), self.count(items)
 
 
 class MaskedLanguageModelling(HardLabels):

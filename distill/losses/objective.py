@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from distill.contracts import Items, Likelihood, Outputs
-from distill.losses.term import Term
+from distill.losses.term import Term, divisors
 
 
 class Objective(nn.Module):
@@ -133,8 +133,7 @@ class Objective(nn.Module):
         the loss of one large batch.
         """
         weights = totals.new_tensor([term.weight for term in self._terms()])
-        # A sum over 0 items is 0.
-        return (weights * totals / counts.clamp(min=1)).sum()
+        return (weights * totals / divisors(counts)).sum()
 
     def _terms(self) -> list[Term]:
         return [cast(Term, term) for term in self.terms.values()]

@@ -73,14 +73,28 @@ def get_logits(outputs: Outputs) -> Tensor:
     return outputs.logits
 
 
+def divisors(counts: Tensor) -> Tensor:
+    """Returns the counts `[terms]` to divide sums by: 1 in place of 0, because a sum over nothing is 0.
+
+    A count of weighted items may be between 0 and 1.
+    """
+    return counts.where(counts > 0, 1.0)
+
+
 def select_chosen(values: Tensor, items: Items) -> Tensor:
     """Returns the rows `[n, ...]` of the items that the task scores."""
     return values if items.chosen is None else values[items.chosen]
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the sum of the cross-entropies at labels `[n]` other than -100, with a gradient even for none of them."""
+def cross_entropy_sum(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Returns the sum of the cross-entropies at labels `[n]` other than -100, with a gradient even for none of them.
+
+    `weights [n]` multiply the cross-entropies.
+    """
     labelled = labels != IGNORED
+    if weights is not None:
+        losses = F.cross_entropy(logits[labelled].float(), labels[labelled], reduction="none")
+        return (losses * weights[labelled]).sum()
     return F.cross_entropy(logits[labelled].float(), labels[labelled], reduction="sum")
 
 

@@ -22,6 +22,7 @@ from distill.data.tables import LabelledData
 from distill.errors import OptionError, UserError
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
+from distill.tasks.class_weights import ClassWeights, describe_weights, resolve_class_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +52,8 @@ class Classification:
         labels: names of the classes in the order of the data's integers; None takes the training split's own.
         positive: of two classes the one whose F1 is computed. None is the second one of `labels` or of 0 and 1; classes
             that the data names have none.
+        class_weights: weights of the classes in the loss on the labels, of student and fine-tuned teacher: `balanced`
+            (n / (C * count of the class) in train), or one number for each class; None weighs all alike.
         metrics: accuracy, f1 or matthews; the first one selects checkpoints, and retention compares it.
         max_length: tokens that an example is cut to.
         data: a path as `data_dir`, a table, or split -> table; a table is a pandas frame, a `datasets.Dataset`, a
@@ -88,6 +91,7 @@ class Classification:
         name: str = "classification",
         labels: Labels | None = None,
         positive: Label | None = None,
+        class_weights: ClassWeights | None = None,
         metrics: Metrics = ("accuracy",),
         max_length: rows.MaxLength = 128,
         data: Table | TableSplits | str | Path | None = None,
@@ -109,6 +113,8 @@ class Classification:
         if self.positive is not None and names is not None:
             self._check_positive("positive", names)
         self._positive_index: int | None = 1  # Set by `read`.
+        self.class_weights = class_weights
+        self._weights: tuple[float, ...] | None = None  # Set by `read`.
         self.name, self.max_length, self.builtin = name, max_length, builtin
         self.metric_names = tuple(metrics)
         self.rows = rows.labelled_text(
@@ -126,17 +132,21 @@ class Classification:
         return len(self.rows.text) == 2
 
     def read(self, cache_dir: Path) -> LabelledData:
-        """Reads every split, and determines the positive class of two.
+        """Reads every split, and determines the positive class of two and the weights of the classes.
 
         Raises:
-            UserError: for invalid data, and if F1 selects checkpoints and the positive class of two is unknown.
+            UserError: for invalid data and class weights that do not fit it, and if F1 selects checkpoints and the
+                positive class of two is unknown.
         """
         data = self.rows.read(cache_dir)
         self._positive_index = self._find_positive(data.labels)
-        if self._positive_index in (1, None):
-            return data
         # The digest is a part of a fine-tuned teacher's key, and F1 may select its checkpoint.
-        return replace(data, sha256=hashlib.sha256(f"{data.sha256} positive={self.positive}".encode()).hexdigest())
+        if self._positive_index not in (1, None):
+            data = _extend_digest(data, f"positive={self.positive}")
+        if self.class_weights is None:
+            return data
+        self._weights = resolve_class_weights(self.class_weights, data.labels, data.splits["train"].labels)
+        return _extend_digest(data, f"class_weights={self._weights}")
 
     def _find_positive(self, labels: Sequence[str]) -> int | None:
         """Returns the index of the positive class; None if F1 is the mean of both classes, because neither is known."""
@@ -165,7 +175,7 @@ class Classification:
         return rows.encode_rows(splits, tokenizer, self.max_length, cache_dir)
 
     def select(self, batch: Batch, *, every_token: bool = False) -> Items:
-        return rows.select_examples(batch, self.likelihood)
+        return rows.select_examples(batch, self.likelihood, self._weights)
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
         return rows.run_whole_model(model, batch, needs)
@@ -206,6 +216,7 @@ class Classification:
         return {
             "labels": list(splits.labels),
             "positive": self._positive(splits),
+            "class_weights": None if self._weights is None else list(self._weights),
             "answer": "classes",
             "pipeline_tag": "text-classification",
             "prediction": f"Labels: {', '.join(splits.labels)}.",
@@ -213,6 +224,7 @@ class Classification:
 
     def summary(self, splits: LabelledData) -> str:
         classes = ", ".join(f"{index} {label}" for index, label in enumerate(splits.labels))
+        classes += describe_weights(self._weights, splits.labels)
         if "f1" not in self.metric_names or len(splits.labels) != 2:
             return classes
         return f"{classes}; F1 of {self._positive(splits) or 'both, averaged (task.positive=NAME for that of one)'}"
@@ -222,3 +234,8 @@ class Classification:
         if len(splits.labels) != 2 or "f1" not in self.metric_names or self._positive_index is None:
             return None
         return splits.labels[self._positive_index]
+
+
+def _extend_digest(data: LabelledData, option: str) -> LabelledData:
+    """Returns the data with a digest that depends on an option too."""
+    return replace(data, sha256=hashlib.sha256(f"{data.sha256} {option}".encode()).hexdigest())

@@ -16,6 +16,7 @@ from distill.data.tables import STEMS, LabelledData, LabelledText
 from distill.edge.decode import softmax
 from distill.errors import OptionError
 from distill.options import show_value
+from distill.tasks.class_weights import item_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,12 +99,13 @@ def encode_rows(
     }
 
 
-def select_examples(batch: Batch, likelihood: Likelihood) -> Items:
+def select_examples(batch: Batch, likelihood: Likelihood, class_weights: Sequence[float] | None = None) -> Items:
     """The items of a batch whose items are its examples."""
     labels = batch["labels"]
     labelled = torch.ones_like(labels, dtype=torch.bool) if likelihood == "gaussian" else labels != IGNORED
     row = torch.arange(len(labels), device=labels.device)
-    return Items(batch=batch, row=row, labels=labels, labelled=labelled, likelihood=likelihood)
+    weights = item_weights(class_weights, labels)
+    return Items(batch=batch, row=row, labels=labels, labelled=labelled, likelihood=likelihood, weights=weights)
 
 
 def run_whole_model(model: "PreTrainedModel", batch: Batch, needs: frozenset[str]) -> "FullPass":

@@ -21,6 +21,7 @@ from distill.edge.decode import find_entities, find_first_pieces, locate_words
 from distill.errors import UserError
 from distill.options import check_arguments
 from distill.tasks import rows
+from distill.tasks.class_weights import ClassWeights, describe_weights, item_weights, resolve_class_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +62,7 @@ class TokenClassification:
         data: a directory, as `data_dir`.
         data_dir: a directory with `train` and `dev` (or `validation`), each `.conll` or `.txt`, also `.gz`.
         column: the column of the tag, counted from 0, or from the end if below 0.
+        class_weights: weights of the tags in the loss on the labels, as in `Classification`; the words of train count.
         max_length: tokens that a sentence is cut to. Words beyond it are not scored; cut sentences are counted.
 
     Raises:
@@ -88,18 +90,22 @@ class TokenClassification:
         data: str | Path | None = None,
         data_dir: str | Path | None = None,
         column: int = -1,
+        class_weights: ClassWeights | None = None,
         max_length: rows.MaxLength = 128,
     ) -> None:
         directory = data_dir if data is None else data
         self.name, self.max_length, self.column = name, max_length, column
         self.data_dir = None if directory is None else Path(directory).expanduser()
         self.labels: tuple[str, ...] = ()  # Set by `read`.
+        self.class_weights = class_weights
+        self._weights: tuple[float, ...] | None = None  # Set by `read`.
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split; the tags of all of them are the classes, so that a tag that train lacks counts as missed.
 
         Raises:
-            UserError: for a directory, file or line that is missing or unusable.
+            UserError: for a directory, file or line that is missing or unusable, and for class weights that do not fit
+                the tags.
         """
         sentences = {name: list(_sentences(path, self.column)) for name, path in self._files().items()}
         names = {tag for split in sentences.values() for _, tags in split for tag in tags}
@@ -116,7 +122,11 @@ class TokenClassification:
             for name, split in sentences.items()
         }
         self.labels = labels
-        digest = hashlib.sha256(json.dumps([labels, sentences]).encode()).hexdigest()
+        content: list[object] = [labels, sentences]
+        if self.class_weights is not None:
+            self._weights = resolve_class_weights(self.class_weights, labels, np.concatenate(splits["train"].tags))
+            content.append(self._weights)
+        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         return LabelledData(labels=labels, splits=splits, sha256=digest)
 
     def _files(self) -> dict[str, Path]:
@@ -168,8 +178,9 @@ class TokenClassification:
         index = (labels != IGNORED).nonzero().squeeze(-1)
         chosen = labels[index]
         return Items(
-            batch=batch, row=index // batch["labels"].shape[1], labels=chosen, labelled=chosen != IGNORED, index=index
-        )
+            batch=batch, row=index // batch["labels"].shape[1], labels=chosen, labelled=chosen != IGNORED, index=index,
+            weights=item_weights(self._weights, chosen),
+        )  # fmt: skip
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
         from distill.models.forward import FullPass, run_model
@@ -221,6 +232,7 @@ class TokenClassification:
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {
             "labels": list(splits.labels),
+            "class_weights": None if self._weights is None else list(self._weights),
             "answer": "tags",
             "pipeline_tag": "token-classification",
             "prediction": f"Tags words: {', '.join(splits.labels)}.",
@@ -228,7 +240,8 @@ class TokenClassification:
 
     def summary(self, splits: LabelledData) -> str:
         shown = ", ".join(splits.labels[:8])
-        return f"{len(splits.labels)} tags: {shown}{', ...' if len(splits.labels) > 8 else ''}"
+        tags = f"{len(splits.labels)} tags: {shown}{', ...' if len(splits.labels) > 8 else ''}"
+        return tags + describe_weights(self._weights, splits.labels)
 
 
 def _pieces(tokenizer: "PreTrainedTokenizerBase", text: str, words: Sequence[str], length: int) -> list[int | None]:

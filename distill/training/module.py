@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 from distill.contracts import Batch, ItemOutputs, Items, Outputs, Task, TeacherOutputs
 from distill.errors import NumericalError
 from distill.losses import Objective
+from distill.losses.term import divisors
 from distill.training import distributed
 from distill.training.evaluate import Columns, concatenate, score_batch
 from distill.training.strategies import shard_module
@@ -99,7 +100,7 @@ class DistillationModule(L.LightningModule):
         self.tokens_seen += int(seen[0])
         self.tokens_computed += int(seen[1])
         self.examples_seen += int(seen[2])
-        self._log_losses(step, loss_value, distributed.all_reduce(sums) / counts.clamp(min=1))
+        self._log_losses(step, loss_value, distributed.all_reduce(sums) / divisors(counts))
         if self.clip > 0:
             # Including the projections of the objective.
             nn.utils.clip_grad_norm_(list(self.parameters()), self.clip)

@@ -217,6 +217,14 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         "F1 is that of one of the two classes ham and spam: set task.positive=ham or task.positive=spam",
     ),
     "an unknown positive class": (_options("task.positive=2"), "got task.positive=2, expected 0 or 1"),
+    "too few class weights": (
+        _options("task.class_weights=[1,2,3]"),
+        "got task.class_weights=[1.0, 2.0, 3.0], expected 2 numbers, one for each of 0, 1",
+    ),
+    "a negative class weight": (
+        _options("task.class_weights=[1,-2]"),
+        "got task.class_weights=[1, -2], expected balanced, or a list of numbers of at least 0",
+    ),
     "an infinite regression label": (
         _all(_options(*REGRESSION), _spoiled("train", b"sentence\tlabel\na\t1\nb\tinf\n")),
         "train.tsv, example 2: label 'inf' is no number",

@@ -80,7 +80,7 @@ def batch_of(case: Case, *, first: int = 0, padding: int = 0) -> dict[str, Tenso
 
 
 def columns_of(items: Items) -> dict[str, Any]:
-    names = ("row", "labels", "labelled", "index", "chosen", "valid")
+    names = ("row", "labels", "labelled", "index", "chosen", "weights", "valid")
     return {name: getattr(items, name) for name in names if getattr(items, name) is not None}
 
 
