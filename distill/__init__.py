@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SoftTargets,
         Term,
     )
+    from distill.records.settings import RecordSettings
     from distill.teaching.output_cache import OutputCache
     from distill.training.settings import TrainerSettings
 
@@ -43,6 +44,7 @@ _PUBLIC = {
     "Bundle": ("distill.edge", "Bundle"),
     "ExportSettings": ("distill.export.settings", "ExportSettings"),
     "OutputCache": ("distill.teaching.output_cache", "OutputCache"),
+    "RecordSettings": ("distill.records.settings", "RecordSettings"),
     "TrainerSettings": ("distill.training.settings", "TrainerSettings"),
 }  # fmt: skip
 
@@ -57,6 +59,7 @@ __all__ = [
     "Objective",
     "OutputCache",
     "PseudoLabels",
+    "RecordSettings",
     "Result",
     "SoftTargets",
     "Student",

@@ -36,6 +36,7 @@ from distill.files import make_directory
 from distill.losses import Objective
 from distill.plan import Plan, Student, default_objective
 from distill.records.record import Run, create_run, create_run_in, open_run
+from distill.records.settings import RecordSettings
 from distill.records.tracking import tracked
 from distill.teaching import teacher as teaching
 from distill.teaching.output_cache import OutputCache
@@ -195,6 +196,7 @@ def distill(
     trainer: TrainerSettings | None = None,
     export: ExportSettings | None = None,
     benchmark: BenchmarkSettings | None = None,
+    record: RecordSettings | None = None,
     seed: int = 0,
     baseline: bool = False,
     directory: str | Path | None = None,
@@ -210,6 +212,7 @@ def distill(
         trainer: how to train; 2 epochs at a learning rate of 1e-4 by default. Its seed is `seed` by default.
         export: how to export and when a file passes its gate.
         benchmark: what to time.
+        record: what the run's directory holds; `RecordSettings(texts=False)` leaves out the texts of the data.
         seed: of the student's fresh weights, the order of the examples, and dropout.
         baseline: trains the same student from the same start without the teacher too.
         directory: of the run; a new one under `runs/` by default.
@@ -226,6 +229,7 @@ def distill(
         trainer=replace(TRAINER, seed=seed) if trainer is None else trainer,
         export=export or ExportSettings(),
         benchmark=benchmark or BENCHMARK,
+        record=record or RecordSettings(),
         cache_dir=teacher.cache_dir,
         seed=seed,
         baseline=baseline,
@@ -233,7 +237,7 @@ def distill(
     )
     run = _open_run(directory, teacher, student, task, seed=seed, resume=resume)
     if run.record["status"] != "finished":
-        with tracked(run, resume_with="distill(..., resume=True)"):
+        with tracked(run, resume_with="distill(..., resume=True)", texts=plan.record.texts):
             chain.distill(teacher.source, student, plan, run)
     return Result(run.directory, run.record)
 

@@ -29,6 +29,7 @@ from distill.models import checks
 from distill.models.forward import input_names
 from distill.plan import Plan, Student, check_plan
 from distill.records import report
+from distill.records.predictions import write_predictions
 from distill.records.record import Run
 from distill.teaching import teacher as teaching
 from distill.teaching.outputs import ComputedOutputs, check_size, earlier_decision, outputs_for_training
@@ -247,12 +248,14 @@ class _Stage:
         bundle, splits = run.directory / "bundle", cast(ScoredSplits, self.splits)
         print_line(f"Exporting to ONNX, quantizing, and scoring both files on {', '.join(scores)}")
         with atomic_directory(bundle) as directory:
-            formats = write_bundle(
+            formats, file_scores = write_bundle(
                 directory, model=student, tokenizer=self.teacher.tokenizer, task=plan.task, splits=splits,
                 scores=scores, settings=plan.export,
             )  # fmt: skip
             run.update(export=formats, retention=_retention(run.record, plan.task.metric, formats))
             write_text(directory / "README.md", report.render_model_card(run.record, splits.labels))
+        models = {"teacher": self.teacher.scores, "student": scores, **file_scores}
+        write_predictions(run.directory, models, task=plan.task, splits=splits, settings=plan.record)
         # The bundle is whole already, whatever becomes of the timing.
         run.update(benchmark=self._time(student, bundle, formats))
         replace_file(bundle, "README.md", report.render_model_card(run.record, splits.labels))

@@ -318,6 +318,18 @@ class Task(Protocol):
         """The metrics of a split by name; shares are in 0..1."""
         ...
 
+    def tabulate(self, scores: Scores, splits: Any, *, examples: int) -> "dict[str, list[Any]]":
+        """The scores of a split as columns with one value an example: `label`, `prediction` and `probability`.
+
+        A label and a prediction are names or numbers, the probability is that of the prediction. A value is a list
+        where an example has several items, and None where there is none.
+
+        Args:
+            scores: in the order of the examples.
+            examples: number of examples in the split, also those without an item.
+        """
+        ...
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the items that both predict alike."""
         ...

@@ -15,6 +15,7 @@ from distill.contracts import Task
 from distill.errors import UserError, first_line
 from distill.export.settings import ExportSettings
 from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
+from distill.records.settings import RecordSettings
 from distill.teaching.outputs import check_cache
 from distill.teaching.teacher import TeacherSource
 from distill.training.settings import TrainerSettings, check_budget, check_processes
@@ -30,6 +31,7 @@ class Plan:
     Args:
         seed: sets the student's fresh weights.
         baseline: trains the same student from the same start without the teacher too.
+        record: determines what the run's directory holds.
         cache_dir: holds what runs share: tokens, fine-tuned teachers, teacher outputs.
         resume: goes on from the run's checkpoints.
         dry_run: checks and estimates everything and trains nothing.
@@ -42,6 +44,7 @@ class Plan:
     export: ExportSettings
     benchmark: BenchmarkSettings
     cache_dir: Path
+    record: RecordSettings = field(default_factory=RecordSettings)
     seed: int = 0
     baseline: bool = False
     resume: bool = False

@@ -46,8 +46,8 @@ def write_bundle(
     splits: ScoredSplits,
     scores: Mapping[str, Scores],
     settings: ExportSettings,
-) -> dict[str, ExportedFile]:
-    """Writes a bundle to `directory` and returns the `export` of run.json.
+) -> tuple[dict[str, ExportedFile], dict[str, dict[str, Scores]]]:
+    """Writes a bundle to `directory` and returns the `export` of run.json, and the scores of each file by split.
 
     Each file is scored through ONNX Runtime, from raw text, and compared with `scores`, those of the torch model. A
     file whose gate failed is never recommended.
@@ -61,12 +61,13 @@ def write_bundle(
     manifest = _create_manifest(directory, model=model, tokenizer=tokenizer, task=task, splits=splits)
     write_json(directory / "bundle.json", manifest)
     formats: dict[str, ExportedFile] = {}
+    file_scores: dict[str, dict[str, Scores]] = {}
     for name, file in FILES.items():
         bundle = edge.Bundle(directory, model=name)
-        bundle_scores = {
+        file_scores[name] = {
             split: _score(bundle, splits.scored()[split], torch_scores) for split, torch_scores in scores.items()
         }
-        comparison = compare(bundle_scores, scores, task=task)
+        comparison = compare(file_scores[name], scores, task=task)
         formats[name] = {
             "file": file, "bytes": edge.count_bytes(directory / file), **comparison,
             "gate": "passed" if passes(name, comparison, settings) else "failed", "recipe": recipes[name],
@@ -74,7 +75,7 @@ def write_bundle(
     manifest["metrics"] = {name: row["metrics"] for name, row in formats.items()}
     manifest["recommended"] = recommended(formats)
     write_json(directory / "bundle.json", manifest)
-    return formats
+    return formats, file_scores
 
 
 def _create_manifest(

@@ -33,6 +33,7 @@ def plan(config: DictConfig) -> Plan:
         objective=instantiate(config.objective),
         export=instantiate(config.export),
         benchmark=instantiate(config.benchmark),
+        record=instantiate(config.record),
         task=instantiate(config.task),
         cache_dir=cache_dir(config),
         seed=config.seed,

@@ -7,6 +7,7 @@ from distill.console import print_line, silence_libraries
 from distill.contracts import Task
 from distill.files import make_directory
 from distill.jobs import build, pretrain
+from distill.records.predictions import write_predictions
 from distill.records.record import Run
 from distill.teaching import teacher as teaching
 from distill.training.settings import TrainerSettings
@@ -35,6 +36,9 @@ def run_finetune(config: DictConfig, run: Run) -> None:
     examples = task.encode(splits, teacher.tokenizer, cache_dir)
     teaching.score(teacher, task, examples, source=source, directory=cache_dir / "outputs")
     run.update(task=task_record(task, splits, examples), teacher=teacher.record())
+    write_predictions(
+        run.directory, {"teacher": teacher.scores}, task=task, splits=splits, settings=build.instantiate(config.record)
+    )
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in teacher.metrics.items())
     print_line(f"Teacher {teacher.resolved} on {task.name} ({teacher.origin}): dev {metrics}")
     directory = run.directory / "teacher" / "model"

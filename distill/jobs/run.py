@@ -18,6 +18,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from distill.console import print_line, print_notice
 from distill.errors import UserError, first_line
 from distill.files import write_text
+from distill.jobs import build
 from distill.jobs.distill import run_distill
 from distill.jobs.finetune import run_finetune
 from distill.jobs.pretrain import run_pretrain
@@ -63,7 +64,8 @@ def run_job(config: DictConfig) -> Path | None:
     else:
         job = _select_job(config)
         run = _create_run(config)
-    with tracked(run, resume_with=f"python -m distill resume={run.directory}"):
+    record = build.instantiate(config.record)
+    with tracked(run, resume_with=f"python -m distill resume={run.directory}", texts=record.texts):
         job(config, run)
     return run.directory
 

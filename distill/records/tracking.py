@@ -15,18 +15,19 @@ from distill.training.checkpoints import handle_signals
 
 
 @contextmanager
-def tracked(run: Run, *, resume_with: str) -> Iterator[None]:
+def tracked(run: Run, *, resume_with: str, texts: bool = True) -> Iterator[None]:
     """Locks the run's directory, and writes its status: running, then finished, or failed with the error.
 
     Args:
         resume_with: the command that resumes an interrupted run.
+        texts: whether the record has the message of an error, which may quote a text of the data.
 
     Raises:
         UserError: if another process has locked the run.
         Interrupted: on Ctrl-C and SIGTERM.
     """
     with _locked(run.directory):
-        yield from _track(run, resume_with)
+        yield from _track(run, resume_with, texts=texts)
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def _locked(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-def _track(run: Run, resume_with: str) -> Iterator[None]:
+def _track(run: Run, resume_with: str, *, texts: bool) -> Iterator[None]:
     try:
         run.update(status="running", error=None)
         with handle_signals(signal.default_int_handler, signal.SIGTERM):  # Sent by clusters.
@@ -55,7 +56,8 @@ def _track(run: Run, resume_with: str) -> Iterator[None]:
         raise Interrupted(_describe_progress(run, resume_with)) from error
     except BaseException as error:  # Every error is recorded and raised again.
         with contextlib.suppress(OSError):  # A full disk has no room for the record.
-            run.update(status="failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
+            message = f"{type(error).__name__}: {error if texts else 'left out, because record.texts=false'}"
+            run.update(status="failed", error=message.splitlines()[0])
         raise
     finally:
         if "wandb" in sys.modules:

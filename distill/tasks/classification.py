@@ -19,6 +19,7 @@ from distill.contracts import Batch, Items, Likelihood, Outputs, Scores
 from distill.data.in_memory import Table, TableSplits
 from distill.data.labels import simplify
 from distill.data.tables import LabelledData
+from distill.edge.decode import softmax
 from distill.errors import OptionError, UserError
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
@@ -200,6 +201,14 @@ class Classification:
             "matthews": lambda: matthews_corrcoef(labels, predicted),
         }
         return rows.compute_metrics(functions, self.metric_names)
+
+    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
+        probabilities = softmax(scores.columns["logits"].astype(np.float64)).max(axis=-1)
+        return {
+            "label": [splits.labels[label] for label in scores.labels],
+            "prediction": [splits.labels[label] for label in self.predictions(scores)],
+            "probability": probabilities.tolist(),
+        }
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
         return float((self.predictions(scores) == self.predictions(reference)).mean())

@@ -193,6 +193,12 @@ class MaskedLM:
                 metrics[name] = float(columns[name].mean())
         return metrics
 
+    def tabulate(self, scores: Scores, splits: TextData, *, examples: int) -> dict[str, list[Any]]:
+        """The ids of the right tokens alone, because scores have no predictions."""
+        ends = np.bincount(scores.example_id, minlength=examples).cumsum()[:-1]
+        labels = [of_example.tolist() for of_example in np.split(scores.labels, ends)]
+        return {"label": labels, "prediction": [None] * examples, "probability": [None] * examples}
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the items that both predict rightly, or both wrongly."""
         return float((scores.columns["correct"] == reference.columns["correct"]).mean())

@@ -126,6 +126,10 @@ class Regression:
         }
         return rows.compute_metrics(functions, self.metric_names)
 
+    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
+        numbers = scores.columns["logits"][:, 0].tolist()
+        return {"label": scores.labels.tolist(), "prediction": numbers, "probability": [None] * len(numbers)}
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the numbers that differ by less than 1% of the reference's range."""
         expected = reference.columns["logits"]

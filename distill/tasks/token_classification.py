@@ -17,7 +17,7 @@ import numpy as np
 
 from distill.contracts import IGNORED, Batch, Items, Likelihood, Outputs, Scores
 from distill.data.tables import STEMS, LabelledData
-from distill.edge.decode import find_entities, find_first_pieces, locate_words
+from distill.edge.decode import find_entities, find_first_pieces, locate_words, softmax
 from distill.errors import UserError
 from distill.options import check_arguments
 from distill.tasks import rows
@@ -48,6 +48,11 @@ class TaggedSplit:
     def texts(self) -> list[str]:
         """The words of each sentence with a space between them."""
         return [" ".join(words) for words in self.words]
+
+    @property
+    def pairs(self) -> None:
+        """A sentence has no second text."""
+        return None
 
     def records(self) -> list[dict[str, list[str]]]:
         """The sentences as a bundle reads them."""
@@ -217,6 +222,19 @@ class TokenClassification:
             for sentence, of_sentence in enumerate(np.split(tags, starts[1:]))
             for entity in find_entities([self.labels[tag] for tag in of_sentence])
         }
+
+    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
+        """The tags of the words of each sentence that were not cut off."""
+        probabilities = softmax(scores.columns["logits"].astype(np.float64))
+        predicted = probabilities.argmax(axis=-1)
+        values = {"label": scores.labels, "prediction": predicted, "probability": probabilities.max(axis=-1)}
+        ends = np.bincount(scores.example_id, minlength=examples).cumsum()[:-1]
+        columns: dict[str, list[Any]] = {
+            name: [of_sentence.tolist() for of_sentence in np.split(of, ends)] for name, of in values.items()
+        }
+        for name in ("label", "prediction"):
+            columns[name] = [[splits.labels[tag] for tag in tags] for tags in columns[name]]
+        return columns
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the words to which both give the same tag."""

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.console import console, format_duration, print_line, print_notice
-from distill.contracts import EncodedSplits, Examples, Splits, Task
+from distill.contracts import EncodedSplits, Examples, Scores, Splits, Task
 from distill.data import batching
 from distill.errors import OptionError, UnreachableError, UserError
 from distill.files import CHECKSUMS, atomic_directory, hash_file, is_intact, write_json
@@ -97,7 +97,7 @@ class TeacherSource:
 
 
 class PreparedTeacher:
-    """A teacher that fits its task, with its metrics and the seconds of its fine-tuning.
+    """A teacher that fits its task, with its scores, its metrics and the seconds of its fine-tuning.
 
     `model` is the float32 model. `release` frees its memory, and the next access loads it again. `fingerprint`
     is a digest of everything that its outputs depend on except the inputs.
@@ -123,6 +123,7 @@ class PreparedTeacher:
         self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
         self.device, self.seconds = device, seconds
         self.metrics: dict[str, float] = {}
+        self.scores: dict[str, Scores] = {}
         self.notices = list(notices)
         self._load = load
         self._model = None if model is None else freeze(model)
@@ -306,7 +307,7 @@ def _check(start: Start, source: TeacherSource, task: Task) -> None:
 def score(
     teacher: PreparedTeacher, task: Task, examples: EncodedSplits, *, source: TeacherSource, directory: Path
 ) -> None:
-    """Sets the teacher's metrics on the splits that are scored, and caches its outputs for them.
+    """Sets the teacher's scores and metrics on the splits that are scored, and caches its outputs for them.
 
     A weak teacher that `source` accepts gets a notice.
 
@@ -324,7 +325,7 @@ def score(
             teacher.running, teacher.fingerprint, task, cache, directory, device=teacher.device.type
         )
         scores = cached_scores(computation, examples)
-    teacher.metrics = split_metrics(task, scores)
+    teacher.metrics, teacher.scores = split_metrics(task, scores), scores
     weakness = task.weakness(scores["dev"])
     if weakness is None:
         return

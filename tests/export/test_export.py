@@ -127,10 +127,11 @@ def write(
     encoded = tokenizer(dev.texts, padding=True, truncation=True, max_length=16, return_tensors="pt")
     with torch.no_grad():
         logits = model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).logits.numpy()
-    return write_bundle(
+    formats, _ = write_bundle(
         directory, model=model, tokenizer=tokenizer, task=task, splits=data_of(dev),
         scores={"dev": scores_of(logits, dev)}, settings=ExportSettings(**settings),
     )  # fmt: skip
+    return formats
 
 
 def test_a_bundle_equals_torch_from_the_text_on(
@@ -288,7 +289,7 @@ def test_a_bundle_truncates_as_in_training(tmp_path: Path, side: str, pair: bool
     with torch.no_grad():
         logits = model(**encoded).logits.numpy()
     dev = Split(texts, pairs, np.array([0, 1, 1]))
-    formats = write_bundle(
+    formats, _ = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, splits=data_of(dev),
         scores={"dev": scores_of(logits, dev)}, settings=ExportSettings(max_drop=1.0),
     )  # fmt: skip
@@ -316,7 +317,7 @@ def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path, side:
     examples = task.encode(splits, tokenizer, None)
     scores = {"dev": evaluate(model, task, [[examples["dev"][[row]]] for row in range(len(words))])}
     assert len(scores["dev"].labels) == {"left": 4, "right": 6}[side]
-    formats = write_bundle(
+    formats, _ = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores,
         settings=ExportSettings(max_drop=1.0),
     )  # fmt: skip

@@ -349,6 +349,7 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("trainer.weight_decay=-1"),
         "got trainer.weight_decay=-1, expected a number of at",
     ),
+    "an invalid record.texts": (_options("record.texts=perhaps"), "got record.texts=perhaps, expected true or false"),
     "a negative seed": (_options("seed=-1"), "got seed=-1, expected a whole number"),
     "an unknown accelerator": (
         _options("trainer.accelerator=tpu"),

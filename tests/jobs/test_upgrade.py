@@ -56,7 +56,7 @@ def targets(node: Any) -> list[str]:
 @pytest.mark.parametrize("task", [CLASSES, NUMBER, VOCABULARY], ids=["classes", "number", "vocabulary"])
 def test_every_target_of_an_upgraded_configuration_can_be_imported(task: dict[str, Any]) -> None:
     new_targets = targets(OmegaConf.to_container(upgrade_old(task=task)))
-    assert len(new_targets) == len(targets(OLD | {"task": task}))
+    assert len(new_targets) >= len(targets(OLD | {"task": task}))  # Later versions have more nodes.
     for target in new_targets:
         assert callable(get_object(target)), target
 

@@ -1,0 +1,85 @@
+"""Writes predictions.parquet: the predictions of every model of a run on every split that is scored.
+
+One row an example. The columns are `split`, `index`, `text` and `second_text`, `label`, and for each model NAME
+`NAME_prediction` and `NAME_probability`. A task gives the last three in the form of its own: names of classes, numbers,
+or lists of tags.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from distill.contracts import Scores, Splits, Task
+from distill.files import atomic_file
+from distill.records.settings import RecordSettings
+
+if TYPE_CHECKING:
+    import pyarrow
+
+FILE = "predictions.parquet"
+
+
+class TextSplit(Protocol):
+    """The texts of a split."""
+
+    @property
+    def texts(self) -> Sequence[str]: ...
+
+    @property
+    def pairs(self) -> Sequence[str] | None: ...
+
+
+class ScoredTexts(Protocol):
+    """The data of a task with labelled rows."""
+
+    def scored(self) -> Mapping[str, TextSplit]:
+        """Returns the splits that are scored, dev first."""
+        ...
+
+
+def write_predictions(
+    directory: Path,
+    models: Mapping[str, Mapping[str, Scores]],
+    *,
+    task: Task,
+    splits: Splits,
+    settings: RecordSettings,
+) -> None:
+    """Writes the predictions of `models`, whose scores are by split and in the order of the examples."""
+    import pyarrow
+    import pyarrow.parquet
+
+    tables = [
+        _create_table(name, split, {model: scores[name] for model, scores in models.items()}, task, splits, settings)
+        for name, split in cast(ScoredTexts, splits).scored().items()
+    ]
+    with atomic_file(directory / FILE) as temporary:
+        pyarrow.parquet.write_table(pyarrow.concat_tables(tables), temporary)
+
+
+def _create_table(
+    name: str,
+    split: TextSplit,
+    models: Mapping[str, Scores],
+    task: Task,
+    splits: Splits,
+    settings: RecordSettings,
+) -> "pyarrow.Table":
+    """Returns the rows of one split."""
+    import pyarrow
+
+    count = len(split.texts)
+    columns: dict[str, Sequence[object]] = {"split": [name] * count, "index": range(count)}
+    if settings.texts:
+        columns["text"] = split.texts
+        if split.pairs is not None:
+            columns["second_text"] = split.pairs
+    for model, scores in models.items():
+        predictions = task.tabulate(scores, splits, examples=count)
+        columns.setdefault("label", predictions["label"])
+        columns |= {f"{model}_{column}": predictions[column] for column in ("prediction", "probability")}
+    arrays = {column: pyarrow.array(values) for column, values in columns.items()}
+    number = pyarrow.float64()  # Of a column without a value.
+    return pyarrow.table(
+        {column: array.cast(number) if array.type == pyarrow.null() else array for column, array in arrays.items()}
+    )

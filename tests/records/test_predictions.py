@@ -1,0 +1,137 @@
+"""Tests of predictions.parquet: its rows by hand, and a whole run whose metrics follow from it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from sklearn.metrics import accuracy_score, f1_score
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import distill as d
+from distill.contracts import Scores
+from distill.data.tables import LabelledData, Split
+from distill.errors import UserError
+from distill.records.predictions import FILE, write_predictions
+from distill.records.record import create_run_in
+from distill.records.settings import RecordSettings
+from distill.records.tracking import tracked
+from distill.tasks import Classification, MaskedLM, Regression, TokenClassification
+from distill.tasks.token_classification import TaggedSplit
+from tests.conftest import LABELS, sentences
+
+LOGITS = np.log([[0.9, 0.1], [0.2, 0.8]])
+
+
+def scores_of(logits: np.ndarray, labels: Any, example_id: Any = None) -> Scores:
+    return Scores({"logits": logits}, np.array(labels), np.arange(len(labels)) if example_id is None else example_id)
+
+
+def read_rows(directory: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(directory / FILE).to_pylist()
+    return rows
+
+
+def data_of(*labels: str, **splits: object) -> LabelledData:
+    return LabelledData(labels=labels, splits={"train": None, **splits}, sha256="")
+
+
+def test_an_example_of_a_classification_is_a_row_of_names(tmp_path: Path) -> None:
+    dev, test = Split(["one", "two"], None, np.array([0, 0])), Split(["three"], None, np.array([1]))
+    models = {
+        "teacher": {"dev": scores_of(LOGITS, [0, 0]), "test": scores_of(LOGITS[:1], [1])},
+        "int8": {"dev": scores_of(LOGITS[::-1], [0, 0]), "test": scores_of(LOGITS[1:], [1])},
+    }
+    write_predictions(
+        tmp_path, models, task=Classification(text="text"), splits=data_of("no", "yes", dev=dev, test=test),
+        settings=RecordSettings(),
+    )  # fmt: skip
+    columns = ("split", "index", "text", "label", "teacher_prediction", "teacher_probability", "int8_prediction",
+               "int8_probability")  # fmt: skip
+    expected = [
+        ("dev", 0, "one", "no", "no", 0.9, "yes", 0.8), ("dev", 1, "two", "no", "yes", 0.8, "no", 0.9),
+        ("test", 0, "three", "yes", "no", 0.9, "yes", 0.8),
+    ]  # fmt: skip
+    rows = read_rows(tmp_path)
+    assert [tuple(row) for row in rows] == [columns] * 3
+    assert [tuple(row.values()) for row in rows] == [
+        tuple(pytest.approx(value) if isinstance(value, float) else value for value in row) for row in expected
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_a_number_has_no_probability_and_a_pair_two_texts(tmp_path: Path) -> None:
+    dev = Split(["one", "two"], ["three", "four"], np.array([1.5, 2.0]))
+    models = {"student": {"dev": scores_of(np.array([[1.0], [2.5]]), [1.5, 2.0])}}
+    arguments: Any = {"task": Regression(text=["a", "b"]), "splits": data_of("score", dev=dev)}
+    write_predictions(tmp_path, models, settings=RecordSettings(), **arguments)
+    assert read_rows(tmp_path)[1] == {
+        "split": "dev", "index": 1, "text": "two", "second_text": "four", "label": 2.0, "student_prediction": 2.5,
+        "student_probability": None,
+    }  # fmt: skip
+    write_predictions(tmp_path, models, settings=RecordSettings(texts=False), **arguments)
+    assert list(read_rows(tmp_path)[0]) == [
+        "split", "index", "label", "student_prediction", "student_probability",
+    ]  # fmt: skip
+
+
+def test_tags_are_lists_also_of_a_sentence_that_was_cut_off(tmp_path: Path) -> None:
+    task = TokenClassification(data=tmp_path)
+    dev = TaggedSplit([["a", "b"], ["x"], ["c"], ["y"]], [])
+    scores = scores_of(np.concatenate([LOGITS, LOGITS[:1]]), [0, 1, 1], np.array([0, 0, 2]))
+    write_predictions(
+        tmp_path, {"fp32": {"dev": scores}}, task=task, splits=data_of("O", "B-x", dev=dev), settings=RecordSettings()
+    )
+    rows = read_rows(tmp_path)
+    assert [row["text"] for row in rows] == ["a b", "x", "c", "y"]
+    assert [row["label"] for row in rows] == [["O", "B-x"], [], ["B-x"], []]
+    assert [row["fp32_prediction"] for row in rows] == [["O", "B-x"], [], ["O"], []]
+    assert rows[0]["fp32_probability"] == pytest.approx([0.9, 0.8])
+
+
+def test_a_vocabulary_has_the_right_tokens_of_each_example() -> None:
+    columns = {"loss": np.zeros(3), "correct": np.ones(3)}
+    table = MaskedLM().tabulate(
+        Scores(columns, np.array([7, 8, 9]), np.array([0, 0, 2])), data_of(), examples=3  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert table == {"label": [[7, 8], [], [9]], "prediction": [None] * 3, "probability": [None] * 3}
+
+
+def test_the_metrics_of_a_run_follow_from_its_predictions_and_texts_are_left_out(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    splits: Any = {
+        name: ([f"{text} {name}" for text, _ in rows], [LABELS[label] for _, label in rows])
+        for name, rows in (("train", sentences(32)), ("dev", sentences(24)), ("test", sentences(9)))
+    }
+    task = d.tasks.Classification(text="sentence", labels=LABELS, metrics=["accuracy", "f1"], max_length=64, **splits)
+    result = d.distill(
+        d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache"), d.students.distilbert(), task,
+        trainer=d.TrainerSettings(max_steps=2, batch_size=16, precision="32-true", learning_rate=1e-3),
+        export=d.ExportSettings(max_drop=1.0), benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], enabled=False),
+        record=d.RecordSettings(texts=False), directory=tmp_path / "run",
+    )  # fmt: skip
+    table = pyarrow.parquet.read_table(result.directory / FILE).to_pandas()
+    record, files = result.record, result.record["export"]
+    models = {"teacher": record["teacher"], "student": record["student"], "fp32": files["fp32"], "int8": files["int8"]}
+    for name, model in models.items():
+        for split, prefix in (("dev", ""), ("test", "test/")):
+            rows = table[table["split"] == split]
+            predicted = rows[f"{name}_prediction"]
+            assert accuracy_score(rows["label"], predicted) == model["metrics"][f"{prefix}accuracy"]
+            assert f1_score(rows["label"], predicted, pos_label=LABELS[1]) == model["metrics"][f"{prefix}f1"]
+        assert table[f"{name}_probability"].between(0.5, 1).all()
+    assert "text" not in table.columns
+    text = splits["dev"][0][3].encode()
+    assert not [path for path in result.directory.rglob("*") if path.is_file() and text in path.read_bytes()]
+
+
+@pytest.mark.parametrize("texts", [True, False])
+def test_the_message_of_an_error_is_recorded_unless_texts_are_left_out(texts: bool, tmp_path: Path) -> None:
+    run = create_run_in(tmp_path, job="distill")
+    with pytest.raises(UserError, match="a secret"), tracked(run, resume_with="", texts=texts):
+        raise UserError("example 3: a secret, expected text")
+    expected = "example 3: a secret, expected text" if texts else "left out, because record.texts=false"
+    assert json.loads((tmp_path / "run.json").read_text())["error"] == f"UserError: {expected}"
