@@ -19,6 +19,7 @@ from distill.data import batching
 from distill.edge import Bundle
 from distill.edge.bundle import session
 from distill.errors import first_line
+from distill.export.abstention import check_dev
 from distill.export.bundle import FILES, ScoredSplits, write_bundle
 from distill.export.gate import ExportedFile, recommended
 from distill.export.onnx import export_onnx
@@ -53,6 +54,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     make_directory(plan.cache_dir)
     found, substituted = teaching.locate(source, task)
     splits = task.read(plan.cache_dir)
+    check_dev(splits.sizes().get("dev", 0), plan.export.abstain)
     preparation = teaching.Preparation(
         task=task, splits=splits, cache_dir=plan.cache_dir, run_directory=run.directory,
         device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,

@@ -151,6 +151,11 @@ class Scores:
         columns = {name: column[order] for name, column in self.columns.items()}
         return Scores(columns, self.labels[order], self.example_id[order])
 
+    def select(self, chosen: np.ndarray) -> "Scores":
+        """Returns the scores of the items where `chosen [n]` (bool) is true."""
+        columns = {name: column[chosen] for name, column in self.columns.items()}
+        return Scores(columns, self.labels[chosen], self.example_id[chosen])
+
 
 @runtime_checkable
 class Examples(Protocol):
@@ -246,6 +251,7 @@ class Task(Protocol):
             whose students are not exported.
         fine_tunes_teacher: whether a teacher without the task's head is fine-tuned before it teaches.
         compares_with_teacher: whether `score` takes the teacher's outputs as a reference.
+        can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
     """
 
     @property
@@ -290,6 +296,9 @@ class Task(Protocol):
     @property
     def compares_with_teacher(self) -> bool: ...
 
+    @property
+    def can_abstain(self) -> bool: ...
+
     def read(self, cache_dir: Path) -> Splits:
         """Reads the data.
 
@@ -316,6 +325,10 @@ class Task(Protocol):
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The metrics of a split by name; shares are in 0..1."""
+        ...
+
+    def confidences(self, scores: Scores) -> np.ndarray:
+        """The probability of each prediction, `[n]`, for a task that can abstain."""
         ...
 
     def tabulate(self, scores: Scores, splits: Any, *, examples: int) -> "dict[str, list[Any]]":

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from distill.benchmark.settings import BenchmarkSettings
 from distill.contracts import Task
 from distill.errors import UserError, first_line
+from distill.export.abstention import check_abstention
 from distill.export.settings import ExportSettings
 from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
 from distill.records.settings import RecordSettings
@@ -99,3 +100,4 @@ def check_plan(source: TeacherSource, plan: Plan) -> None:
     check_budget(plan.trainer.batch_tokens, task.max_length, "trainer")
     check_processes(plan.trainer, "trainer")
     check_cache(source.cache, objective, task)
+    check_abstention(task, plan.export.abstain)

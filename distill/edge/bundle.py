@@ -51,6 +51,9 @@ class Bundle:
             )
         if self.model not in models:
             raise UserError(f"{directory} has no model {self.model}, expected one of {', '.join(models)}")
+        self.threshold: float | None = self.manifest["thresholds"].get(self.model)
+        if self.threshold is not None and "probability" not in self.decoder.fields:
+            raise UserError(f"{directory} is damaged: the decoder {self.manifest['decoder']} has no thresholds")
         path = self.directory / models[self.model]
         self._check_files(path)
         self.tokenizer = self._load_tokenizer()
@@ -74,7 +77,8 @@ class Bundle:
     ) -> list[decode.Prediction]:
         """Returns the prediction for each record, or for each text and its pair.
 
-        For classes it has `label`, `probability` and the `probabilities` of all labels, for a number `value`.
+        For classes it has `label`, `probability` and the `probabilities` of all labels, for a number `value`. The label
+        is None where the bundle has a threshold and the probability is below.
 
         Raises:
             UserError: for a record of another form, and a model whose logits are not finite.
@@ -85,9 +89,15 @@ class Bundle:
             if not np.isfinite(logits).all():
                 raise UserError(f"{self.directory}: the logits of {self.model} for record {number} are not finite")
         return [
-            self.decoder.decode(example, items, logits)
+            self._withhold(self.decoder.decode(example, items, logits))
             for example, (items, logits) in zip(examples, outputs, strict=True)
         ]
+
+    def _withhold(self, prediction: decode.Prediction) -> decode.Prediction:
+        """Returns the prediction, without its label if the probability is below the threshold."""
+        if self.threshold is None or prediction["probability"] >= self.threshold:
+            return prediction
+        return {**prediction, "label": None}
 
     def _records(self, records: Sequence[decode.Record], pairs: Sequence[str] | None) -> list[decode.Record]:
         for values in (records, pairs):

@@ -23,6 +23,7 @@ Prediction = dict[str, Any]
 
 # The characters at which `str.splitlines` splits, and the tab, with their escapes.
 ESCAPES = {ord(character): ascii(character)[1:-1] for character in "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"}
+WITHHELD = "(no label)"  # In the plain form, of a bundle that abstains.
 SHOWN = 80  # Characters of a record in a message.
 
 
@@ -112,7 +113,8 @@ class Classes(_WholeText):
         return {"label": self.labels[best], "probability": float(row[best]), "probabilities": probabilities}
 
     def format(self, prediction: Prediction) -> str:
-        return f"{escape(prediction['label'])}\t{prediction['probability']:.4f}"
+        label = WITHHELD if prediction["label"] is None else escape(prediction["label"])
+        return f"{label}\t{prediction['probability']:.4f}"
 
 
 class Number(_WholeText):

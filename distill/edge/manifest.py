@@ -10,8 +10,8 @@ from distill.errors import UserError
 from distill.files import CHECKSUMS, read_checksums
 
 NAME = "bundle.json"
-FORMAT = 3
-READABLE = (1, 2, 3)
+FORMAT = 4
+READABLE = (1, 2, 3, 4)
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 SIDES = ("left", "right")
 LARGEST = 2**31 - 1  # Of a length and a token id.
@@ -35,9 +35,11 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     number = manifest.get("format")
     if not _is_count(number) or number not in READABLE:
         raise UserError(
-            f"{path} is of format {_show(number)}, this version of distill reads 1, 2 and 3: update distill"
+            f"{path} is of format {_show(number)}, this version of distill reads 1 to {FORMAT}: update distill"
         )
-    defaults: dict[str, Any] = {} if number == FORMAT else {"truncation_side": "right"}
+    defaults: dict[str, Any] = {} if number > 2 else {"truncation_side": "right"}
+    if number < 4:
+        defaults["thresholds"] = {}
     if number == 1 and "answer" in manifest:  # The decoder had another name.
         defaults["decoder"] = manifest["answer"]
     content: dict[str, Any] = defaults | manifest
@@ -80,6 +82,9 @@ def _check_fields(manifest: Mapping[str, Any], path: Path) -> None:
             f"{path} is damaged: recommended is {_show(manifest['recommended'])}, expected null or one of "
             f"{', '.join(models)}"
         )
+    unknown = [name for name in manifest["thresholds"] if name not in models]
+    if unknown:
+        raise UserError(f"{path} is damaged: thresholds has {unknown[0]}, expected some of {', '.join(models)}")
     for file in (*models.values(), "tokenizer.json"):
         if file not in manifest["files"]:
             raise UserError(f"{path} is damaged: files has no SHA-256 of {file}")
@@ -109,6 +114,12 @@ def _are_files(value: object) -> bool:
     )  # fmt: skip
 
 
+def _are_shares(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share <= 1 for share in value.values()
+    )
+
+
 def _are_checksums(value: object) -> bool:
     return isinstance(value, dict) and all(
         isinstance(digest, str) and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
@@ -134,6 +145,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "padding_side": (lambda value: value in SIDES, "left or right"),
     "models": (_are_files, "the name of a file of the bundle for each model"),
     "recommended": (lambda value: value is None or isinstance(value, str), "null or the name of a model"),
+    "thresholds": (_are_shares, "a probability for each model that abstains"),
     "files": (_are_checksums, "the SHA-256 of each file"),
 }
 

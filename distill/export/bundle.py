@@ -11,6 +11,7 @@ from distill.contracts import Scores, Splits, Task
 from distill.edge import bundle as edge
 from distill.edge import decode
 from distill.edge.manifest import FORMAT
+from distill.export.abstention import measure_abstention
 from distill.export.gate import ExportedFile, compare, passes, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
@@ -62,6 +63,7 @@ def write_bundle(
     write_json(directory / "bundle.json", manifest)
     formats: dict[str, ExportedFile] = {}
     file_scores: dict[str, dict[str, Scores]] = {}
+    share = settings.abstain
     for name, file in FILES.items():
         bundle = edge.Bundle(directory, model=name)
         file_scores[name] = {
@@ -71,9 +73,11 @@ def write_bundle(
         formats[name] = {
             "file": file, "bytes": edge.count_bytes(directory / file), **comparison,
             "gate": "passed" if passes(name, comparison, settings) else "failed", "recipe": recipes[name],
+            "abstain": None if share is None else measure_abstention(file_scores[name], task=task, share=share),
         }  # fmt: skip
     manifest["metrics"] = {name: row["metrics"] for name, row in formats.items()}
     manifest["recommended"] = recommended(formats)
+    manifest["thresholds"] = {name: row["abstain"]["threshold"] for name, row in formats.items() if row["abstain"]}
     write_json(directory / "bundle.json", manifest)
     return formats, file_scores
 
@@ -81,7 +85,7 @@ def write_bundle(
 def _create_manifest(
     directory: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Splits
 ) -> dict[str, Any]:
-    """Returns the content of bundle.json, without metrics and recommendation, for the files in `directory`."""
+    """Returns the content of bundle.json for the files in `directory`, without what follows from their scores."""
     models = [path for file in FILES.values() for path in edge.list_model_files(directory / file)]
     files = [*models, directory / "tokenizer.json"]
     return {
@@ -103,6 +107,7 @@ def _create_manifest(
         "models": FILES,
         "recommended": None,
         "metrics": {},
+        "thresholds": {},
         "files": {path.name: hash_file(path) for path in files},
     }
 

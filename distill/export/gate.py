@@ -6,6 +6,7 @@ from typing import TypedDict
 import numpy as np
 
 from distill.contracts import Scores, Task
+from distill.export.abstention import Abstention
 from distill.export.settings import ExportSettings
 from distill.training.evaluate import split_metrics
 
@@ -41,12 +42,14 @@ class ExportedFile(Comparison):
         bytes: size on disk, with the weights of a large model that are in a second file.
         gate: `passed` or `failed`.
         recipe: number format of the weights, in words.
+        abstain: the threshold below which it gives no label, with the share and the metrics that follow from it.
     """
 
     file: str
     bytes: int
     gate: str
     recipe: str
+    abstain: Abstention | None
 
 
 def compare(scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, task: Task) -> Comparison:

@@ -82,6 +82,7 @@ class Classification:
     decoder: str | None = "classes"
     fine_tunes_teacher = True
     compares_with_teacher = False
+    can_abstain = True
 
     @check_arguments
     def __init__(
@@ -202,12 +203,14 @@ class Classification:
         }
         return rows.compute_metrics(functions, self.metric_names)
 
+    def confidences(self, scores: Scores) -> np.ndarray:
+        return np.asarray(softmax(scores.columns["logits"].astype(np.float64)).max(axis=-1))
+
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
-        probabilities = softmax(scores.columns["logits"].astype(np.float64)).max(axis=-1)
         return {
             "label": [splits.labels[label] for label in scores.labels],
             "prediction": [splits.labels[label] for label in self.predictions(scores)],
-            "probability": probabilities.tolist(),
+            "probability": self.confidences(scores).tolist(),
         }
 
     def agreement(self, scores: Scores, reference: Scores) -> float:

@@ -86,6 +86,7 @@ class MaskedLM:
     over_vocabulary = True
     decoder: str | None = None
     fine_tunes_teacher = False
+    can_abstain = False
     compares_with_teacher = True
 
     def __init__(
@@ -192,6 +193,9 @@ class MaskedLM:
             if name in columns:
                 metrics[name] = float(columns[name].mean())
         return metrics
+
+    def confidences(self, scores: Scores) -> np.ndarray:
+        raise TypeError(f"a {self.kind} cannot abstain, because scores have no probabilities")
 
     def tabulate(self, scores: Scores, splits: TextData, *, examples: int) -> dict[str, list[Any]]:
         """The ids of the right tokens alone, because scores have no predictions."""

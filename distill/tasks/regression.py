@@ -55,6 +55,7 @@ class Regression:
     over_vocabulary = False
     decoder: str | None = "number"
     fine_tunes_teacher = True
+    can_abstain = False
     compares_with_teacher = False
 
     @check_arguments
@@ -125,6 +126,9 @@ class Regression:
             "mae": lambda: np.abs(predicted - labels).mean(),
         }
         return rows.compute_metrics(functions, self.metric_names)
+
+    def confidences(self, scores: Scores) -> np.ndarray:
+        raise TypeError(f"a {self.kind} cannot abstain, because a number has no probability")
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         numbers = scores.columns["logits"][:, 0].tolist()

@@ -83,6 +83,7 @@ class TokenClassification:
     over_vocabulary = False
     decoder: str | None = "tags"
     fine_tunes_teacher = True
+    can_abstain = False
     compares_with_teacher = False
     pair = False
     builtin = False
@@ -222,6 +223,9 @@ class TokenClassification:
             for sentence, of_sentence in enumerate(np.split(tags, starts[1:]))
             for entity in find_entities([self.labels[tag] for tag in of_sentence])
         }
+
+    def confidences(self, scores: Scores) -> np.ndarray:
+        raise TypeError(f"a {self.kind} cannot abstain, because a sentence has many tags")
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         """The tags of the words of each sentence that were not cut off."""

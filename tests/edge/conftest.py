@@ -9,15 +9,19 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.files import CHECKSUMS, hash_file, write_json
 
-# Format 1 has no decoder, formats 1 and 2 have no side of the truncation; their bundles are still read.
-FORMATS: dict[int, dict[str, str]] = {
+# Format 1 has no decoder, 1 and 2 no side of the truncation, 1 to 3 no thresholds; their bundles are still read.
+FORMATS: dict[int, dict[str, Any]] = {
     1: {"kind": "sequence", "answer": "classes"},
     2: {"kind": "classification", "answer": "classes", "decoder": "classes"},
     3: {"kind": "classification", "answer": "classes", "decoder": "classes", "truncation_side": "right"},
-}
+    4: {
+        "kind": "classification", "answer": "classes", "decoder": "classes", "truncation_side": "right",
+        "thresholds": {},
+    },
+}  # fmt: skip
 
 
-def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, *, format: int = 3, **changes: Any) -> None:
+def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, *, format: int = 4, **changes: Any) -> None:
     """Writes a bundle with the logits [number of tokens, 4], or of one label [number of tokens].
 
     `changes` replace values of bundle.json. One of None is left out.

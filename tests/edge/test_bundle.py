@@ -60,7 +60,7 @@ def test_softmax_of_large_logits_is_finite() -> None:
 @pytest.mark.parametrize(
     ("change_to", "expected"),
     [
-        ({"format": 4}, "is of format 4, this version of distill reads 1, 2 and 3: update distill"),
+        ({"format": 5}, "is of format 5, this version of distill reads 1 to 4: update distill"),
         ({"format": True}, "is of format true, this version"),
         ({"format": "3"}, 'is of format "3", this version'),
         ({"labels": []}, "labels is [], expected a list of names, each once"),
@@ -94,6 +94,9 @@ def test_softmax_of_large_logits_is_finite() -> None:
         ({"recommended": "int8"}, 'recommended is "int8", expected null or one of fp32'),
         ({"recommended": 1}, "recommended is 1, expected null or the name of a model"),
         ({"recommended": None}, "recommends no model because all failed the gate: choose one of fp32"),
+        ({"thresholds": {"fp32": 1.5}}, 'thresholds is {"fp32": 1.5}, expected a probability for each model that abst'),
+        ({"thresholds": {"fp32": None}}, 'thresholds is {"fp32": null}, expected a probability'),
+        ({"thresholds": {"int8": 0.5}}, "thresholds has int8, expected some of fp32"),
         ({"files": {}}, "files has no SHA-256 of model.onnx"),
         ({"files": {"model.onnx": "abc"}}, 'files is {"model.onnx": "abc"}, expected the SHA-256 of each file'),
         ({"decoder": None, "answer": None}, "decoder is null, expected the name of a decoder"),
@@ -116,6 +119,40 @@ def test_only_the_newest_format_needs_every_key(tmp_path: Path, tokenizer: PreTr
     write_toy_bundle(tmp_path, tokenizer, format=3)
     change(tmp_path, truncation_side=LEFT_OUT)
     with pytest.raises(UserError, match="truncation_side is missing, expected left or right"):
+        Bundle(tmp_path)
+    write_toy_bundle(tmp_path, tokenizer, format=3)
+    assert Bundle(tmp_path).threshold is None
+    write_toy_bundle(tmp_path, tokenizer, format=4)
+    change(tmp_path, thresholds=LEFT_OUT)
+    with pytest.raises(UserError, match="thresholds is missing, expected a probability for each model that abstains"):
+        Bundle(tmp_path)
+
+
+def test_a_bundle_with_a_threshold_gives_no_label_below_it(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_toy_bundle(tmp_path, tokenizer)
+    texts = ["a film", "a dull film and a moving film"]
+    unsure, sure = Bundle(tmp_path).predict(texts)
+    assert (unsure["label"], sure["label"]) == ("long", "long")  # Four tokens have equal logits, eight a larger one.
+    assert unsure["probability"] < 0.9 < sure["probability"]
+    change(tmp_path, thresholds={"fp32": 0.9})
+    assert Bundle(tmp_path).predict(texts) == [unsure | {"label": None}, sure]
+    change(tmp_path, thresholds={"fp32": unsure["probability"]})
+    assert Bundle(tmp_path).predict(texts) == [unsure, sure]
+    change(tmp_path, thresholds={"fp32": 0.9})
+    assert main([str(tmp_path), *texts]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"(no label)\t{unsure['probability']:.4f}\ta film", f"long\t0.9820\t{texts[1]}"]
+    assert main([str(tmp_path), *texts, "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["label"] for row in rows] == [None, "long"]
+    assert rows[0]["probabilities"] == pytest.approx(unsure["probabilities"])
+
+
+def test_a_number_has_no_threshold(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    write_toy_bundle(tmp_path, tokenizer, labels=["score"], decoder="number", thresholds={"fp32": 0.9})
+    with pytest.raises(UserError, match="is damaged: the decoder number has no thresholds"):
         Bundle(tmp_path)
 
 
@@ -234,7 +271,7 @@ def test_logits_that_are_not_finite_are_no_prediction(bundle: Path, monkeypatch:
     ("damage", "expected"),
     [
         ("no bundle.json", "is no bundle: it has no bundle.json"),
-        ("other format", "is of format 99, this version of distill reads 1, 2 and 3"),
+        ("other format", "is of format 99, this version of distill reads 1 to 4"),
         ("broken json", "is damaged"),
         ("other model", "model.onnx is damaged: its SHA-256 is not the one in bundle.json"),
     ],

@@ -15,6 +15,7 @@ from distill.benchmark import latency
 from distill.contracts import Scores
 from distill.data.tables import LabelledData, Split
 from distill.edge.bundle import Bundle, session
+from distill.edge.manifest import FORMAT
 from distill.errors import UserError
 from distill.export.bundle import FILES, write_bundle
 from distill.export.gate import passes, recommended
@@ -145,7 +146,7 @@ def test_a_bundle_equals_torch_from_the_text_on(
     assert formats["int8"]["bytes"] < formats["fp32"]["bytes"]
     about = json.loads((tmp_path / "bundle.json").read_text())
     assert about["recommended"] == "int8"
-    assert (about["format"], about["kind"], about["decoder"]) == (3, "classification", "classes")
+    assert (about["format"], about["kind"], about["decoder"]) == (FORMAT, "classification", "classes")
     assert about["metrics"] == {name: row["metrics"] for name, row in formats.items()}
     assert set(about["files"]) == {"model.onnx", "model.int8.onnx", "tokenizer.json"}
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -305,6 +305,18 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("task.labels=[true,false]"),
         "got task.labels=[true, false], expected at least two names, quoted if",
     ),
+    "a share of abstentions of 1": (
+        _options("export.abstain=1"),
+        "got export.abstain=1, expected a number above 0 and below 1 or null",
+    ),
+    "abstentions of a regression": (
+        _options(*REGRESSION, "export.abstain=0.1"),
+        "got export.abstain=0.1, expected null, because task regression (regression) has no classes of whole",
+    ),
+    "abstentions of less than an example": (
+        _options("export.abstain=0.1"),
+        "got export.abstain=0.1, which is less than one of the 8 examples of dev: set it to at least 0.125,",
+    ),
     "a benchmark length of 0": (_options("benchmark.lengths=[0]"), "got benchmark.lengths=[0], expected whole numbers"),
     "no batch size": (_options("trainer.batch_size=null"), "got neither batch_size nor batch_tokens"),
     "an invalid compile option": (_options("trainer.compile=perhaps"), "got trainer.compile=perhaps, expected true or"),

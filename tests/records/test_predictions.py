@@ -110,7 +110,8 @@ def test_the_metrics_of_a_run_follow_from_its_predictions_and_texts_are_left_out
     result = d.distill(
         d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache"), d.students.distilbert(), task,
         trainer=d.TrainerSettings(max_steps=2, batch_size=16, precision="32-true", learning_rate=1e-3),
-        export=d.ExportSettings(max_drop=1.0), benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], enabled=False),
+        export=d.ExportSettings(max_drop=1.0, abstain=0.25),
+        benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], enabled=False),
         record=d.RecordSettings(texts=False), directory=tmp_path / "run",
     )  # fmt: skip
     table = pyarrow.parquet.read_table(result.directory / FILE).to_pandas()
@@ -123,6 +124,21 @@ def test_the_metrics_of_a_run_follow_from_its_predictions_and_texts_are_left_out
             assert accuracy_score(rows["label"], predicted) == model["metrics"][f"{prefix}accuracy"]
             assert f1_score(rows["label"], predicted, pos_label=LABELS[1]) == model["metrics"][f"{prefix}f1"]
         assert table[f"{name}_probability"].between(0.5, 1).all()
+    for name in ("fp32", "int8"):
+        abstention = files[name]["abstain"]
+        for split, prefix, texts in (("dev", "", splits["dev"][0]), ("test", "test/", splits["test"][0])):
+            rows = table[table["split"] == split]
+            sure = rows[rows[f"{name}_probability"] >= abstention["threshold"]]
+            assert abstention["share"][split] == pytest.approx(1 - len(sure) / len(rows))
+            assert abstention["metrics"][f"{prefix}accuracy"] == (sure["label"] == sure[f"{name}_prediction"]).mean()
+            predictions = d.Bundle(result.directory / "bundle", model=name).predict(texts)
+            withheld = [index for index, prediction in enumerate(predictions) if prediction["label"] is None]
+            assert withheld == [index for index in rows["index"] if index not in set(sure["index"])]
+        assert abstention["share"]["dev"] == 6 / 24
+    for document in (result.report(), (result.directory / "bundle" / "README.md").read_text()):
+        columns = "| file | threshold | abstains on dev | abstains on test | accuracy of the rest | f1 of the rest |"
+        assert columns in document
+        assert f"| model.onnx | {files['fp32']['abstain']['threshold']:.4f} | 25.0% |" in document
     assert "text" not in table.columns
     text = splits["dev"][0][3].encode()
     assert not [path for path in result.directory.rglob("*") if path.is_file() and text in path.read_bytes()]
