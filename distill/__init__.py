@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from distill import tasks
     from distill.api import Result, Student, Teacher, distill, students
+    from distill.benchmark.budget import Budget
     from distill.benchmark.settings import BenchmarkSettings
     from distill.edge import Bundle
     from distill.export.settings import ExportSettings
@@ -41,6 +42,7 @@ _PUBLIC = {
         )
     },
     "BenchmarkSettings": ("distill.benchmark.settings", "BenchmarkSettings"),
+    "Budget": ("distill.benchmark.budget", "Budget"),
     "Bundle": ("distill.edge", "Bundle"),
     "ExportSettings": ("distill.export.settings", "ExportSettings"),
     "OutputCache": ("distill.teaching.output_cache", "OutputCache"),
@@ -50,6 +52,7 @@ _PUBLIC = {
 
 __all__ = [
     "BenchmarkSettings",
+    "Budget",
     "Bundle",
     "Cosine",
     "ExportSettings",

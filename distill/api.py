@@ -26,6 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import students as _students  # Registers the architectures that transformers does not know.
 from distill import chain
+from distill.benchmark.budget import Budget
 from distill.benchmark.settings import BenchmarkSettings
 from distill.chain import Result
 from distill.console import silence_libraries
@@ -196,6 +197,7 @@ def distill(
     trainer: TrainerSettings | None = None,
     export: ExportSettings | None = None,
     benchmark: BenchmarkSettings | None = None,
+    budget: Budget | None = None,
     record: RecordSettings | None = None,
     seed: int = 0,
     baseline: bool = False,
@@ -212,6 +214,7 @@ def distill(
         trainer: how to train; 2 epochs at a learning rate of 1e-4 by default. Its seed is `seed` by default.
         export: how to export and when a file passes its gate.
         benchmark: what to time.
+        budget: limits of the exported student; its deepest version within them is trained.
         record: what the run's directory holds; `RecordSettings(texts=False)` leaves out the texts of the data.
         seed: of the student's fresh weights, the order of the examples, and dropout.
         baseline: trains the same student from the same start without the teacher too.
@@ -224,17 +227,11 @@ def distill(
     """
     student = student if isinstance(student, Student) else Student(getattr(student, "__name__", "student"), student)
     plan = Plan(
-        task=task,
-        objective=default_objective(task) if objective is None else copy.deepcopy(objective),
-        trainer=replace(TRAINER, seed=seed) if trainer is None else trainer,
-        export=export or ExportSettings(),
-        benchmark=benchmark or BENCHMARK,
-        record=record or RecordSettings(),
-        cache_dir=teacher.cache_dir,
-        seed=seed,
-        baseline=baseline,
-        resume=resume,
-    )
+        task=task, objective=default_objective(task) if objective is None else copy.deepcopy(objective),
+        trainer=replace(TRAINER, seed=seed) if trainer is None else trainer, export=export or ExportSettings(),
+        benchmark=benchmark or BENCHMARK, budget=budget or Budget(), record=record or RecordSettings(),
+        cache_dir=teacher.cache_dir, seed=seed, baseline=baseline, resume=resume,
+    )  # fmt: skip
     run = _open_run(directory, teacher, student, task, seed=seed, resume=resume)
     if run.record["status"] != "finished":
         with tracked(run, resume_with="distill(..., resume=True)", texts=plan.record.texts):

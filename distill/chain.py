@@ -25,6 +25,7 @@ from distill.export.gate import ExportedFile, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import quantize
 from distill.files import JsonObject, atomic_directory, is_intact, make_directory, replace_file, write_text
+from distill.ladder import Ladder, warn_of_size
 from distill.losses import HardLabels, Objective
 from distill.models import checks
 from distill.models.forward import input_names
@@ -54,13 +55,15 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     make_directory(plan.cache_dir)
     found, substituted = teaching.locate(source, task)
     splits = task.read(plan.cache_dir)
+    ladder = Ladder(student, plan, run)
     check_dev(splits.sizes().get("dev", 0), plan.export.abstain)
     preparation = teaching.Preparation(
         task=task, splits=splits, cache_dir=plan.cache_dir, run_directory=run.directory,
         device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,
-        rehearse=lambda model, tokenizer, examples: _rehearse(student, plan, source, model, tokenizer, examples),
+        rehearse=lambda model, tokenizer, examples: _rehearse(ladder, plan, source, model, tokenizer, examples),
     )  # fmt: skip
     teacher = teaching.prepare(found, preparation, requested=source.weights.name, substituted=substituted)
+    student = ladder.choose(teacher.model, teacher.tokenizer)
     made = student.make(teacher.model, task)
     _check_student(made, student.name, plan, teacher.model, teacher.tokenizer)
     examples = task.encode(splits, teacher.tokenizer, plan.cache_dir)
@@ -125,7 +128,7 @@ def training_record(
 
 
 def _rehearse(
-    student: Student,
+    ladder: Ladder,
     plan: Plan,
     source: TeacherSource,
     model: PreTrainedModel,
@@ -133,6 +136,7 @@ def _rehearse(
     examples: EncodedSplits,
 ) -> None:
     """Raises UserError for a student that cannot follow a teacher, before that teacher is fine-tuned."""
+    student = ladder.choose(model, tokenizer)
     made = student.make(model, plan.task)
     _check_student(made, student.name, plan, model, tokenizer)
     if isinstance(examples["train"], Examples):
@@ -275,6 +279,7 @@ class _Stage:
         chosen, bundle = recommended(formats), run.directory / "bundle"
         if chosen is None:
             print_notice("no exported file passed its gate; report.md has the differences")
+        warn_of_size(self.plan, formats, chosen)
         print_line(f"Bundle   {bundle}" + (f"  (recommended: {FILES[chosen]})" if chosen else ""))
         print_line(f"Try it   python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")
 

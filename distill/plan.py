@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch.loggers import CSVLogger, Logger
 from transformers import PreTrainedModel
 
+from distill.benchmark.budget import Budget
 from distill.benchmark.settings import BenchmarkSettings
 from distill.contracts import Task
 from distill.errors import UserError, first_line
@@ -32,6 +33,7 @@ class Plan:
     Args:
         seed: sets the student's fresh weights.
         baseline: trains the same student from the same start without the teacher too.
+        budget: limits of the exported student, which choose its depth.
         record: determines what the run's directory holds.
         cache_dir: holds what runs share: tokens, fine-tuned teachers, teacher outputs.
         resume: goes on from the run's checkpoints.
@@ -45,6 +47,7 @@ class Plan:
     export: ExportSettings
     benchmark: BenchmarkSettings
     cache_dir: Path
+    budget: Budget = field(default_factory=Budget)
     record: RecordSettings = field(default_factory=RecordSettings)
     seed: int = 0
     baseline: bool = False
@@ -100,4 +103,8 @@ def check_plan(source: TeacherSource, plan: Plan) -> None:
     check_budget(plan.trainer.batch_tokens, task.max_length, "trainer")
     check_processes(plan.trainer, "trainer")
     check_cache(source.cache, objective, task)
+    if plan.budget.is_set and task.decoder is None:
+        raise UserError(
+            f"{plan.budget} is for tasks whose students are exported, and task={task.name} is not: leave it out"
+        )
     check_abstention(task, plan.export.abstain)

@@ -33,6 +33,7 @@ def plan(config: DictConfig) -> Plan:
         objective=instantiate(config.objective),
         export=instantiate(config.export),
         benchmark=instantiate(config.benchmark),
+        budget=instantiate(config.budget),
         record=instantiate(config.record),
         task=instantiate(config.task),
         cache_dir=cache_dir(config),

@@ -33,14 +33,22 @@ JOBS: dict[str, Callable[[DictConfig, Run], None]] = {
     "pretrain": run_pretrain,
 }
 # Prefixes of the options that a job ignores: on raw text, and on labelled rows.
-_IGNORED_WITHOUT_STUDENT = ("student", "teacher.finetune", "teacher.cache", "export", "benchmark", "objective")
+_IGNORED_WITHOUT_STUDENT = (
+    "student",
+    "teacher.finetune",
+    "teacher.cache",
+    "export",
+    "benchmark",
+    "objective",
+    "budget",
+)
 _IGNORED_ON_TEXT = {
-    "distill": ("teacher.finetune", "export", "benchmark"),
+    "distill": ("teacher.finetune", "export", "benchmark", "budget"),
     "finetune": _IGNORED_WITHOUT_STUDENT,
     "pretrain": _IGNORED_WITHOUT_STUDENT,
 }
 _IGNORED = {
-    "finetune": ("student", "baseline", "trainer", "export", "benchmark", "objective", "logger", "seed"),
+    "finetune": ("student", "baseline", "trainer", "export", "benchmark", "objective", "logger", "seed", "budget"),
 }
 # Options that do not change the results of a run.
 _NOT_IN_DIGEST = ("resume", "output_dir", "cache_dir", "dry_run")

@@ -25,6 +25,7 @@ def upgrade(config: DictConfig) -> DictConfig:
     upgraded = OmegaConf.create(cast(Node, _walk(values, _upgrade_node)))
     assert isinstance(upgraded, DictConfig)
     upgraded.setdefault("dry_run", False)
+    upgraded.setdefault("budget", {"_target_": "distill.benchmark.budget.Budget", "mb": None, "ms": None})
     upgraded.setdefault("record", {"_target_": "distill.records.settings.RecordSettings", "texts": True})
     for name in ("teacher", "substitute"):
         if name in upgraded:

@@ -104,7 +104,7 @@ def _new_record(**fields: object) -> dict[str, Any]:
     return dict(
         schema=SCHEMA, status="running", error=None, version=__version__, **fields, task=None,
         objective=None, teacher=None, student=None, baseline=None, retention=None, training=None, export={},
-        benchmark=[], environment=environment(),
+        benchmark=[], budget=None, environment=environment(),
     )  # fmt: skip
 
 

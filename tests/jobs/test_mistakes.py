@@ -317,6 +317,23 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("export.abstain=0.1"),
         "got export.abstain=0.1, which is less than one of the 8 examples of dev: set it to at least 0.125,",
     ),
+    "a budget of 0": (_options("budget.mb=0"), "got budget.mb=0, expected a number above 0 or null"),
+    "a budget that no student is within": (
+        lambda p: ["+student=pretrained", f"student.path={p.classifier(2)}", "budget.mb=0.001", "budget.ms=1000"],
+        "no student pretrained is within budget.mb=0.001 budget.ms=1000: it has 0.",
+    ),
+    "a budget and a depth": (
+        _options("student.depth=2", "budget.ms=1"),
+        "got student.depth=2 and a budget, which chooses the depth: leave out student.depth or budget",
+    ),
+    "a budget and a list of layers": (
+        _options("student.layers=[0,2]", "budget.ms=1"),
+        "budget.ms=1 tries every depth of student distilbert: student.depth=4 and student.layers=[0, 2] both choose",
+    ),
+    "a budget of a language model": (
+        _options("task=mlm", "objective=language_model", "budget.mb=20"),
+        "budget.mb=20 would change nothing in job=distill task=mlm: leave it out",
+    ),
     "a benchmark length of 0": (_options("benchmark.lengths=[0]"), "got benchmark.lengths=[0], expected whole numbers"),
     "no batch size": (_options("trainer.batch_size=null"), "got neither batch_size nor batch_tokens"),
     "an invalid compile option": (_options("trainer.compile=perhaps"), "got trainer.compile=perhaps, expected true or"),

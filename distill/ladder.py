@@ -1,0 +1,162 @@
+"""Chooses the deepest student whose exported file is within a budget, by measuring students before any training.
+
+Random, copied and trained weights have the same size and the same speed, so that the students need no training.
+"""
+
+import inspect
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.benchmark import latency
+from distill.benchmark.comparison import NOISE
+from distill.console import console, print_line, print_notice
+from distill.edge.bundle import count_bytes
+from distill.errors import UserError
+from distill.export.bundle import FILES
+from distill.export.onnx import export_onnx
+from distill.export.quantization import quantize
+from distill.models.checks import longest
+from distill.models.forward import input_names
+from distill.plan import Plan, Student
+from distill.records.record import Run
+
+DEPTH = "depth"  # The parameter of a function that builds students of any number of layers.
+
+
+@dataclass
+class Ladder:
+    """The students to choose from, and the chosen one; without a budget it is the student as it is.
+
+    The choice stands in the `budget` of run.json, so that a resumed run does not choose again: times vary.
+    """
+
+    student: Student
+    plan: Plan
+    run: Run
+    chosen: Student | None = None
+
+    def choose(self, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Student:
+        """Returns the deepest student within the budget, measured in the first call.
+
+        Raises:
+            UserError: if no student is within the budget.
+        """
+        if self.chosen is None:
+            self.chosen = self._choose(teacher, tokenizer) if self.plan.budget.is_set else self.student
+        return self.chosen
+
+    def _choose(self, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Student:
+        candidates = dict(_list_candidates(self.student, teacher))
+        earlier = self.run.record.get("budget")
+        if earlier is not None and earlier["chosen"] is not None:
+            return candidates[earlier["chosen"]["depth"]]
+        budget = self.plan.budget
+        print_line(f"Measuring untrained students of {self.student.name} for {budget}")
+        rows: list[dict[str, Any]] = []
+        for depth, student in candidates.items():
+            row = {"depth": depth, **self._measure(student, teacher, tokenizer)}
+            rows.append(row | {"fits": budget.allows(size=row["bytes"], p50_ms=row["p50_ms"])})
+            if rows[-1]["fits"]:
+                break
+        console.print(_create_table(rows))
+        last = rows[-1]
+        self.run.update(
+            budget={"mb": budget.mb, "ms": budget.ms, "tried": rows, "chosen": last if last["fits"] else None}
+        )
+        if not last["fits"]:
+            raise UserError(self._describe_failure(last))
+        return candidates[last["depth"]]
+
+    def _measure(
+        self, student: Student, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> dict[str, Any]:
+        """Returns the size and the latency of the student's int8 file, and the size of its float32 file."""
+        settings = self.plan.benchmark
+        try:
+            model = student.make(teacher, self.plan.task)
+        except UserError as error:
+            raise UserError(f"{self.plan.budget} tries every depth of student {student.name}: {error}") from error
+        length = min(*settings.lengths, longest(model, tokenizer))
+        threads = settings.threads or latency.count_cores()
+        _separate_tensors(model)
+        with tempfile.TemporaryDirectory() as directory:
+            fp32, int8 = (Path(directory) / FILES[name] for name in ("fp32", "int8"))
+            export_onnx(model, fp32, tokenizer=tokenizer)
+            quantize(fp32, int8, self.plan.export)
+            candidate = latency.load_onnx_candidate(
+                "student", "onnx-int8", int8, input_names(model, tokenizer), threads
+            )  # fmt: skip
+            [row] = latency.measure_latency(
+                [candidate], batches=[1], lengths=[length], threads=threads, seconds=settings.seconds,
+                vocabulary=len(tokenizer),
+            )  # fmt: skip
+            if row["p90_ms"] > NOISE * row["p50_ms"]:
+                print_notice("the machine is busy, so that the student's time may be too long for its depth")
+            return {
+                "format": "int8", "bytes": row["bytes"], "p50_ms": row["p50_ms"], "length": length,
+                "threads": threads, "fp32_bytes": count_bytes(fp32),
+            }  # fmt: skip
+
+    def _describe_failure(self, smallest: Mapping[str, Any]) -> str:
+        which = "it" if smallest["depth"] is None else f"the one of depth {smallest['depth']}"
+        return (
+            f"no student {self.student.name} is within {self.plan.budget}: {which} has "
+            f"{smallest['bytes'] / 1e6:.1f} MB and {smallest['p50_ms']:.2f} ms in int8 (one text of "
+            f"{smallest['length']} tokens, {smallest['threads']} threads): raise the budget, or take another student"
+        )
+
+
+def warn_of_size(plan: Plan, formats: Mapping[str, Mapping[str, Any]], chosen: str | None) -> None:
+    """Prints a notice if the recommended file is larger than the budget, because a smaller one failed its gate."""
+    mb = plan.budget.mb
+    if mb is None or chosen is None or formats[chosen]["bytes"] <= mb * 1e6:
+        return
+    print_notice(
+        f"the recommended file {FILES[chosen]} has {formats[chosen]['bytes'] / 1e6:.1f} MB, more than "
+        f"budget.mb={mb:g}, because a smaller one failed its gate"
+    )
+
+
+def _list_candidates(student: Student, teacher: PreTrainedModel) -> Iterator[tuple[int | None, Student]]:
+    """Yields the students of every depth, the deepest first; of one without a depth the student alone.
+
+    Raises:
+        UserError: if the user chose a depth.
+    """
+    if isinstance(student.build, PreTrainedModel) or DEPTH not in inspect.signature(student.build).parameters:
+        yield None, student
+        return
+    given = inspect.signature(student.build).parameters[DEPTH].default
+    if given not in (None, inspect.Parameter.empty):
+        raise UserError(
+            f"got student.{DEPTH}={given} and a budget, which chooses the depth: leave out student.{DEPTH} or budget"
+        )
+    for depth in range(teacher.config.num_hidden_layers, 0, -1):
+        yield depth, Student(student.name, partial(student.build, **{DEPTH: depth}))
+
+
+@torch.no_grad()
+def _separate_tensors(model: PreTrainedModel) -> None:
+    """Adds noise to the weights, because an ONNX file stores equal tensors once, such as biases before any training."""
+    random = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter += 0.01 * torch.randn(parameter.shape, generator=random)
+
+
+def _create_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title="Untrained students", title_justify="left", title_style="bold")
+    for column in ("depth", "size (int8)", "p50", "within the budget"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        depth = "-" if row["depth"] is None else str(row["depth"])
+        size, time = f"{row['bytes'] / 1e6:.1f} MB", f"{row['p50_ms']:.2f} ms"
+        table.add_row(depth, size, time, "yes" if row["fits"] else "no")
+    return table

@@ -1,0 +1,156 @@
+"""Tests of the budget: the deepest student within it, its place in run.json, and what cannot be chosen."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import distill as d
+from distill.edge.bundle import count_bytes
+from distill.errors import UserError
+from distill.export.onnx import export_onnx
+from distill.export.quantization import quantize
+from distill.ladder import Ladder, warn_of_size
+from distill.plan import Plan, Student, check_plan, default_objective
+from distill.records import report
+from distill.records.record import Run, create_run_in
+from distill.teaching.teacher import TeacherSource
+from students.distilbert import from_teacher
+from tests.records.test_report import record
+
+DISTILBERT = Student("distilbert", partial(from_teacher, depth=None, layers="alternate"))
+
+
+def plan_of(task: Any = None, **limits: float) -> Plan:
+    task = task or d.tasks.Classification(text="text")
+    return Plan(
+        task=task, objective=default_objective(task),
+        trainer=d.TrainerSettings(learning_rate=1e-3, max_steps=1, batch_size=2),
+        export=d.ExportSettings(), benchmark=d.BenchmarkSettings(batches=[1], lengths=[8, 16], seconds=0.01),
+        cache_dir=Path("nowhere"), budget=d.Budget(**limits),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Makes a student of N layers have N MB and N / 2 ms; returns the numbers of layers that were measured."""
+    depths: list[int] = []
+
+    def measure(self: Ladder, student: Student, teacher: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
+        depth = student.make(teacher, self.plan.task).config.num_hidden_layers
+        depths.append(depth)
+        return {"bytes": depth * 1_000_000, "p50_ms": depth / 2, "length": 8, "threads": 2}
+
+    monkeypatch.setattr(Ladder, "_measure", measure)
+    return depths
+
+
+def new_run(directory: Path) -> Run:
+    return create_run_in(directory / "run", job="distill")
+
+
+@pytest.mark.parametrize(
+    ("limits", "tried"),
+    [({"mb": 20.0}, [4]), ({"mb": 3.0}, [4, 3]), ({"ms": 1.2}, [4, 3, 2]), ({"mb": 3.5, "ms": 0.5}, [4, 3, 2, 1])],
+)
+def test_the_deepest_student_within_the_budget_is_chosen(
+    limits: dict[str, float], tried: list[int], measured: list[int], teacher: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    ladder = Ladder(DISTILBERT, plan_of(**limits), new_run(tmp_path))
+    student = ladder.choose(teacher, tokenizer)
+    assert student.make(teacher, ladder.plan.task).config.num_hidden_layers == tried[-1]
+    assert ladder.choose(teacher, tokenizer) is student
+    assert measured == tried
+    recorded = json.loads((tmp_path / "run" / "run.json").read_text())["budget"]
+    assert [(row["depth"], row["fits"]) for row in recorded["tried"]] == [(n, n == tried[-1]) for n in tried]
+    assert recorded["chosen"] == recorded["tried"][-1]
+    printed = capsys.readouterr().out
+    assert f"{tried[-1]}.0 MB" in printed
+    assert f"{tried[-1] / 2:.2f} ms" in printed
+    text = report.render_report(record(budget=recorded))
+    assert f"| {tried[-1]} | {tried[-1]}.0 MB | {tried[-1] / 2:.2f} | yes |" in text
+
+
+def test_a_resumed_run_keeps_its_choice(
+    measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    run = new_run(tmp_path)
+    Ladder(DISTILBERT, plan_of(mb=2.0), run).choose(teacher, tokenizer)
+    measured.clear()
+    student = Ladder(DISTILBERT, plan_of(mb=2.0), run).choose(teacher, tokenizer)
+    assert student.make(teacher, plan_of().task).config.num_hidden_layers == 2
+    assert measured == []
+
+
+def test_without_a_budget_the_student_is_not_measured(
+    measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    run = new_run(tmp_path)
+    assert Ladder(DISTILBERT, plan_of(), run).choose(teacher, tokenizer) is DISTILBERT
+    assert (measured, run.record["budget"]) == ([], None)
+
+
+def test_a_budget_that_no_depth_is_within_is_refused_with_the_smallest(
+    measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    expected = (
+        r"no student distilbert is within budget.mb=0.5: the one of depth 1 has 1.0 MB and 0.50 ms in int8 \(one text "
+        r"of 8 tokens, 2 threads\): raise the budget, or take another student"
+    )
+    with pytest.raises(UserError, match=expected):
+        Ladder(DISTILBERT, plan_of(mb=0.5), new_run(tmp_path)).choose(teacher, tokenizer)
+    assert measured == [4, 3, 2, 1]
+
+
+def test_a_student_without_a_depth_is_measured_once(
+    measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    loaded = Student("mine", from_teacher(teacher, layers=[0, 1]))
+    assert Ladder(loaded, plan_of(mb=2.0), new_run(tmp_path)).choose(teacher, tokenizer) is loaded
+    built = Student("mine", lambda teacher: from_teacher(teacher, layers=[0, 1, 2]))
+    with pytest.raises(UserError, match=r"no student mine is within budget.mb=2: it has 3.0 MB and 1.50 ms"):
+        Ladder(built, plan_of(mb=2.0), Run(tmp_path, {})).choose(teacher, tokenizer)
+    assert measured == [2, 3]
+
+
+def test_the_measured_size_is_that_of_a_student_with_other_weights(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    plan = plan_of(mb=1.0)
+    student = Student("distilbert", partial(from_teacher, depth=1))
+    row = Ladder(student, plan, Run(tmp_path, {}))._measure(student, teacher, tokenizer)
+    model = student.make(teacher, plan.task)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    export_onnx(model, tmp_path / "fp32.onnx", tokenizer=tokenizer)
+    quantize(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", plan.export)
+    assert row["bytes"] == pytest.approx(count_bytes(tmp_path / "int8.onnx"), rel=1e-3)
+    assert row["fp32_bytes"] == pytest.approx(count_bytes(tmp_path / "fp32.onnx"), rel=1e-3)
+    assert row["fp32_bytes"] > row["bytes"]
+    assert row["p50_ms"] > 0
+    assert row["length"] == 8
+
+
+def test_a_larger_file_is_reported_where_a_smaller_one_failed_its_gate(capsys: pytest.CaptureFixture[str]) -> None:
+    formats = {"fp32": {"bytes": 4_000_000}, "int8": {"bytes": 1_000_000}}
+    for chosen in ("int8", None):
+        warn_of_size(plan_of(mb=2.0), formats, chosen)
+    warn_of_size(plan_of(ms=2.0), formats, "fp32")
+    assert capsys.readouterr().out == ""
+    warn_of_size(plan_of(mb=2.0), formats, "fp32")
+    expected = "Notice: the recommended file model.onnx has 4.0 MB, more than budget.mb=2, because a smaller one failed"
+    assert expected in capsys.readouterr().out
+
+
+def test_a_budget_needs_a_task_whose_students_are_exported() -> None:
+    source: Any = TeacherSource(weights=None, finetune=None)  # type: ignore[arg-type]
+    with pytest.raises(
+        UserError, match="budget.mb=2 budget.ms=1 is for tasks whose students are exported, and task=mlm"
+    ):
+        check_plan(source, plan_of(d.tasks.MaskedLM(), mb=2.0, ms=1.0))
