@@ -407,6 +407,7 @@ def test_the_finetune_job_reuses_a_fine_tuned_teacher_and_accepts_a_trained_one(
     assert "fine-tuned before, reused" in done.stdout
     [(directory, record)] = read_records(output)
     assert record["status"] == "finished"
+    assert (directory / "predictions.parquet").is_file()
     other = run_command(
         "job=finetune", "+teacher=pretrained", f"teacher.path={directory / 'teacher' / 'model'}",
         "teacher.finetune=false", "task.max_length=32", "task=sst2", f"task.data_dir={data_dir}",

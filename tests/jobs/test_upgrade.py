@@ -92,6 +92,7 @@ def test_settings_and_the_cache_keep_their_values() -> None:
     assert (cache.enabled, cache.hidden, cache.top_k) == ("auto", False, 8)
     assert export.max_drop == 0.02
     assert (list(benchmark.batches), list(benchmark.lengths)) == ([1], [16])
+    assert (export.abstain, instantiate(config.budget).is_set, instantiate(config.record).texts) == (None, False, True)
 
 
 def test_the_text_option_of_a_bilstm_is_removed() -> None:
