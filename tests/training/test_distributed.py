@@ -55,17 +55,18 @@ def read_rows(toy: Toy) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("strategy", "class_weights"), [("ddp", None), ("ddp", [0.02, 0.3]), ("fsdp", None)])
 def test_two_ranks_equal_one_with_twice_the_batch(
     task: Classification,
     tokenizer: PreTrainedTokenizerBase,
     tmp_path: Path,
     strategy: str,
+    class_weights: list[float] | None,
 ):
     for name, number in (("train", 53), ("dev", 24)):  # The last batch of an epoch is smaller.
         lines = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in sentences(number))]
         (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    ragged = Classification(name="toy", text=["sentence"], data_dir=str(tmp_path))
+    ragged = Classification(name="toy", text=["sentence"], data_dir=str(tmp_path), class_weights=class_weights)
     splits = ragged.read(tmp_path / "cache")
     toys = {
         devices: build_toy(
