@@ -18,11 +18,17 @@ if TYPE_CHECKING:
     from distill.edge import Bundle
     from distill.export.settings import ExportSettings
     from distill.losses import (
+        AttentionScoreMSE,
         Cosine,
+        DecoupledKD,
         HardLabels,
+        HiddenStateMSE,
         LogitMSE,
         MaskedLanguageModelling,
+        MiniLM,
+        MiniLMv2,
         Objective,
+        PatientKD,
         PseudoLabels,
         SoftTargets,
         Term,
@@ -37,7 +43,8 @@ _PUBLIC = {
     **{
         name: ("distill.losses", name)
         for name in (
-            "Cosine", "HardLabels", "LogitMSE", "MaskedLanguageModelling", "Objective", "PseudoLabels", "SoftTargets",
+            "AttentionScoreMSE", "Cosine", "DecoupledKD", "HardLabels", "HiddenStateMSE", "LogitMSE",
+            "MaskedLanguageModelling", "MiniLM", "MiniLMv2", "Objective", "PatientKD", "PseudoLabels", "SoftTargets",
             "Term",
         )
     },
@@ -51,16 +58,22 @@ _PUBLIC = {
 }  # fmt: skip
 
 __all__ = [
+    "AttentionScoreMSE",
     "BenchmarkSettings",
     "Budget",
     "Bundle",
     "Cosine",
+    "DecoupledKD",
     "ExportSettings",
     "HardLabels",
+    "HiddenStateMSE",
     "LogitMSE",
     "MaskedLanguageModelling",
+    "MiniLM",
+    "MiniLMv2",
     "Objective",
     "OutputCache",
+    "PatientKD",
     "PseudoLabels",
     "RecordSettings",
     "Result",

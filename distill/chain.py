@@ -150,6 +150,7 @@ def _check_student(
     checks.check_vocabulary(teacher, student, tokenizer)
     checks.check_length(student, tokenizer, plan.task.max_length, who="student")
     checks.check_outputs(plan.objective, teacher=teacher, student=student)
+    checks.check_sizes(plan.objective, teacher=teacher, student=student)
     checks.check_head(student, teacher, name=name)
 
 
@@ -186,7 +187,7 @@ class _Stage:
                 f"the {source.cache.top_k} largest logits hold {mass:.1%} of the teacher's probability, and the "
                 "student learns nothing of the rest: raise teacher.cache.top_k, or set teacher.cache.enabled=false"
             )
-        plan.objective.connect(student.config.hidden_size, teacher.model.config.hidden_size)
+        plan.objective.connect(checks.encoder_size(student), checks.encoder_size(teacher.model))
         runs_teacher = plan.objective.needs_teacher and outputs is None
         module = DistillationModule(
             student=student, objective=plan.objective, task=plan.task,

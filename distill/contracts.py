@@ -6,7 +6,7 @@ Letters for shapes: B batch, L length, H hidden, N examples, n items, C classes,
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, Unpack, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, Unpack, runtime_checkable
 
 import numpy as np
 
@@ -87,6 +87,14 @@ class Items:
         return replace(self, first=self.first + first, **cut)
 
 
+class AttentionVectors(NamedTuple):
+    """The projections that one layer of attention reads, `[B, A, L, D]` each, with D the width of a head."""
+
+    queries: "Tensor"
+    keys: "Tensor"
+    values: "Tensor"
+
+
 @dataclass(frozen=True)
 class Outputs:
     """A model's outputs as the terms of an objective read them.
@@ -96,12 +104,14 @@ class Outputs:
         hidden_states: of the embeddings and each layer, `[B, L, H]`.
         attentions: of each layer, `[B, A, L, L]`.
         segment_logits: `[B, 2]`, for models that predict the order of two segments.
+        attention_vectors: queries, keys and values by layer, counted from 1; only of the layers that are read.
     """
 
     logits: "Tensor | None" = None
     hidden_states: "Sequence[Tensor] | None" = None
     attentions: "Sequence[Tensor] | None" = None
     segment_logits: "Tensor | None" = None
+    attention_vectors: "Mapping[int, AttentionVectors] | None" = None
 
     def logits_at(self, temperature: float) -> "Tensor | None":
         """Logits `[n, C]` whose softmax at this temperature is the model's softened distribution."""

@@ -22,6 +22,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedMo
 from distill.contracts import Items, Outputs, Scores
 from distill.data import batching, tables
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
+from distill.losses.term import EncoderSize
 from distill.tasks import Classification
 from distill.training import fitting
 from distill.training.module import DistillationModule
@@ -223,7 +224,7 @@ def build_toy(
     terms = {"soft": SoftTargets(weight=5), "hard": HardLabels(weight=2), "cosine": Cosine(weight=cosine)}
     objective = Objective(name="distilbert", terms=terms)
     torch.manual_seed(0)
-    objective.connect(32, teacher_width)
+    objective.connect(EncoderSize(32, 2), EncoderSize(teacher_width, 4))
     module = DistillationModule(
         student=from_teacher(source).eval(), objective=objective, task=task, teacher=teacher,
         **settings.optimization(len(loaders["train"])),

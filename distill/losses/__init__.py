@@ -1,17 +1,24 @@
 """Loss terms and their weighted sum."""
 
-from distill.losses.hidden_states import Cosine
+from distill.losses.attention import AttentionScoreMSE, MiniLM, MiniLMv2
+from distill.losses.hidden_states import Cosine, HiddenStateMSE, PatientKD
 from distill.losses.labels import HardLabels, MaskedLanguageModelling, SegmentOrder
-from distill.losses.logits import LogitMSE, PseudoLabels, SoftTargets
+from distill.losses.logits import DecoupledKD, LogitMSE, PseudoLabels, SoftTargets
 from distill.losses.objective import Objective
 from distill.losses.term import Term
 
 __all__ = [
+    "AttentionScoreMSE",
     "Cosine",
+    "DecoupledKD",
     "HardLabels",
+    "HiddenStateMSE",
     "LogitMSE",
     "MaskedLanguageModelling",
+    "MiniLM",
+    "MiniLMv2",
     "Objective",
+    "PatientKD",
     "PseudoLabels",
     "SegmentOrder",
     "SoftTargets",

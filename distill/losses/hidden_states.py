@@ -1,10 +1,16 @@
 """Loss terms that compare hidden states."""
 
+from collections.abc import Sequence
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distill.contracts import Items, Outputs
-from distill.losses.term import Term
+from distill.contracts import Items, Likelihood, Outputs
+from distill.errors import UserError
+from distill.losses.layer_map import Layers, match_layers
+from distill.losses.term import EncoderSize, Term
+from distill.options import check_arguments
 
 
 class Cosine(Term):
@@ -21,9 +27,8 @@ class Cosine(Term):
         super().__init__(weight=weight)
         self.projection: nn.Module = nn.Identity()
 
-    def connect(self, student_width: int, teacher_width: int) -> None:
-        if student_width != teacher_width:
-            self.projection = nn.Linear(student_width, teacher_width, bias=False)
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        self.projection = _create_projection(student, teacher)
 
     def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
         return (teacher_depth,)
@@ -44,3 +49,127 @@ class Cosine(Term):
             )
         similarity = F.cosine_similarity(student_states.float(), teacher_states.float(), dim=-1)
         return (1 - similarity).sum(), self.count(items)
+
+
+class HiddenStateMSE(Term):
+    """Squared error between the hidden states of matched layers, and between the outputs of the embeddings.
+
+    From TinyBERT (Jiao et al., arXiv 1909.10351): `MSE(H_student W, H_teacher)` of equation 8 for each pair of layers,
+    plus `MSE(E_student W, E_teacher)` of equation 9, summed over the pairs as in equation 11. Each MSE is the mean over
+    all tokens except padding and over the teacher's width.
+
+    As in the authors' code, one projection `W` serves all layers and the embeddings, because all layers of a
+    transformer add to the same residual states. The paper has a second one for the embeddings. Unlike there, models of
+    the same width need no projection, so that a student with copied layers starts from the teacher's own states.
+
+    Args:
+        layers: the teacher's layer of each student layer: `uniform`, `last`, or a list of layers counted from 1.
+        embeddings: whether to compare the outputs of the embeddings too.
+    """
+
+    needs = frozenset({"hidden_states"})
+    reads_logits = False
+
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, layers: Layers = "uniform", embeddings: bool = True) -> None:
+        super().__init__(weight=weight)
+        self.layers = layers if isinstance(layers, str) else list(layers)
+        self.embeddings = embeddings
+        self.projection: nn.Module = nn.Identity()
+
+    def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        match_layers(self.layers, student.layers, teacher.layers)
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        self.projection = _create_projection(student, teacher)
+
+    def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
+        return tuple(sorted({layer for _, layer in self._pairs(student_depth, teacher_depth)}))
+
+    def count(self, items: Items) -> Tensor:
+        return items["attention_mask"].sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        student_states, teacher_states = _hidden_states(student), _hidden_states(teacher)
+        tokens = items["attention_mask"].bool()
+        total = student_states[0].new_zeros((), dtype=torch.float32)
+        for student_layer, teacher_layer in self._pairs(len(student_states) - 1, len(teacher_states) - 1):
+            projected = self.projection(student_states[student_layer][tokens]).float()  # [tokens, H]
+            error = projected - teacher_states[teacher_layer][tokens].float()
+            total = total + error.square().mean(dim=-1).sum()
+        return total, self.count(items)
+
+    def _pairs(self, student_depth: int, teacher_depth: int) -> tuple[tuple[int, int], ...]:
+        pairs = match_layers(self.layers, student_depth, teacher_depth)
+        return ((0, 0), *pairs) if self.embeddings else pairs
+
+
+class PatientKD(Term):
+    """Squared distance between the normalised hidden states of the first token, `[CLS]`, of matched layers.
+
+    `sum_m || h_student,m / ||h_student,m|| - h_teacher,m / ||h_teacher,m|| ||^2` for each example: equation 6 of Sun et
+    al., arXiv 1908.09355, averaged over the examples. The paper's PKD-Skip is `layers=uniform` and its PKD-Last is
+    `layers=last`. Both leave out the last layer, because the logits depend on it directly. Unlike in the paper, the
+    widths may differ: one learned projection then maps the student's states to the teacher's width.
+
+    Args:
+        layers: the teacher's layer of each student layer: `uniform`, `last`, or a list of layers counted from 1.
+        last_layer: whether to compare the last layers too. A list has an entry for the last layer only then.
+    """
+
+    needs = frozenset({"hidden_states"})
+    reads_logits = False
+
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, layers: Layers = "uniform", last_layer: bool = False) -> None:
+        super().__init__(weight=weight)
+        self.layers = layers if isinstance(layers, str) else list(layers)
+        self.last_layer = last_layer
+        self.projection: nn.Module = nn.Identity()
+
+    def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        if not self._pairs(student.layers, teacher.layers):
+            raise UserError(
+                "leaves out the last layer, and the student has no other: set last_layer=true, or take a deeper student"
+            )
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        self.projection = _create_projection(student, teacher)
+
+    def suits(self, *, likelihood: Likelihood, over_vocabulary: bool) -> bool:
+        # Packed text has no token that stands for an example.
+        return not over_vocabulary and super().suits(likelihood=likelihood, over_vocabulary=over_vocabulary)
+
+    def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
+        return tuple(sorted({layer for _, layer in self._pairs(student_depth, teacher_depth)}))
+
+    def count(self, items: Items) -> Tensor:
+        return items["attention_mask"].bool().any(dim=1).sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        student_states, teacher_states = _hidden_states(student), _hidden_states(teacher)
+        mask = items["attention_mask"].bool()
+        rows = mask.any(dim=1).nonzero().squeeze(-1)
+        first = mask.int().argmax(dim=1)[rows]  # With padding on the left it is not token 0.
+        total = student_states[0].new_zeros((), dtype=torch.float32)
+        for student_layer, teacher_layer in self._pairs(len(student_states) - 1, len(teacher_states) - 1):
+            student_vectors = self.projection(student_states[student_layer][rows, first]).float()  # [B, H]
+            teacher_vectors = teacher_states[teacher_layer][rows, first].float()
+            error = F.normalize(student_vectors, dim=-1) - F.normalize(teacher_vectors, dim=-1)
+            total = total + error.square().sum()
+        return total, self.count(items)
+
+    def _pairs(self, student_depth: int, teacher_depth: int) -> tuple[tuple[int, int], ...]:
+        return match_layers(self.layers, student_depth, teacher_depth, last_layer=self.last_layer)
+
+
+def _create_projection(student: EncoderSize, teacher: EncoderSize) -> nn.Module:
+    """Returns a map of the student's hidden states to the teacher's width: the identity if both are equally wide."""
+    return nn.Identity() if student.width == teacher.width else nn.Linear(student.width, teacher.width, bias=False)
+
+
+def _hidden_states(outputs: Outputs) -> Sequence[Tensor]:
+    """Returns the hidden states `[B, L, H]` of the embeddings and of each layer."""
+    if outputs.hidden_states is None:
+        raise ValueError("got outputs without hidden states, expected [B, L, H] of both models")
+    return outputs.hidden_states

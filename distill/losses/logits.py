@@ -1,6 +1,8 @@
 """Loss terms that compare the student's logits with the teacher's."""
 
+import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from distill.contracts import Items, Likelihood, Outputs
@@ -13,6 +15,7 @@ from distill.losses.term import (
     select_chosen,
     squared_error_sum,
 )
+from distill.options import check_arguments
 
 
 class SoftTargets(Term):
@@ -85,3 +88,50 @@ class LogitMSE(Term):
         valid = select_chosen(items.valid, items)
         per_item = difference.masked_fill(~valid, 0.0).square().sum(dim=-1) / valid.sum(dim=-1).clamp(min=1)
         return per_item.sum(), self.count(items)
+
+
+class DecoupledKD(Term):
+    """Divergence from the teacher, its target-class and non-target-class parts weighted apart (arXiv 2203.08679).
+
+    `T^2 * (alpha * KL(b_teacher || b_student) + beta * KL(q_teacher || q_student))` for each labelled item: equation 7
+    of Zhao et al., with the factor T^2 of their code. With p the softmax of the logits divided by T and t the label,
+    `b = [p_t, 1 - p_t]`, and q is the softmax over all classes except t. Ordinary soft targets have `alpha = 1` and
+    `beta = 1 - p_t` of the teacher. Of two classes only one remains beside the target, so that the second part is 0.
+    """
+
+    likelihoods: frozenset[Likelihood] = frozenset({"softmax"})
+
+    @check_arguments
+    def __init__(
+        self,
+        *,
+        weight: float = 1.0,
+        alpha: NonNegativeFloat = 1.0,
+        beta: NonNegativeFloat = 2.0,
+        temperature: PositiveFloat = 2.0,
+    ) -> None:
+        super().__init__(weight=weight)
+        self.alpha, self.beta, self.temperature = float(alpha), float(beta), float(temperature)
+
+    def count(self, items: Items) -> Tensor:
+        return items.labelled.sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        labels, valid = items.labels[items.labelled], None if items.valid is None else items.valid[items.labelled]
+        student_parts, teacher_parts = (
+            self._log_probs(get_logits(outputs)[items.labelled], labels, valid) for outputs in (student, teacher)
+        )
+        target_part, other_part = (
+            F.kl_div(of_student, of_teacher, reduction="sum", log_target=True)
+            for of_student, of_teacher in zip(student_parts, teacher_parts, strict=True)
+        )
+        return self.temperature**2 * (self.alpha * target_part + self.beta * other_part), self.count(items)
+
+    def _log_probs(self, logits: Tensor, labels: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns the logarithms of `b [n, 2]` and of `q [n, C]`."""
+        is_target = torch.zeros_like(logits, dtype=torch.bool).scatter(1, labels.unsqueeze(-1), True)
+        scaled = mask_logits(logits.float() / self.temperature, valid)
+        log_probs = F.log_softmax(scaled, dim=-1)
+        others = mask_logits(log_probs, ~is_target)
+        target = torch.stack([log_probs[is_target], others.logsumexp(dim=-1)], dim=-1)
+        return target, F.log_softmax(mask_logits(scaled, ~is_target), dim=-1)

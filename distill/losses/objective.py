@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from distill.contracts import Items, Likelihood, Outputs
-from distill.losses.term import Term, divisors
+from distill.errors import UserError
+from distill.losses.term import EncoderSize, Term, divisors
 
 
 class Objective(nn.Module):
@@ -31,6 +32,7 @@ class Objective(nn.Module):
             names = ", ".join(given) or "no term"
             raise ValueError(f"objective {name} has nothing to learn from ({names}): give one term a weight above 0")
         self.terms = nn.ModuleDict(active)
+        self._attention_layers: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -38,8 +40,24 @@ class Objective(nn.Module):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Returns the outputs that the terms read besides logits: a subset of `hidden_states`, `attentions`."""
+        """Returns the outputs that the terms read besides logits: a subset of those that `Term.needs` names."""
         return frozenset().union(*(term.needs for term in self._terms()))
+
+    @property
+    def student_needs(self) -> frozenset[str]:
+        """Returns `needs` for a run of the student. After `connect`, it names the layers of the attention vectors."""
+        return self._needs_of(0)
+
+    @property
+    def teacher_needs(self) -> frozenset[str]:
+        """Returns `needs` for a run of the teacher. After `connect`, it names the layers of the attention vectors."""
+        return self._needs_of(1)
+
+    def _needs_of(self, model: int) -> frozenset[str]:
+        if self._attention_layers is None:
+            return self.needs
+        named = {f"attention_vectors.{layer}" for layer in self._attention_layers[model]}
+        return self.needs - {"attention_vectors"} | named
 
     @property
     def needs_teacher(self) -> bool:
@@ -48,6 +66,10 @@ class Objective(nn.Module):
     @property
     def reads_teacher_logits(self) -> bool:
         return any(term.needs_teacher and term.reads_logits for term in self._terms())
+
+    @property
+    def reads_logits(self) -> bool:
+        return any(term.reads_logits for term in self._terms())
 
     @property
     def reads_every_token(self) -> bool:
@@ -70,14 +92,6 @@ class Objective(nn.Module):
         """Returns the names of the terms that need more than the top k of the teacher's logits."""
         return [n for n, t in self._named() if t.needs_teacher and t.reads_logits and not t.accepts_top_k]
 
-    def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
-        """Returns the indices of the teacher's hidden states that the terms read, in ascending order.
-
-        Index 0 is the output of the embeddings.
-        """
-        chosen = [term.teacher_layers(student_depth, teacher_depth) for term in self._terms()]
-        return tuple(sorted({layer for layers in chosen for layer in layers}))
-
     def needing_unnamed_layers(self, student_depth: int, teacher_depth: int) -> list[str]:
         """Returns the names of the terms that read hidden states of the teacher and do not name their layers."""
         return [
@@ -88,17 +102,38 @@ class Objective(nn.Module):
             and not term.teacher_layers(student_depth, teacher_depth)
         ]
 
-    def connect(self, student_width: int, teacher_width: int) -> None:
-        """Creates the projections between these widths. Call it once, before creating the optimizer."""
+    def comparing_heads(self) -> list[str]:
+        """Returns the names of the terms that compare attention scores head by head."""
+        return [name for name, term in self._named() if term.compares_heads]
+
+    def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        """Raises UserError if the options of a term do not suit encoders of these sizes."""
+        for name, term in self._named():
+            try:
+                term.check_sizes(student, teacher)
+            except UserError as error:
+                raise UserError(f"objective {self.name}: the term {name} {error}") from None
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        """Creates the projections between encoders of these sizes. Call it once, before creating the optimizer."""
+        self.check_sizes(student, teacher)
         for term in self._terms():
-            term.connect(student_width, teacher_width)
+            term.connect(student, teacher)
+        pairs = [pair for term in self._terms() for pair in term.attention_layers(student.layers, teacher.layers)]
+        layers_of_student, layers_of_teacher = (tuple(sorted({pair[model] for pair in pairs})) for model in (0, 1))
+        self._attention_layers = layers_of_student, layers_of_teacher
+
+    def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
+        """Returns the indices of the teacher's hidden states that the terms read; 0 is the output of the embeddings."""
+        layers = {layer for term in self._terms() for layer in term.teacher_layers(student_depth, teacher_depth)}
+        return tuple(sorted(layers))
 
     def record(self) -> dict[str, object]:
         """Returns the `objective` of run.json: the name and the options of each term."""
         return {
             "name": self.name,
             "terms": {
-                name: {key: value for key, value in vars(term).items() if isinstance(value, float | str)}
+                name: {key: value for key, value in vars(term).items() if _is_option(value)}
                 for name, term in self._named()
             },
         }
@@ -140,3 +175,8 @@ class Objective(nn.Module):
 
     def _named(self) -> list[tuple[str, Term]]:
         return list(zip(self.names, self._terms(), strict=True))
+
+
+def _is_option(value: object) -> bool:
+    """Returns whether an attribute of a term is an option for run.json: a number, a string or a list of layers."""
+    return isinstance(value, float | str | list) or type(value) is int

@@ -1,10 +1,29 @@
 """The contract of a loss term, and the sums that several terms share."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distill.contracts import IGNORED, Items, Likelihood, Outputs
+
+
+@dataclass(frozen=True)
+class EncoderSize:
+    """The size of a model's encoder.
+
+    Args:
+        width: of the hidden states.
+        layers: number of layers.
+        heads: attention heads of a layer; None without attention.
+        attention_width: of the queries, keys and values of all heads; None without attention.
+    """
+
+    width: int
+    layers: int
+    heads: int | None = None
+    attention_width: int | None = None
 
 
 class Term(nn.Module):
@@ -14,7 +33,10 @@ class Term(nn.Module):
     `needs`. The count depends only on the items, because a step divides by the count of all its micro-batches.
 
     Attributes:
-        needs: outputs that the term reads besides logits: a subset of `hidden_states`, `attentions`.
+        needs: outputs that the term reads besides logits: a subset of `hidden_states`, `attentions`,
+            `attention_vectors`.
+        compares_heads: whether the term compares attention scores head by head. They must be plain products of
+            queries and keys, and both models must have the same number of heads.
         needs_teacher: whether the term reads the teacher's outputs.
         reads_logits: whether the term reads logits of the items.
         reads_every_token: whether the term reads logits of all tokens of a task over a vocabulary.
@@ -24,6 +46,7 @@ class Term(nn.Module):
     """
 
     needs: frozenset[str] = frozenset()
+    compares_heads = False
     needs_teacher = True
     reads_logits = True
     reads_every_token = False
@@ -37,8 +60,19 @@ class Term(nn.Module):
             raise ValueError(f"got weight {weight} for {type(self).__name__}, expected 0 or more")
         self.weight = float(weight)
 
-    def connect(self, student_width: int, teacher_width: int) -> None:
-        """Prepares for hidden states of these widths. Terms that do not compare hidden states ignore it."""
+    def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        """Raises UserError if the options of the term do not suit encoders of these sizes."""
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        """Prepares for encoders of these sizes. Terms that compare only logits ignore it."""
+
+    def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
+        """Returns the indices of the teacher's hidden states that the term reads; 0 is the output of the embeddings."""
+        return ()
+
+    def attention_layers(self, student_depth: int, teacher_depth: int) -> tuple[tuple[int, int], ...]:
+        """Returns pairs of a student's and a teacher's layer, from 1, whose attention vectors the term compares."""
+        return ()
 
     def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
         """Returns the indices of the teacher's hidden states that the term reads; 0 is the output of the embeddings."""

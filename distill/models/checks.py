@@ -9,8 +9,11 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.contracts import AttentionVectors
 from distill.errors import UserError
 from distill.losses import Objective
+from distill.losses.term import EncoderSize
+from distill.models.attention import NAME, attention_width, has_plain_scores
 from distill.models.forward import run_model
 
 
@@ -62,12 +65,57 @@ def check_outputs(objective: Objective, **models: PreTrainedModel) -> None:
     for role, model in models.items():
         output = run_sample(model, objective.needs)
         for name in sorted(objective.needs):
-            if not getattr(output, name, None):
+            if not getattr(output, name, None) or (name == NAME and not _has_all_vectors(model, output[name])):
                 terms = ", ".join(objective.needing(name))
                 raise UserError(
-                    f"objective {objective.name}: the term {terms} needs {name}, which the {role} "
+                    f"objective {objective.name}: the term {terms} needs {name.replace('_', ' ')}, which the {role} "
                     f"({type(model).__name__}) does not give: set its weight to 0, or take another objective"
                 )
+
+
+def _has_all_vectors(model: PreTrainedModel, vectors: Mapping[int, AttentionVectors]) -> bool:
+    """Returns whether a sample of four tokens gave the queries, keys and values of every layer."""
+    heads = model.config.num_attention_heads
+    shapes = {tensor.shape for layer in vectors.values() for tensor in layer}
+    return len(vectors) == model.config.num_hidden_layers and {tuple(shape[:3]) for shape in shapes} == {(1, heads, 4)}
+
+
+def check_sizes(objective: Objective, *, teacher: PreTrainedModel, student: PreTrainedModel) -> None:
+    """Raises UserError if a term cannot compare encoders of these sizes, or their kinds of attention."""
+    for role, model in {"teacher": teacher, "student": student}.items():
+        terms = objective.comparing_heads()
+        if terms and not _multiplies_queries_and_keys(model):
+            raise UserError(
+                f"objective {objective.name}: the term {', '.join(terms)} compares attention scores Q K^T / sqrt(D), "
+                f"and the attention of the {role} ({type(model).__name__}) has others (rotary or relative positions): "
+                "take objective=minilmv2, which compares queries with queries"
+            )
+    objective.check_sizes(encoder_size(student), encoder_size(teacher))
+
+
+def encoder_size(model: PreTrainedModel) -> EncoderSize:
+    """Returns the size of a model's encoder."""
+    width = attention_width(model)
+    heads = None if width is None else model.config.num_attention_heads
+    return EncoderSize(
+        model.config.hidden_size, model.config.num_hidden_layers, heads=heads, attention_width=width
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _multiplies_queries_and_keys(model: PreTrainedModel) -> bool:
+    """Returns whether the attention probabilities of the model follow from its queries and keys alone."""
+    implementation, is_training = model.config._attn_implementation, model.training
+    model.eval()
+    model.set_attn_implementation("eager")  # The only one that returns probabilities.
+    try:
+        tokens = torch.arange(1, 9, device=model.device).unsqueeze(0) % model.config.vocab_size
+        batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        output = run_model(model, batch, frozenset({"attentions", NAME}))
+    finally:
+        model.set_attn_implementation(implementation)
+        model.train(is_training)
+    return has_plain_scores(output.attentions or (), output[NAME])
 
 
 def check_head(student: PreTrainedModel, teacher: PreTrainedModel, *, name: str) -> None:

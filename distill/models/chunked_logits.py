@@ -42,6 +42,7 @@ class EncoderPass:
         return Outputs(
             hidden_states=self.output.get("hidden_states"),
             attentions=self.output.get("attentions"),
+            attention_vectors=self.output.get("attention_vectors"),
             segment_logits=self._segment_logits,
         )
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ModelOutput
 
 from distill.contracts import Items, Outputs
+from distill.models.attention import layers_of, record_attention
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 ENCODE = "run_encoder"  # Method of a model sharded by FSDP, which gathers the weights and runs the encoder.
@@ -27,7 +28,11 @@ class FullPass:
 
     def whole(self) -> Outputs:
         """Returns all outputs except the logits."""
-        return Outputs(hidden_states=self.output.get("hidden_states"), attentions=self.output.get("attentions"))
+        return Outputs(
+            hidden_states=self.output.get("hidden_states"),
+            attentions=self.output.get("attentions"),
+            attention_vectors=self.output.get("attention_vectors"),
+        )
 
     def at(self, items: Items) -> Outputs:
         """Returns all outputs with the logits `[n, C]` of these items."""
@@ -35,6 +40,7 @@ class FullPass:
             logits=self.logits[items.first : items.first + len(items)],
             hidden_states=self.output.get("hidden_states"),
             attentions=self.output.get("attentions"),
+            attention_vectors=self.output.get("attention_vectors"),
         )
 
 
@@ -70,6 +76,16 @@ def _with_logits(output: ModelOutput) -> ModelOutput:
 
 
 def _run(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], needs: frozenset[str]) -> ModelOutput:
+    layers = layers_of(needs, model.config.num_hidden_layers)
+    if layers is not None:
+        with record_attention(model, layers) as vectors:
+            output = _call(model, part, batch, needs)
+            output["attention_vectors"] = vectors()
+        return output
+    return _call(model, part, batch, needs)
+
+
+def _call(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], needs: frozenset[str]) -> ModelOutput:
     output: ModelOutput = part(
         **{name: batch[name] for name in input_names(model) if name in batch},
         output_hidden_states="hidden_states" in needs,

@@ -122,7 +122,7 @@ class OutputCache:
         elif needing_all:
             reason = f"{', '.join(needing_all)} reads all logits, and only the largest at the masked tokens are cached"
         elif others := sorted(set(needs) - {"hidden_states"}):
-            reason = f"{', '.join(needs[others[0]])} reads {others[0]}, which cannot be cached"
+            reason = f"{', '.join(needs[others[0]])} reads {others[0].replace('_', ' ')}, which cannot be cached"
         elif unnamed_layers:
             reason = f"{', '.join(unnamed_layers)} reads hidden states and its teacher_layers() names none"
         elif "hidden_states" in needs and self.hidden is False:

@@ -46,6 +46,7 @@ class TopKOutputs:
     hidden_states = None
     attentions = None
     segment_logits = None
+    attention_vectors = None
 
     def __init__(self, columns: Mapping[str, Tensor], profile: Tensor) -> None:
         self.top, self.ids, self.rest = columns["top"], columns["ids"], columns["rest"]

@@ -113,7 +113,7 @@ class DistillationModule(L.LightningModule):
         items = self._items(batch)
         counts = self.objective.counts(items) if counts is None else counts
         teacher_outputs = self._teacher_outputs(batch, items)
-        student_outputs = self.task.run(self.student, batch, items, self.objective.needs)
+        student_outputs = self.task.run(self.student, batch, items, self.objective.student_needs)
         totals = self.objective.totals(student_outputs.whole(), teacher_outputs.whole(), items, reading_logits=False)
         for chunk_totals in self._logit_totals(student_outputs, teacher_outputs, items):
             totals = totals + chunk_totals
@@ -139,6 +139,8 @@ class DistillationModule(L.LightningModule):
                 student_outputs.at(items), teacher_outputs.at(items), items, reading_logits=True
             )
 
+        if not self.objective.reads_logits:
+            return
         size = student_outputs.chunk_size
         if size is None or len(items) <= size:
             yield totals(items)
@@ -155,7 +157,7 @@ class DistillationModule(L.LightningModule):
         if self.teacher is None:
             return _NoOutputs()
         with self._teacher_pass():
-            return _TeacherPass(self, self.task.run(self.teacher, batch, items, self.objective.needs))
+            return _TeacherPass(self, self.task.run(self.teacher, batch, items, self.objective.teacher_needs))
 
     @contextmanager
     def _teacher_pass(self) -> Iterator[None]:

@@ -24,6 +24,7 @@ from distill.losses import (
     SoftTargets,
     Term,
 )
+from distill.losses.term import EncoderSize
 
 LN2, LN3, LN4 = math.log(2), math.log(3), math.log(4)
 TERMS = {
@@ -433,7 +434,7 @@ def test_an_objective_without_a_positive_weight_is_refused(terms: dict[str, Term
 
 def test_connect_adds_a_projection_for_different_widths():
     objective = Objective(name="distilbert", terms=distilbert_terms())
-    objective.connect(student_width=6, teacher_width=9)
+    objective.connect(EncoderSize(6, 2), EncoderSize(9, 2))
     assert {name: p.shape for name, p in objective.named_parameters()} == {"terms.cosine.projection.weight": (9, 6)}
     assert list(objective.state_dict()) == ["terms.cosine.projection.weight"]
     student, teacher, batch = token_case()
@@ -446,7 +447,7 @@ def test_connect_adds_a_projection_for_different_widths():
 
 def test_connect_adds_no_projection_for_equal_widths():
     objective = Objective(name="distilbert", terms=distilbert_terms())
-    objective.connect(student_width=6, teacher_width=6)
+    objective.connect(EncoderSize(6, 2), EncoderSize(6, 2))
     assert list(objective.parameters()) == []
     assert not objective.state_dict()
 
@@ -454,7 +455,7 @@ def test_connect_adds_no_projection_for_equal_widths():
 def test_the_projection_maps_student_states_to_the_width_of_the_teacher():
     # The student's [1, 2] becomes [1, 2, 1 + 2], which is the teacher's direction: cos = 1.
     cosine = Cosine()
-    cosine.connect(2, 3)
+    cosine.connect(EncoderSize(2, 1), EncoderSize(3, 1))
     with torch.no_grad():
         cosine.projection.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
     student, teacher = outputs([[0.0]], [[[1.0, 2.0]]]), outputs([[0.0]], [[[2.0, 4.0, 6.0]]])

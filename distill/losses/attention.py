@@ -1,0 +1,222 @@
+"""Loss terms that compare attention: its scores, its distributions, and the relations between its vectors."""
+
+import math
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from distill.contracts import AttentionVectors, Items, Outputs
+from distill.errors import UserError
+from distill.losses.layer_map import Layers, match_layers
+from distill.losses.term import EncoderSize, Term, mask_logits
+from distill.options import check_arguments
+
+TeacherLayer = Annotated[int, Field(ge=1)] | None
+
+
+class AttentionScoreMSE(Term):
+    """Squared error between the attention scores before the softmax, `Q K^T / sqrt(D)`, of matched layers.
+
+    `1/A * sum_a MSE(A_student,a, A_teacher,a)` for each pair of layers, summed over the pairs: equations 7 and 11 of
+    TinyBERT (Jiao et al., arXiv 1909.10351). Each MSE is the mean over all pairs of tokens of one example, both of them
+    real. The authors' code counts padding as scores of 0.
+
+    Args:
+        layers: the teacher's layer of each student layer: `uniform`, `last`, or a list of layers counted from 1.
+    """
+
+    needs = frozenset({"attention_vectors"})
+    reads_logits = False
+    compares_heads = True
+
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, layers: Layers = "uniform") -> None:
+        super().__init__(weight=weight)
+        self.layers = layers if isinstance(layers, str) else list(layers)
+        self._pairs: tuple[tuple[int, int], ...] = ()
+
+    def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        match_layers(self.layers, student.layers, teacher.layers)
+        _check_heads(student, teacher)
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        self._pairs = self.attention_layers(student.layers, teacher.layers)
+
+    def attention_layers(self, student_depth: int, teacher_depth: int) -> tuple[tuple[int, int], ...]:
+        return match_layers(self.layers, student_depth, teacher_depth)
+
+    def count(self, items: Items) -> Tensor:
+        return items["attention_mask"].bool().sum(dim=1).square().sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        tokens = items["attention_mask"].bool()
+        padding = ~(tokens[:, None, :, None] & tokens[:, None, None, :])  # [B, 1, L, L]
+        total = torch.zeros((), device=tokens.device)
+        for student_vectors, teacher_vectors in _matched(student, teacher, self._pairs):
+            error = _scores(student_vectors.queries, student_vectors.keys) - _scores(
+                teacher_vectors.queries, teacher_vectors.keys
+            )
+            total = total + error.masked_fill(padding, 0.0).square().mean(dim=1).sum()
+        return total, self.count(items)
+
+
+class MiniLM(Term):
+    """KL divergence of the last layers' attention distributions and value relations (arXiv 2002.10957).
+
+    Equations 3 to 7 of Wang et al.: `sum KL(A_teacher || A_student) / (A |x|)`, with `A = softmax(Q K^T / sqrt(D))`,
+    plus the same of the value relations `softmax(V V^T / sqrt(D))`. The sum is over heads and tokens, `A` is the number
+    of heads, and `|x|` counts the tokens except padding. Neither distribution gives padding a probability.
+    """
+
+    needs = frozenset({"attention_vectors"})
+    reads_logits = False
+    compares_heads = True
+
+    def __init__(self, *, weight: float = 1.0) -> None:
+        super().__init__(weight=weight)
+        self._pairs: tuple[tuple[int, int], ...] = ()
+
+    def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        _check_heads(student, teacher)
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        self._pairs = self.attention_layers(student.layers, teacher.layers)
+
+    def attention_layers(self, student_depth: int, teacher_depth: int) -> tuple[tuple[int, int], ...]:
+        return ((student_depth, teacher_depth),)
+
+    def count(self, items: Items) -> Tensor:
+        return items["attention_mask"].sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        tokens = items["attention_mask"].bool()
+        total = torch.zeros((), device=tokens.device)
+        for student_vectors, teacher_vectors in _matched(student, teacher, self._pairs):
+            total = (
+                total
+                + _divergence(
+                    _scores(student_vectors.queries, student_vectors.keys),
+                    _scores(teacher_vectors.queries, teacher_vectors.keys),
+                    tokens,
+                )
+                + _divergence(
+                    _scores(student_vectors.values, student_vectors.values),
+                    _scores(teacher_vectors.values, teacher_vectors.values),
+                    tokens,
+                )
+            )
+        return total, self.count(items)
+
+
+class MiniLMv2(Term):
+    """KL divergence of the relations between queries, between keys and between values (arXiv 2012.15828).
+
+    Equations 5 to 8 of Wang et al.: `sum KL(R_teacher || R_student) / (A_r |x|)` with `R = softmax(Q Q^T / sqrt(D_r))`,
+    and the same for keys and for values, added with weight 1 each. The vectors of all heads are joined and split again
+    into `relation_heads` heads of width `D_r`, so that teacher and student may differ in their numbers of heads. `|x|`
+    counts the tokens except padding, which has no probability in any relation.
+
+    Args:
+        relation_heads: number of relation heads; it must divide the attention widths of both models. The paper has 48
+            for base models and 64 for large ones.
+        teacher_layer: the teacher's layer that the student's last one learns from, counted from 1; None is the last.
+            The paper has the last one of base models, and layer 21 of 24 of BERT-large.
+    """
+
+    needs = frozenset({"attention_vectors"})
+    reads_logits = False
+
+    @check_arguments
+    def __init__(
+        self, *, weight: float = 1.0, relation_heads: PositiveInt = 48, teacher_layer: TeacherLayer = None
+    ) -> None:
+        super().__init__(weight=weight)
+        self.relation_heads, self.teacher_layer = relation_heads, teacher_layer
+        self._pairs: tuple[tuple[int, int], ...] = ()
+
+    def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        widths = [size.attention_width for size in (teacher, student) if size.attention_width is not None]
+        if any(width % self.relation_heads for width in widths):
+            common = math.gcd(*widths)
+            divisors = [number for number in range(1, min(common, 64) + 1) if common % number == 0]
+            raise UserError(
+                f"got relation_heads={self.relation_heads}, expected a divisor of the attention widths "
+                f"{' (teacher) and '.join(map(str, widths))} (student): {', '.join(map(str, divisors))}"
+            )
+        if self.teacher_layer is not None and self.teacher_layer > teacher.layers:
+            raise UserError(
+                f"got teacher_layer={self.teacher_layer}, expected one of the teacher's layers 1 to {teacher.layers}, "
+                "or null for the last"
+            )
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        self._pairs = self.attention_layers(student.layers, teacher.layers)
+
+    def attention_layers(self, student_depth: int, teacher_depth: int) -> tuple[tuple[int, int], ...]:
+        return ((student_depth, self.teacher_layer or teacher_depth),)
+
+    def count(self, items: Items) -> Tensor:
+        return items["attention_mask"].sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        tokens = items["attention_mask"].bool()
+        total = torch.zeros((), device=tokens.device)
+        for matched in _matched(student, teacher, self._pairs):
+            for student_vectors, teacher_vectors in zip(*matched, strict=True):  # Queries, keys, values.
+                student_heads, teacher_heads = (
+                    _split_heads(vectors, self.relation_heads) for vectors in (student_vectors, teacher_vectors)
+                )
+                total = total + _divergence(
+                    _scores(student_heads, student_heads), _scores(teacher_heads, teacher_heads), tokens
+                )
+        return total, self.count(items)
+
+
+def _matched(
+    student: Outputs, teacher: Outputs, pairs: tuple[tuple[int, int], ...]
+) -> list[tuple[AttentionVectors, AttentionVectors]]:
+    """Returns the attention vectors of the student and of the teacher for each pair of layers."""
+    if not pairs:
+        raise ValueError("got a term that knows no layers: call connect() with the sizes of both models first")
+    if student.attention_vectors is None or teacher.attention_vectors is None:
+        raise ValueError("got outputs without attention vectors, expected queries, keys and values of both models")
+    return [(student.attention_vectors[one], teacher.attention_vectors[other]) for one, other in pairs]
+
+
+def _check_heads(student: EncoderSize, teacher: EncoderSize) -> None:
+    if student.heads != teacher.heads:
+        raise UserError(
+            f"compares attention heads one by one, and the teacher has {teacher.heads} of them and the student "
+            f"{student.heads}: take objective=minilmv2, whose relation heads do not depend on them"
+        )
+
+
+def _split_heads(vectors: Tensor, heads: int) -> Tensor:
+    """Splits the vectors of all heads, `[B, A, L, D]`, into another number of heads, `[B, heads, L, A * D / heads]`."""
+    joined = vectors.transpose(1, 2).flatten(2)  # [B, L, A * D]
+    return joined.unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+def _scores(first: Tensor, second: Tensor) -> Tensor:
+    """Returns the products of all pairs of vectors `[B, A, L, D]` divided by `sqrt(D)`, `[B, A, L, L]` in float32."""
+    with torch.autocast(first.device.type, enabled=False):
+        return torch.matmul(first.float(), second.float().transpose(-1, -2)) * first.shape[-1] ** -0.5
+
+
+def _divergence(student_scores: Tensor, teacher_scores: Tensor, tokens: Tensor) -> Tensor:
+    """Returns `KL(teacher || student)` of the softmax of scores, averaged over heads and summed over tokens.
+
+    The scores are `[B, A, L, L]`.
+
+    Args:
+        tokens: `[B, L]` (bool), all tokens except padding.
+    """
+    keys = tokens[:, None, None, :]  # [B, 1, 1, L]
+    student_log_probs, teacher_log_probs = (
+        F.log_softmax(mask_logits(scores, keys), dim=-1) for scores in (student_scores, teacher_scores)
+    )
+    divergence = F.kl_div(student_log_probs, teacher_log_probs, reduction="none", log_target=True).sum(dim=-1)
+    return divergence.mean(dim=1)[tokens].sum()
