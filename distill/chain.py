@@ -215,6 +215,7 @@ class _Stage:
             ]
         )
         preflight.warn_of_stream(self.loaders["train"], plan.trainer)
+        preflight.warn_of_head(plan.objective)
 
     def train(self, module: DistillationModule, outputs: "_OutputsOrReason") -> dict[str, Scores]:
         """Trains, evaluates and saves the student; returns its scores on every split that is scored."""

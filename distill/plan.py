@@ -108,3 +108,16 @@ def check_plan(source: TeacherSource, plan: Plan) -> None:
             f"{plan.budget} is for tasks whose students are exported, and task={task.name} is not: leave it out"
         )
     check_abstention(task, plan.export.abstain)
+    check_hooks(objective, plan.trainer)
+
+
+def check_hooks(objective: Objective, trainer: TrainerSettings) -> None:
+    """Raises UserError if attention vectors, which hooks read inside the layers, are needed where hooks fail."""
+    terms = ", ".join(objective.needing("attention_vectors"))
+    if terms and trainer.compile:
+        raise UserError(
+            f"the term {terms} reads attention vectors, which torch.compile hides: set trainer.compile=false"
+        )
+    if terms and trainer.strategy == "fsdp" and trainer.processes() > 1:
+        # The backward pass of a layer would begin before its weights are gathered.
+        raise UserError(f"the term {terms} reads attention vectors inside of sharded layers: set trainer.strategy=ddp")

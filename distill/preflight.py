@@ -11,6 +11,7 @@ from distill.console import console, format_duration, print_notice
 from distill.contracts import EncodedSplits, Examples, Loader, Splits, Task
 from distill.data.batching import examples_and_buckets
 from distill.files import JsonObject
+from distill.losses import Objective
 from distill.models.checks import count_parameters
 from distill.teaching.output_cache import CachedOutputs
 from distill.training.module import DistillationModule
@@ -79,6 +80,15 @@ def warn_of_stream(train: Loader, settings: TrainerSettings) -> None:
     if train.batch_sampler is None and settings.checkpoint_steps is None and settings.evaluations == 1:
         print_notice(
             "a stream is evaluated and saved only at its end: trainer.checkpoint_steps=n saves it every n steps"
+        )
+
+
+def warn_of_head(objective: Objective) -> None:
+    """Prints a notice if no term trains the student's head."""
+    if not objective.reads_logits:
+        print_notice(
+            f"objective {objective.name} does not train the student's head: dev scores the layers with the head as it "
+            "is, and a head of random weights scores by chance"
         )
 
 

@@ -69,6 +69,7 @@ class HiddenStateMSE(Term):
 
     needs = frozenset({"hidden_states"})
     reads_logits = False
+    maps_layers = True
 
     @check_arguments
     def __init__(self, *, weight: float = 1.0, layers: Layers = "uniform", embeddings: bool = True) -> None:
@@ -119,6 +120,7 @@ class PatientKD(Term):
 
     needs = frozenset({"hidden_states"})
     reads_logits = False
+    maps_layers = True
 
     @check_arguments
     def __init__(self, *, weight: float = 1.0, layers: Layers = "uniform", last_layer: bool = False) -> None:

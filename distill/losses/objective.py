@@ -106,6 +106,10 @@ class Objective(nn.Module):
         """Returns the names of the terms that compare attention scores head by head."""
         return [name for name, term in self._named() if term.compares_heads]
 
+    def mapping_layers(self) -> list[str]:
+        """Returns the names of the terms that read hidden states of several layers."""
+        return [name for name, term in self._named() if term.maps_layers]
+
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
         """Raises UserError if the options of a term do not suit encoders of these sizes."""
         for name, term in self._named():

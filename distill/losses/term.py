@@ -35,6 +35,8 @@ class Term(nn.Module):
     Attributes:
         needs: outputs that the term reads besides logits: a subset of `hidden_states`, `attentions`,
             `attention_vectors`.
+        maps_layers: whether the term reads hidden states of several layers. Both models must then give those of the
+            embeddings and of every layer, all of one width.
         compares_heads: whether the term compares attention scores head by head. They must be plain products of
             queries and keys, and both models must have the same number of heads.
         needs_teacher: whether the term reads the teacher's outputs.
@@ -46,6 +48,7 @@ class Term(nn.Module):
     """
 
     needs: frozenset[str] = frozenset()
+    maps_layers = False
     compares_heads = False
     needs_teacher = True
     reads_logits = True

@@ -71,7 +71,7 @@ def record_attention(
             handles.append(module.register_forward_pre_hook(recorder.begin(None if is_shared else layer)))
             handles += [projection.register_forward_hook(recorder.record) for projection in linear]
     try:
-        yield lambda: recorder.vectors(int(model.config.num_attention_heads))
+        yield lambda: recorder.vectors(int(model.config.num_attention_heads)) if found else {}
     finally:
         for handle in handles:
             handle.remove()

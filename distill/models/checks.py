@@ -80,9 +80,21 @@ def _has_all_vectors(model: PreTrainedModel, vectors: Mapping[int, AttentionVect
     return len(vectors) == model.config.num_hidden_layers and {tuple(shape[:3]) for shape in shapes} == {(1, heads, 4)}
 
 
+def _has_all_layers(model: PreTrainedModel) -> bool:
+    """Returns whether the model gives hidden states of the embeddings and of every layer, all of one width."""
+    states = run_sample(model, frozenset({"hidden_states"})).hidden_states
+    return [s.shape[-1] for s in states] == [model.config.hidden_size] * (model.config.num_hidden_layers + 1)
+
+
 def check_sizes(objective: Objective, *, teacher: PreTrainedModel, student: PreTrainedModel) -> None:
     """Raises UserError if a term cannot compare encoders of these sizes, or their kinds of attention."""
     for role, model in {"teacher": teacher, "student": student}.items():
+        if (terms := objective.mapping_layers()) and not _has_all_layers(model):
+            raise UserError(
+                f"objective {objective.name}: the term {', '.join(terms)} needs hidden states of the embeddings and of "
+                f"every layer in one width, which the {role} ({type(model).__name__}) does not give: take "
+                "objective=distilbert, whose term cosine reads the last ones alone"
+            )
         terms = objective.comparing_heads()
         if terms and not _multiplies_queries_and_keys(model):
             raise UserError(

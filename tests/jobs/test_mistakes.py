@@ -286,6 +286,66 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         "error: got teacher.finetune.batch_size=0, expected a whole number of at least 1",
     ),
     "a term that needs attentions": (_options(ATTENTION), "the term attention needs attentions, which the teacher"),
+    "a layer map of the wrong length": (
+        _options("objective=tinybert_layers", "objective.terms.hidden.layers=[4]"),
+        "objective tinybert_layers: the term hidden got layers=[4], expected a list of 2 of the teacher's layers 1 to "
+        "4, one for each layer of the student; or uniform or last",
+    ),
+    "a layer map beyond the teacher": (
+        _options("objective=pkd", "objective.terms.pkd.layers=[5]"),
+        "the term pkd got layers=[5], expected a list of 1 of the teacher's layers 1 to 4, one for each layer of the "
+        "student except the last; or uniform or last",
+    ),
+    "a layer of 0": (
+        _options("objective=pkd", "objective.terms.pkd.layers=[0]"),
+        "layers=[0], expected uniform, last or a list of items, each a whole number of at least 1",
+    ),
+    "an unknown layer map": (
+        _options("objective=tinybert_layers", "objective.terms.hidden.layers=first"),
+        "layers=first, expected uniform, last or a list of items",
+    ),
+    "patient distillation of one layer": (
+        _options("objective=pkd", "student.depth=1"),
+        "the term pkd leaves out the last layer, and the student has no other: set last_layer=true",
+    ),
+    "relation heads that do not divide the width": (
+        _options("objective=minilmv2"),
+        "objective minilmv2: the term minilmv2 got relation_heads=48, expected a divisor of the attention widths 32 "
+        "(teacher) and 32 (student): 1, 2, 4, 8, 16, 32",
+    ),
+    "a teacher layer beyond the last": (
+        _options(
+            "objective=minilmv2",
+            "objective.terms.minilmv2.relation_heads=8",
+            "objective.terms.minilmv2.teacher_layer=5",
+        ),
+        "got teacher_layer=5, expected one of the teacher's layers 1 to 4, or null for the last",
+    ),
+    "attention of a BiLSTM": (
+        _options("objective=minilm", "+student=bilstm"),
+        "objective minilm: the term minilm needs attention vectors, which the student (BilstmForSequence",
+    ),
+    "hidden states of a BiLSTM": (
+        _options("objective=pkd", "+student=bilstm"),
+        "objective pkd: the term pkd needs hidden states of the embeddings and of every layer in one width, which the "
+        "student (BilstmForSequence",
+    ),
+    "attention of sharded layers": (
+        _options("objective=minilm", "trainer.strategy=fsdp", "trainer.devices=2", "trainer.accelerator=cpu"),
+        "the term minilm reads attention vectors inside of sharded layers: set trainer.strategy=ddp",
+    ),
+    "attention vectors in the cache": (
+        _options("objective=minilm", "teacher.cache.enabled=true"),
+        "minilm reads attention vectors, which cannot be cached; use auto or false",
+    ),
+    "classes of a regression": (
+        lambda p: [*REGRESSION, "objective=dkd"],
+        "objective dkd has the term dkd, which cannot learn task regression (regression)",
+    ),
+    "a negative alpha": (
+        _options("objective=dkd", "objective.terms.dkd.alpha=-1"),
+        "alpha=-1, expected a number of at least 0",
+    ),
     "a term for other tasks": (
         _options("objective=language_model"),
         "objective language_model has the term mlm, which cannot learn task classification (classification)",
