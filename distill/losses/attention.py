@@ -197,13 +197,15 @@ def _check_heads(student: EncoderSize, teacher: EncoderSize) -> None:
 def _split_heads(vectors: Tensor, heads: int) -> Tensor:
     """Splits the vectors of all heads, `[B, A, L, D]`, into another number of heads, `[B, heads, L, A * D / heads]`."""
     joined = vectors.transpose(1, 2).flatten(2)  # [B, L, A * D]
-    return joined.unflatten(2, (heads, -1)).transpose(1, 2)
+    split: Tensor = joined.unflatten(2, (heads, -1))  # type: ignore[no-untyped-call]
+    return split.transpose(1, 2)
 
 
 def _scores(first: Tensor, second: Tensor) -> Tensor:
     """Returns the products of all pairs of vectors `[B, A, L, D]` divided by `sqrt(D)`, `[B, A, L, L]` in float32."""
     with torch.autocast(first.device.type, enabled=False):
-        return torch.matmul(first.float(), second.float().transpose(-1, -2)) * first.shape[-1] ** -0.5
+        products = torch.matmul(first.float(), second.float().transpose(-1, -2))
+    return products / math.sqrt(first.shape[-1])
 
 
 def _divergence(student_scores: Tensor, teacher_scores: Tensor, tokens: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from distill.__main__ import config_directory
 from distill.losses import Objective
+from distill.losses.term import EncoderSize
 
 CONF = config_directory()
 ROOT = CONF.parent
@@ -87,6 +88,23 @@ def test_runs_with_different_seeds_share_one_teacher() -> None:
     one, two = compose_config("+teacher=minilm", "seed=1"), compose_config("+teacher=minilm", "seed=2")
     assert (one.trainer.seed, two.trainer.seed) == (1, 2)
     assert one.teacher.finetune == two.teacher.finetune
+
+
+def test_terms_of_several_objectives_make_one_together() -> None:
+    names = ("tinybert_layers", "minilmv2", "pkd", "dkd")
+    terms = {
+        name: term
+        for objective in names
+        for name, term in compose_config(f"objective={objective}").objective.terms.items()
+    }
+    terms["attention"] = {**terms["attention"], "layers": "uniform"}  # Not a reference to another term.
+    objective = hydra.utils.instantiate({"_target_": "distill.losses.Objective", "terms": terms}, _convert_="all")
+    assert set(objective.names) == {"hidden", "attention", "soft", "hard", "minilmv2", "pkd", "dkd"}
+    assert objective.needs == {"hidden_states", "attention_vectors"}
+    size = EncoderSize(96, 4, 4, 96)
+    objective.connect(EncoderSize(48, 2, 4, 48), size)
+    assert objective.teacher_layers(2, 4) == (0, 2, 4)
+    assert objective.teacher_needs >= {"attention_vectors.2", "attention_vectors.4"}
 
 
 def test_each_ablation_changes_only_its_terms_or_its_init() -> None:

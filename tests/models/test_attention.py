@@ -10,12 +10,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.contracts import AttentionVectors
 from distill.errors import UserError
-from distill.losses import AttentionScoreMSE, HiddenStateMSE, MiniLM, MiniLMv2, Objective, PatientKD
+from distill.losses import AttentionScoreMSE, HiddenStateMSE, MiniLM, MiniLMv2, Objective, PatientKD, SoftTargets
 from distill.losses.term import EncoderSize
 from distill.models import checks, cpu_kernels
 from distill.models.attention import NAME, attention_width, find_projections, layers_of, record_attention
 from distill.models.forward import run_encoder, run_model
+from distill.plan import check_hooks
 from distill.tasks import Classification
+from distill.training.settings import TrainerSettings
 from students import bilstm, distilbert
 from tests.conftest import toy_bert
 
@@ -285,6 +287,14 @@ def test_options_that_do_not_suit_the_sizes_are_refused(term: Any, message: str)
     with pytest.raises(UserError) as caught:
         check(Objective(one=term), build("bert"), student)
     assert message in str(caught.value)
+
+
+def test_a_compiled_student_is_refused_for_terms_on_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distill.training.settings._has_compiler", lambda: True)
+    settings = TrainerSettings(learning_rate=1e-3, batch_size=8, max_steps=1, compile=True)
+    check_hooks(Objective(soft=SoftTargets(), pkd=PatientKD()), settings)
+    with pytest.raises(UserError, match="the term v2 reads attention vectors, which torch.compile hides: set trainer"):
+        check_hooks(Objective(soft=SoftTargets(), v2=MiniLMv2()), settings)
 
 
 def test_relations_join_teacher_and_student_of_other_families_widths_and_heads() -> None:
