@@ -69,10 +69,6 @@ class Term(nn.Module):
     def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
         """Prepares for encoders of these sizes. Terms that compare only logits ignore it."""
 
-    def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
-        """Returns the indices of the teacher's hidden states that the term reads; 0 is the output of the embeddings."""
-        return ()
-
     def attention_layers(self, student_depth: int, teacher_depth: int) -> tuple[tuple[int, int], ...]:
         """Returns pairs of a student's and a teacher's layer, from 1, whose attention vectors the term compares."""
         return ()
