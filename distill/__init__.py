@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from distill import tasks
     from distill.api import Result, Student, Teacher, distill, students
     from distill.benchmark.settings import BenchmarkSettings
+    from distill.data.augmentation import TangAugmentation
     from distill.edge import Bundle
     from distill.export.settings import ExportSettings
     from distill.losses import (
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         SoftTargets,
         Term,
     )
+    from distill.models.word_replacement import MaskedLMAugmentation
     from distill.teaching.output_cache import OutputCache
     from distill.training.settings import TrainerSettings
 
@@ -42,7 +44,9 @@ _PUBLIC = {
     "BenchmarkSettings": ("distill.benchmark.settings", "BenchmarkSettings"),
     "Bundle": ("distill.edge", "Bundle"),
     "ExportSettings": ("distill.export.settings", "ExportSettings"),
+    "MaskedLMAugmentation": ("distill.models.word_replacement", "MaskedLMAugmentation"),
     "OutputCache": ("distill.teaching.output_cache", "OutputCache"),
+    "TangAugmentation": ("distill.data.augmentation", "TangAugmentation"),
     "TrainerSettings": ("distill.training.settings", "TrainerSettings"),
 }  # fmt: skip
 
@@ -53,6 +57,7 @@ __all__ = [
     "ExportSettings",
     "HardLabels",
     "LogitMSE",
+    "MaskedLMAugmentation",
     "MaskedLanguageModelling",
     "Objective",
     "OutputCache",
@@ -60,6 +65,7 @@ __all__ = [
     "Result",
     "SoftTargets",
     "Student",
+    "TangAugmentation",
     "Teacher",
     "Term",
     "TrainerSettings",

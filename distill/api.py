@@ -30,6 +30,7 @@ from distill.benchmark.settings import BenchmarkSettings
 from distill.chain import Result
 from distill.console import silence_libraries
 from distill.contracts import Task
+from distill.data.augmentation import Augmentation
 from distill.errors import UserError
 from distill.export.settings import ExportSettings
 from distill.files import make_directory
@@ -195,6 +196,7 @@ def distill(
     trainer: TrainerSettings | None = None,
     export: ExportSettings | None = None,
     benchmark: BenchmarkSettings | None = None,
+    augment: Augmentation | None = None,
     seed: int = 0,
     baseline: bool = False,
     directory: str | Path | None = None,
@@ -210,6 +212,7 @@ def distill(
         trainer: how to train; 2 epochs at a learning rate of 1e-4 by default. Its seed is `seed` by default.
         export: how to export and when a file passes its gate.
         benchmark: what to time.
+        augment: makes changed copies of the texts, which the teacher labels, for example `TangAugmentation()`.
         seed: of the student's fresh weights, the order of the examples, and dropout.
         baseline: trains the same student from the same start without the teacher too.
         directory: of the run; a new one under `runs/` by default.
@@ -227,10 +230,8 @@ def distill(
         export=export or ExportSettings(),
         benchmark=benchmark or BENCHMARK,
         cache_dir=teacher.cache_dir,
-        seed=seed,
-        baseline=baseline,
-        resume=resume,
-    )
+        seed=seed, baseline=baseline, resume=resume, augment=augment,
+    )  # fmt: skip
     run = _open_run(directory, teacher, student, task, seed=seed, resume=resume)
     if run.record["status"] != "finished":
         with tracked(run, resume_with="distill(..., resume=True)"):

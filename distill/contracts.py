@@ -244,6 +244,8 @@ class Task(Protocol):
             whose students are not exported.
         fine_tunes_teacher: whether a teacher without the task's head is fine-tuned before it teaches.
         compares_with_teacher: whether `score` takes the teacher's outputs as a reference.
+        takes_unlabelled: whether texts without labels can be mixed with the training rows.
+        has_unlabelled: whether the task was given such texts.
     """
 
     @property
@@ -287,6 +289,12 @@ class Task(Protocol):
 
     @property
     def compares_with_teacher(self) -> bool: ...
+
+    @property
+    def takes_unlabelled(self) -> bool: ...
+
+    @property
+    def has_unlabelled(self) -> bool: ...
 
     def read(self, cache_dir: Path) -> Splits:
         """Reads the data.

@@ -87,6 +87,8 @@ class MaskedLM:
     decoder: str | None = None
     fine_tunes_teacher = False
     compares_with_teacher = True
+    takes_unlabelled = False
+    has_unlabelled = False
 
     def __init__(
         self,

@@ -77,6 +77,8 @@ class TokenClassification:
     decoder: str | None = "tags"
     fine_tunes_teacher = True
     compares_with_teacher = False
+    takes_unlabelled = False
+    has_unlabelled = False
     pair = False
     builtin = False
 

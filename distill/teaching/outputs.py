@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from distill.console import ProgressMeter, print_line, print_notice
 from distill.contracts import Batch, EncodedSplits, Examples, ItemOutputs, Scores, Stream, Task
 from distill.data.batching import SCORED_TOKENS, scoring_steps
+from distill.data.mixing import seen_examples
 from distill.errors import NumericalError, UserError
 from distill.losses import Objective
 from distill.models.forward import to_device
@@ -87,12 +88,19 @@ def check_cache(cache: OutputCache, objective: Objective, task: Task) -> None:
 
 
 def check_size(
-    objective: Objective, task: Task, teacher: PreTrainedModel, examples: Examples, cache: OutputCache
+    objective: Objective,
+    task: Task,
+    teacher: PreTrainedModel,
+    examples: Examples,
+    cache: OutputCache,
+    *,
+    epochs: int | None = None,
 ) -> None:
-    """Raises UserError if the outputs for the training would be cached and exceed the allowed size."""
+    """Raises UserError if the outputs for a training of so many epochs would be cached and exceed the allowed size."""
     if objective.needs_teacher and _obstacle(cache, objective, task, hidden_gb=0.0) is None:
+        lengths = examples.lengths[: seen_examples(examples, epochs)]
         cache.check_size(
-            examples.lengths, logit_bytes=_logit_bytes(cache, task, examples, teacher, len(examples.lengths)),
+            lengths, logit_bytes=_logit_bytes(cache, task, examples, teacher, len(lengths)),
             hidden_size=_hidden_size(objective, teacher),
         )  # fmt: skip
 
@@ -160,7 +168,7 @@ def cache_outputs(
     )  # fmt: skip
     for path in outputs.damaged:
         print_notice(f"{path} is damaged: the teacher computes it again")
-    number = min(epochs, visits) * len(examples)
+    number = seen_examples(examples, epochs)
     missing = outputs.missing(number)
     if not missing:
         return ComputedOutputs(outputs, 0.0)
