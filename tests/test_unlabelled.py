@@ -10,6 +10,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
+from distill import chain
 from distill.data import batching
 from distill.data.mixing import MixedExamples
 from distill.losses import HardLabels, LogitMSE, Objective, PseudoLabels, SoftTargets
@@ -33,19 +34,26 @@ def classification(**options: Any) -> Classification:
 
 
 def test_a_run_mixes_its_texts_and_records_them(
-    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for stage in ("publish", "close"):  # The export has its own tests.
+        monkeypatch.setattr(chain._Stage, stage, lambda *arguments: None)
     source = d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
     task = classification(unlabelled=UNLABELLED, unlabelled_share=0.25)
     trainer = d.TrainerSettings(learning_rate=1e-3, batch_size=8, max_epochs=2, precision="32-true", seed=1)
     result = d.distill(
         source, d.students.distilbert(), task, trainer=trainer, baseline=True, benchmark=TIMING,
         objective=Objective(soft=SoftTargets(), hard=HardLabels()), directory=tmp_path / "run",
-        export=d.ExportSettings(max_drop=1.0),
+        export=d.ExportSettings(max_drop=1.0), augment=d.TangAugmentation(copies=2, p_mask=0.5, p_pos=0.0),
     )  # fmt: skip
     record = result.record
+    unlabelled = record["task"]["unlabelled"]
+    augmentation = unlabelled.pop("augmentation")
+    assert (augmentation["method"], augmentation["made"], augmentation["p_mask"]) == ("tang", 96, 0.5)
+    assert 40 < augmentation["examples"] == 96 - sum(augmentation["removed"].values())
     removed = {"empty": 0, "dev": 16, "train": 0, "doubled": 0}
-    assert record["task"]["unlabelled"] == {"examples": 80, "share": 0.25, "removed": removed, "truncated": 0}
+    examples = 80 + augmentation["examples"]
+    assert unlabelled == {"examples": examples, "share": 0.25, "removed": removed, "truncated": 0}
     assert record["task"]["examples"] == {"train": 48, "dev": 16, "test": 0}
     # An epoch has 48 labelled examples in steps of 6, each with 2 unlabelled ones.
     assert (record["training"]["steps"], record["training"]["epochs"]) == (16, 2)

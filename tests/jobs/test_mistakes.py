@@ -348,7 +348,7 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     ),
     "unlabelled text and labels alone": (
         _options("task.unlabelled=nowhere.txt", "objective=supervised"),
-        "objective supervised learns from labels alone, and task.unlabelled has none: take an objective with a term",
+        "objective supervised learns from labels alone, and the texts of task.unlabelled have none: take an objective",
     ),
     "a share of unlabelled text out of range": (
         _options("task.unlabelled_share=1.0"),
@@ -357,6 +357,34 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     "unlabelled text for tags": (
         _options("task=token_classification", "task.unlabelled=nowhere.txt"),
         "there is no option task.unlabelled",
+    ),
+    "copies of texts and labels alone": (
+        _options("augment=tang", "objective=supervised"),
+        "objective supervised learns from labels alone, and the texts of augment=tang have none: take an objective",
+    ),
+    "copies of tagged words": (
+        _options("task=token_classification", "augment=tang"),
+        "augment=tang is for tasks with one label a text, and task token_classification is token_classification",
+    ),
+    "copies in a language without a tagger": (
+        _options("augment=tang", "augment.language=de"),
+        "got augment.language=de, expected en, because there is a tagger of parts of speech for English alone",
+    ),
+    "copies without their model": (
+        _options("augment=mlm"),
+        "augment=mlm needs a masked language model: set augment.model=DIR",
+    ),
+    "copies by a model without a trained head": (
+        lambda user_files: ["augment=mlm", f"augment.model={user_files.encoder}"],
+        "is no masked language model: its head is not trained",
+    ),
+    "copies that change nothing": (
+        _options("augment=tang", *(f"augment.{name}=0.0" for name in ("p_mask", "p_pos", "p_ngram"))),
+        "augment=tang makes no new text of 32 training examples",
+    ),
+    "copies for a fine-tuning": (
+        _options("job=finetune", "task=sst2", "augment=tang"),
+        "augment=tang would change nothing in job=finetune task=sst2: leave it out",
     ),
     "unlabelled text for a fine-tuning": (
         _options("job=finetune", "task.unlabelled=nowhere.txt", "task=sst2"),
