@@ -56,7 +56,7 @@ def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
 def describe_batches(train: Loader, settings: TrainerSettings) -> str:
     """Describes the size of an optimizer step and the share of padding."""
     _, buckets = examples_and_buckets(train)
-    mixed = f", {buckets.share:.0%} of them unlabelled" if isinstance(buckets, MixedBuckets) else ""
+    mixed = f", {buckets.share:.0%} of the examples unlabelled" if isinstance(buckets, MixedBuckets) else ""
     return f"{settings.step_size()} in a step{mixed}, {buckets.padding():.1%} padding"
 
 
