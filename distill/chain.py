@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from distill.plan import Encoding, Plan, Student, check_plan
 from distill.records import report
 from distill.records.record import Run
 from distill.teaching import teacher as teaching
-from distill.teaching.outputs import ComputedOutputs, check_size, outputs_for_training
+from distill.teaching.outputs import ComputedOutputs, check_size, earlier_decision, outputs_for_training
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training import fitting
 from distill.training.evaluate import evaluate, evaluate_splits, split_metrics
@@ -63,10 +62,12 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
         ),
     )  # fmt: skip
     teacher = teaching.prepare(found, preparation, requested=source.weights.name, substituted=substituted)
-    _check_student(student.make(teacher.model, task), student.name, plan, teacher.model, teacher.tokenizer)
+    made = student.make(teacher.model, task)
+    _check_student(made, student.name, plan, teacher.model, teacher.tokenizer)
     examples = encode(teacher.tokenizer)
     if isinstance(examples["train"], Examples):
-        check_size(plan.objective, task, teacher.model, examples["train"], source.cache, epochs=plan.trainer.max_epochs)
+        epochs = plan.trainer.max_epochs
+        check_size(plan.objective, task, teacher.model, examples["train"], source.cache, student=made, epochs=epochs)
     L.seed_everything(plan.seed, verbose=False)
     model = student.make(teacher.model, task)
     start = copy.deepcopy(model) if plan.baseline else None
@@ -137,9 +138,11 @@ def _rehearse(
     examples: EncodedSplits,
 ) -> None:
     """Raises UserError for a student that cannot follow a teacher, before that teacher is fine-tuned."""
-    _check_student(student.make(model, plan.task), student.name, plan, model, tokenizer)
+    made = student.make(model, plan.task)
+    _check_student(made, student.name, plan, model, tokenizer)
     if isinstance(examples["train"], Examples):
-        check_size(plan.objective, plan.task, model, examples["train"], source.cache, epochs=plan.trainer.max_epochs)
+        epochs = plan.trainer.max_epochs
+        check_size(plan.objective, plan.task, model, examples["train"], source.cache, student=made, epochs=epochs)
 
 
 def _check_student(
@@ -169,14 +172,16 @@ class _Stage:
     ) -> tuple[DistillationModule, "_OutputsOrReason"]:
         """The module to train, and the teacher's cached outputs or the reason why it runs in every step."""
         plan, teacher, settings = self.plan, self.teacher, self.plan.trainer
-        steps = len(self.loaders["train"])
+        steps, last = len(self.loaders["train"]), self.run.directory / "checkpoints" / "last.ckpt"
         if plan.dry_run:
             outputs, reason = None, "nothing is computed in a dry run" if plan.objective.needs_teacher else None
         else:
             outputs, reason = outputs_for_training(
                 teacher, plan.objective, plan.task, self.examples["train"], cache=source.cache,
-                directory=plan.cache_dir / "outputs", epochs=math.ceil(settings.total_steps(steps) / steps),
+                directory=plan.cache_dir / "outputs", epochs=settings.total_steps(steps) / steps, student=student,
+                earlier=earlier_decision(self.run.record, last) if plan.resume else None,
             )  # fmt: skip
+            self.run.update(teacher_outputs={"cached": outputs is not None, "reason": reason})
         mass = outputs.outputs.mass() if outputs is not None and plan.task.over_vocabulary else 1.0
         if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:
             print_notice(

@@ -72,6 +72,8 @@ def describe_outputs(module: DistillationModule, reason: str | None) -> str:
         size = f"{cached.bytes() / 1e6:.1f} MB"
         if cached.top_k:
             size += f", {cached.mass():.1%} of the probability mass"
+        if cached.hidden:
+            size += ", hidden states in float16"
         return f"computed once, cached in {cached.directory} ({size})"
     return "none needed" if module.teacher is None else f"computed in every step: {reason}"
 

@@ -53,6 +53,21 @@ def write_corpus(root: Path) -> Path:
     return root
 
 
+EXPENSIVE = (
+    "chain", "pretrained", "killed", "two_rank_training", "sweep", "result", "exported", "prepared", "recorded_fit",
+)  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sends the tests of a fixture that takes many seconds to one worker, so that it is built once."""
+    for item in items:
+        for fixture in EXPENSIVE:
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}.{fixture}"))
+                break
+
+
 @pytest.fixture(autouse=True)
 def restored_logging() -> Iterator[None]:
     """Restores the levels and loggers that Hydra changes for its process when a test runs the command."""

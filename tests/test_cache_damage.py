@@ -23,7 +23,7 @@ from distill.files import CHECKSUMS
 from distill.tasks import Classification, MaskedLM
 from distill.teaching import output_cache
 from distill.teaching import teacher as teaching
-from distill.teaching.output_cache import OutputCache
+from distill.teaching.output_cache import HiddenLayers, OutputCache
 from distill.teaching.outputs import Computation, cache_outputs
 from distill.text.masking import Masking
 from teachers.pretrained import Pretrained
@@ -118,11 +118,11 @@ def read_outputs(root: Path, splits: LabelledData, tokenizer: PreTrainedTokenize
     examples = task.encode(splits, tokenizer, None)["train"]
     directory = root / "outputs" / "cache" / "outputs"
     computation = Computation(lambda: toy_bert(len(tokenizer)).eval(), "one", task, OutputCache(hidden=True), directory)
-    outputs = cache_outputs(computation, examples, hidden_size=32).outputs
+    outputs = cache_outputs(computation, examples, hidden=HiddenLayers(32, 4, (4,))).outputs
     batch = examples[list(range(len(examples)))]
     states = outputs(batch, task.select(batch)).whole().hidden_states
     assert states is not None
-    return digest_of(outputs.logits(), *states)
+    return digest_of(outputs.logits(), states[-1])
 
 
 def read_teacher(root: Path, splits: LabelledData, task: Classification, encoder_dir: Path) -> str:

@@ -75,8 +75,12 @@ class MixedExamples(Dataset[Batch]):
 
     def seen(self, epochs: int) -> int:
         """Returns the number of examples, counted from the first, that so many epochs can show."""
-        draws = int(len(self.labelled) * ratio(self.share) + 1e-9)
-        return min(len(self), len(self.labelled) + epochs * draws)
+        return min(len(self), len(self.labelled) + epochs * self.draws)
+
+    @property
+    def draws(self) -> int:
+        """Returns the number of unlabelled examples in an epoch, at most."""
+        return int(len(self.labelled) * ratio(self.share) + 1e-9)
 
 
 def ratio(share: float) -> float:
@@ -94,6 +98,11 @@ def epoch_size(train: Loader) -> int:
     """Returns the number of examples that an epoch of this loader shows."""
     steps = train.batch_sampler
     return len(steps.indices()) if isinstance(steps, MixedBuckets) else len(train.dataset)  # type: ignore[arg-type]
+
+
+def shown_in_epoch(examples: Examples) -> int:
+    """Returns the number of examples that an epoch shows, an example that is shown twice counted twice."""
+    return len(examples.labelled) + examples.draws if isinstance(examples, MixedExamples) else len(examples)
 
 
 def seen_examples(examples: Examples, epochs: int | None) -> int:

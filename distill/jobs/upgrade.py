@@ -32,6 +32,8 @@ def upgrade(config: DictConfig) -> DictConfig:
     for name in ("teacher", "substitute"):
         if name in upgraded:
             upgraded[name].setdefault("accept_weak", False)
+            if upgraded[name].get("cache"):
+                upgraded[name].cache.setdefault("hidden", False)
     return upgraded
 
 

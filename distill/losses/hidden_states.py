@@ -25,6 +25,9 @@ class Cosine(Term):
         if student_width != teacher_width:
             self.projection = nn.Linear(student_width, teacher_width, bias=False)
 
+    def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
+        return (teacher_depth,)
+
     def count(self, items: Items) -> Tensor:
         return items["attention_mask"].sum()
 

@@ -70,6 +70,24 @@ class Objective(nn.Module):
         """Returns the names of the terms that need more than the top k of the teacher's logits."""
         return [n for n, t in self._named() if t.needs_teacher and t.reads_logits and not t.accepts_top_k]
 
+    def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
+        """Returns the indices of the teacher's hidden states that the terms read, in ascending order.
+
+        Index 0 is the output of the embeddings.
+        """
+        chosen = [term.teacher_layers(student_depth, teacher_depth) for term in self._terms()]
+        return tuple(sorted({layer for layers in chosen for layer in layers}))
+
+    def needing_unnamed_layers(self, student_depth: int, teacher_depth: int) -> list[str]:
+        """Returns the names of the terms that read hidden states of the teacher and do not name their layers."""
+        return [
+            name
+            for name, term in self._named()
+            if term.needs_teacher
+            and "hidden_states" in term.needs
+            and not term.teacher_layers(student_depth, teacher_depth)
+        ]
+
     def connect(self, student_width: int, teacher_width: int) -> None:
         """Creates the projections between these widths. Call it once, before creating the optimizer."""
         for term in self._terms():

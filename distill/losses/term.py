@@ -40,6 +40,10 @@ class Term(nn.Module):
     def connect(self, student_width: int, teacher_width: int) -> None:
         """Prepares for hidden states of these widths. Terms that do not compare hidden states ignore it."""
 
+    def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
+        """Returns the indices of the teacher's hidden states that the term reads; 0 is the output of the embeddings."""
+        return ()
+
     def suits(self, *, likelihood: Likelihood, over_vocabulary: bool) -> bool:
         """Returns whether the term can learn a task of this kind."""
         return likelihood in self.likelihoods and (over_vocabulary or not self.over_vocabulary_only)

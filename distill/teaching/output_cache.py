@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from distill.teaching.top_k import TopKOutputs, bytes_per_item, top_k_mass
 
 FORMAT = 3
 _LIBRARIES = {"torch": torch, "transformers": transformers}
+MARGIN_GB = 2.0  # Stays free on the disk if `hidden` is `auto`: checkpoints and exported files follow.
 SHARD_TOKENS = 65_536  # An interruption loses at most one shard, and the memory of a pass is limited by it.
 
 
@@ -37,13 +38,40 @@ def library_versions() -> dict[str, str]:
     return {name: ".".join(module.__version__.split(".")[:2]) for name, module in _LIBRARIES.items()}
 
 
+@dataclass(frozen=True)
+class HiddenLayers:
+    """The hidden states of a teacher that are cached.
+
+    Args:
+        width: size of a hidden state.
+        depth: number of layers of the teacher.
+        layers: indices of the cached hidden states in ascending order; 0 is the output of the embeddings, `depth` the
+            output of the last layer.
+    """
+
+    width: int
+    depth: int
+    layers: tuple[int, ...]
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.width * len(self.layers)
+
+    def key(self) -> int | dict[str, Any]:
+        """Returns the part of a cache's key: the width if only the output of the last layer is cached."""
+        only_last = self.layers == (self.depth,)
+        return self.width if only_last else {"width": self.width, "depth": self.depth, "layers": list(self.layers)}
+
+
 class OutputCache:
     """The rules for caching a teacher's outputs.
 
     Args:
         enabled: `auto` caches the outputs if every epoch has the same inputs and all outputs that the objective reads
             can be cached. True raises an error otherwise. False runs the teacher in every step.
-        hidden: whether to cache the last hidden states of all tokens too, as float16.
+        hidden: whether to cache the hidden states of all tokens too, as float16. `auto` caches them if they fit in
+            `max_gb` and on the disk, and if the training reads at least as many of them as caching computes. True
+            raises an error if they do not fit, and so does `auto` if `enabled` is True.
         max_gb: largest size of the outputs of one split, in GB.
         top_k: over a vocabulary, number of the largest logits that are cached for each item, with the mass of the
             others.
@@ -54,22 +82,34 @@ class OutputCache:
         self,
         *,
         enabled: Literal["auto"] | bool = "auto",
-        hidden: bool = False,
+        hidden: Literal["auto"] | bool = "auto",
         max_gb: PositiveFloat = 8.0,
         top_k: PositiveInt = 64,
     ) -> None:
         self.enabled, self.hidden, self.max_gb, self.top_k = enabled, hidden, max_gb, top_k
 
+    @property
+    def is_optional(self) -> bool:
+        """Returns whether hidden states that do not fit are computed in every step, without an error."""
+        return self.hidden == "auto" and self.enabled == "auto"
+
     def obstacle(
-        self, needs: Mapping[str, list[str]], *, fixed_inputs: bool, hidden_gb: float, needing_all: Sequence[str] = ()
+        self,
+        needs: Mapping[str, list[str]],
+        *,
+        fixed_inputs: bool,
+        hidden_gb: float,
+        needing_all: Sequence[str] = (),
+        unnamed_layers: Sequence[str] = (),
     ) -> str | None:
         """Returns the reason why the teacher runs in every step, None if its outputs are cached.
 
         Args:
             needs: outputs besides the logits, with the terms of the objective that read them.
             fixed_inputs: whether every epoch has the same inputs.
-            hidden_gb: size of the last hidden states in GB, 0 if unknown.
+            hidden_gb: size of the hidden states in GB, 0 if unknown.
             needing_all: terms of the objective that need more than the top k of the logits over a vocabulary.
+            unnamed_layers: terms of the objective that read hidden states and do not name their layers.
 
         Raises:
             UserError: if the outputs cannot be cached and `enabled` is True.
@@ -83,7 +123,9 @@ class OutputCache:
             reason = f"{', '.join(needing_all)} reads all logits, and only the largest at the masked tokens are cached"
         elif others := sorted(set(needs) - {"hidden_states"}):
             reason = f"{', '.join(needs[others[0]])} reads {others[0]}, which cannot be cached"
-        elif "hidden_states" in needs and not self.hidden:
+        elif unnamed_layers:
+            reason = f"{', '.join(unnamed_layers)} reads hidden states and its teacher_layers() names none"
+        elif "hidden_states" in needs and self.hidden is False:
             reason = (
                 f"{', '.join(needs['hidden_states'])} reads hidden states: teacher.cache.hidden=true caches those too"
                 + (f", {_format_size(hidden_gb)} of disk" if hidden_gb else "")
@@ -97,55 +139,79 @@ class OutputCache:
         return [FORMAT, SHARD_TOKENS]
 
     def open(
-        self, directory: Path, lengths: np.ndarray, *, hidden_size: int | None, top_k: bool = False
+        self, directory: Path, lengths: np.ndarray, *, hidden: HiddenLayers | None, top_k: bool = False
     ) -> "CachedOutputs":
         """Opens the cached outputs in `directory` for examples of these lengths in tokens `[N]`.
 
         Args:
-            hidden_size: width of the hidden states, None without them.
+            hidden: the hidden states, None without them.
             top_k: whether only the largest logits are stored.
         """
-        return CachedOutputs(directory, lengths, hidden_size=hidden_size, top_k=top_k)
+        return CachedOutputs(directory, lengths, hidden=hidden, top_k=top_k)
 
     def item_bytes(self, classes: int, *, over_vocabulary: bool) -> int:
         """Returns the size of the logits of one item, in bytes."""
         return bytes_per_item(self.top_k) if over_vocabulary else 4 * classes
 
-    def size_gb(self, lengths: np.ndarray, *, logit_bytes: float, hidden_size: int | None) -> float:
+    def size_gb(self, lengths: np.ndarray, *, logit_bytes: float, hidden: HiddenLayers | None) -> float:
         """Returns the size of `logit_bytes` and of float16 hidden states for these lengths `[N]`, in GB."""
-        return (logit_bytes + int(lengths.sum()) * (hidden_size or 0) * 2) / 1e9
+        return (logit_bytes + int(lengths.sum()) * (hidden.bytes_per_token if hidden else 0)) / 1e9
 
-    def check_size(self, lengths: np.ndarray, *, logit_bytes: float, hidden_size: int | None) -> float:
+    def check_size(self, lengths: np.ndarray, *, logit_bytes: float, hidden: HiddenLayers | None) -> float:
         """Returns the size of the outputs for examples of these lengths in tokens `[N]`, in GB.
 
         Raises:
             UserError: if it exceeds `max_gb`.
         """
-        size = self.size_gb(lengths, logit_bytes=logit_bytes, hidden_size=hidden_size)
+        size = self.size_gb(lengths, logit_bytes=logit_bytes, hidden=hidden)
         if size > self.max_gb:
-            raise UserError(
-                f"the teacher's outputs would take {_format_size(size)}, more than "
-                f"teacher.cache.max_gb={self.max_gb:g}: raise it, or set "
-                f"teacher.cache.{'hidden' if hidden_size else 'enabled'}=false"
-            )
+            option = "hidden" if hidden and self.enabled is not True else "enabled"
+            raise UserError(f"{self._too_large(size)}: raise it, or set teacher.cache.{option}=false")
         return size
+
+    def shortage(self, outputs: "CachedOutputs", examples: int, logit_bytes: float) -> str | None:
+        """Returns the reason why the outputs of the first `examples` do not fit, None if they do.
+
+        They fit if they are within `max_gb` and the disk has `MARGIN_GB` left after the missing ones are written.
+        """
+        size = self.size_gb(outputs.lengths[:examples], logit_bytes=logit_bytes, hidden=outputs.hidden)
+        if size > self.max_gb:
+            return self._too_large(size)
+        missing, free = self._missing_gb(outputs, examples, logit_bytes), _free_gb(outputs.directory)
+        if missing == 0 or missing + MARGIN_GB <= free:
+            return None
+        return (
+            f"the teacher's outputs would take {_format_size(missing)} of the {_format_size(free)} left in "
+            f"{outputs.directory.parent}, where {MARGIN_GB:g} GB stay free"
+        )
 
     def make_room(self, outputs: "CachedOutputs", examples: int, logit_bytes: float) -> str:
         """Creates the directory for the outputs of the first `examples`, and returns their size in words.
 
         Raises:
-            UserError: if the size exceeds `max_gb` or the free space of the disk.
+            UserError: if the size exceeds `max_gb`, or that of the missing ones the free space of the disk.
         """
-        size = self.check_size(outputs.lengths[:examples], logit_bytes=logit_bytes, hidden_size=outputs.hidden_size)
+        size = self.check_size(outputs.lengths[:examples], logit_bytes=logit_bytes, hidden=outputs.hidden)
         make_directory(outputs.directory)
-        free = shutil.disk_usage(outputs.directory).free / 1e9
-        if size > free:
+        missing, free = self._missing_gb(outputs, examples, logit_bytes), _free_gb(outputs.directory)
+        if missing > free:
             raise UserError(
-                f"the teacher's outputs would take {_format_size(size)} and {outputs.directory} has "
+                f"the teacher's outputs would take {_format_size(missing)} and {outputs.directory} has "
                 f"{_format_size(free)} left: "
                 "give another cache_dir, or set teacher.cache.enabled=false"
             )
         return _format_size(size)
+
+    def _too_large(self, size: float) -> str:
+        return f"the teacher's outputs would take {_format_size(size)}, more than teacher.cache.max_gb={self.max_gb:g}"
+
+    def _missing_gb(self, outputs: "CachedOutputs", examples: int, logit_bytes: float) -> float:
+        """Returns the size of the missing outputs; `logit_bytes` is the size of the logits of all `examples`."""
+        ranges = outputs.missing(examples)
+        if not ranges:
+            return 0.0
+        lengths = np.concatenate([outputs.lengths[first:last] for first, last in ranges])
+        return self.size_gb(lengths, logit_bytes=logit_bytes * len(lengths) / examples, hidden=outputs.hidden)
 
 
 class CachedOutputs:
@@ -155,10 +221,13 @@ class CachedOutputs:
     computed again.
     """
 
-    def __init__(self, directory: Path, lengths: np.ndarray, *, hidden_size: int | None, top_k: bool = False) -> None:
-        self.directory, self.lengths, self.hidden_size, self.top_k = directory, lengths, hidden_size, top_k
+    def __init__(
+        self, directory: Path, lengths: np.ndarray, *, hidden: HiddenLayers | None, top_k: bool = False
+    ) -> None:
+        self.directory, self.lengths, self.hidden, self.top_k = directory, lengths, hidden, top_k
         self._ends = lengths.cumsum()
-        shard_of = (self._ends - lengths) // SHARD_TOKENS
+        # With several layers a shard has fewer tokens, so that the memory of a pass stays the same.
+        shard_of = (self._ends - lengths) // max(1, SHARD_TOKENS // (len(hidden.layers) if hidden else 1))
         self._firsts = np.concatenate([[0], np.flatnonzero(np.diff(shard_of)) + 1])
         self._shards: list[_Shard | None] = []
         self.damaged: list[Path] = []
@@ -167,7 +236,7 @@ class CachedOutputs:
 
     def __reduce__(self) -> Any:
         """Pickles only the directory, not the outputs."""
-        create = partial(CachedOutputs, hidden_size=self.hidden_size, top_k=self.top_k)
+        create = partial(CachedOutputs, hidden=self.hidden, top_k=self.top_k)
         return create, (self.directory, self.lengths)
 
     def missing(self, examples: int | None = None) -> list[tuple[int, int]]:
@@ -187,7 +256,8 @@ class CachedOutputs:
             columns: outputs of its items in the order of the examples: `logits [n, C]`, or those of `take_top_k` with
                 `profile [V]`, the mean of the items' log-probabilities. `counts [examples]` are the numbers of items,
                 without which each example has one.
-            hidden: hidden states of all tokens of these examples, `[tokens, H]`.
+            hidden: hidden states of all tokens of these examples, `[tokens, H]`, of several layers
+                `[tokens, layers, H]`.
         """
         number = int(np.searchsorted(self._firsts, first))
         last = self._range(number)[1]
@@ -205,23 +275,38 @@ class CachedOutputs:
         """Returns the outputs for a batch in float32: columns of its items, and hidden states `[B, L, H]`."""
         ids = batch["example_id"].cpu().numpy()
         numbers = np.searchsorted(self._firsts, ids, side="right") - 1
-        columns: list[dict[str, Tensor]] = []
-        hidden = []
-        for example, number in zip(ids, numbers, strict=True):
-            first, shard = self._firsts[number], self._shard(number)
-            columns.append(shard.get_items(int(example - first)))
-            if "hidden" in shard.tensors:
-                begin = self._ends[example] - self.lengths[example] - (self._ends[first] - self.lengths[first])
-                hidden.append(shard.tensors["hidden"][begin : begin + self.lengths[example]])
+        columns = [
+            self._shard(number).get_items(int(example - self._firsts[number]))
+            for example, number in zip(ids, numbers, strict=True)
+        ]
         device = batch["attention_mask"].device
-        states = None
-        if hidden:
-            mask = batch["attention_mask"].bool()
-            states = torch.zeros(*mask.shape, hidden[0].shape[-1], device=device)
-            states[mask] = torch.cat(hidden).to(device).float()
         joined = {name: torch.cat([column[name] for column in columns]).to(device) for name in columns[0]}
         profile = self._shard(0).tensors["profile"].to(device) if self.top_k else None
-        return CachedPass(joined, None if states is None else (states,), profile)
+        hidden_states = self._hidden_states(batch["attention_mask"], ids, numbers, self.hidden) if self.hidden else None
+        return CachedPass(joined, hidden_states, profile)
+
+    def _hidden_states(
+        self, attention_mask: Tensor, ids: np.ndarray, numbers: np.ndarray, hidden: HiddenLayers
+    ) -> tuple[Tensor, ...]:
+        """Returns the hidden states of the examples `ids` in the shards `numbers`, both `[B]`.
+
+        The tuple has one entry for the embeddings and one for each layer: `[B, L, H]`, 0 for padding, and None for a
+        layer that is not cached.
+        """
+        device, mask = attention_mask.device, attention_mask.bool().cpu()
+        starts = mask.int().argmax(dim=1).tolist()  # Padding may be on either side.
+        # A GPU receives half of the bytes, and the copy for a CPU is in float32 at once.
+        dtype = torch.float32 if device.type == "cpu" else torch.float16
+        states = torch.zeros(len(hidden.layers), *mask.shape, hidden.width, dtype=dtype)
+        for row, (example, number, start) in enumerate(zip(ids, numbers, starts, strict=True)):
+            first, length = self._firsts[number], int(self.lengths[example])
+            begin = self._ends[example] - length - (self._ends[first] - self.lengths[first])
+            tokens = self._shard(number).tensors["hidden"][begin : begin + length]
+            target = states[:, row, start : start + length]
+            target.copy_(tokens.view(length, len(hidden.layers), hidden.width).transpose(0, 1))
+        by_layer = dict(zip(hidden.layers, states.to(device).float(), strict=True))
+        # No term reads a layer that its `teacher_layers` does not name.
+        return cast(tuple[Tensor, ...], tuple(by_layer.get(layer) for layer in range(hidden.depth + 1)))
 
     def mass(self) -> float:
         """Returns the share of the probability mass that the top k have, over all items."""
@@ -281,7 +366,7 @@ class _Shard:
 
 @dataclass(frozen=True)
 class CachedPass:
-    """Cached outputs for one batch: columns of its items, and the last hidden states."""
+    """Cached outputs for one batch: columns of its items, and the hidden states of the cached layers."""
 
     columns: Mapping[str, Tensor]
     hidden_states: tuple[Tensor, ...] | None
@@ -310,6 +395,12 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())
         digest.update(tensors[name].numpy().data)
     return digest.hexdigest()
+
+
+def _free_gb(directory: Path) -> float:
+    """Returns the free space of the disk that has or will have this directory, in GB."""
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free / 1e9
 
 
 def _format_size(gigabytes: float) -> str:

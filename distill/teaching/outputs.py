@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,14 +17,24 @@ from transformers import PreTrainedModel
 from distill.console import ProgressMeter, print_line, print_notice
 from distill.contracts import Batch, EncodedSplits, Examples, ItemOutputs, Scores, Stream, Task
 from distill.data.batching import SCORED_TOKENS, scoring_steps
-from distill.data.mixing import seen_examples
+from distill.data.mixing import seen_examples, shown_in_epoch
 from distill.errors import NumericalError, UserError
+from distill.files import JsonObject
 from distill.losses import Objective
 from distill.models.forward import to_device
-from distill.teaching.output_cache import CachedOutputs, OutputCache, library_versions
+from distill.teaching.output_cache import CachedOutputs, HiddenLayers, OutputCache, library_versions
 from distill.teaching.top_k import take_top_k
 
 ACCELERATOR_TOKENS = 16_384  # In a forward pass of the teacher on a GPU.
+
+
+class HiddenStatesOverflow(UserError):
+    """Hidden states too large for float16."""
+
+    reason = f"the teacher's hidden states pass {torch.finfo(torch.float16).max:,.0f}, the most that float16 holds"
+
+    def __init__(self) -> None:
+        super().__init__(f"{self.reason}: set teacher.cache.hidden=false")
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,7 @@ class Teacher(Protocol):
 
 def check_cache(cache: OutputCache, objective: Objective, task: Task) -> None:
     """Raises UserError if `teacher.cache.enabled` is true and the outputs cannot be cached."""
-    _obstacle(cache, objective, task, hidden_gb=0.0)
+    _obstacle(cache, objective, task)
 
 
 def check_size(
@@ -94,15 +105,38 @@ def check_size(
     examples: Examples,
     cache: OutputCache,
     *,
+    student: PreTrainedModel,
     epochs: int | None = None,
 ) -> None:
-    """Raises UserError if the outputs for a training of so many epochs would be cached and exceed the allowed size."""
-    if objective.needs_teacher and _obstacle(cache, objective, task, hidden_gb=0.0) is None:
+    """Raises UserError if the outputs for a training of so many epochs must be cached and exceed the allowed size."""
+    if not objective.needs_teacher or _obstacle(cache, objective, task) is not None:
+        return
+    hidden = hidden_layers(objective, student=student, teacher=teacher)
+    if hidden is None or not cache.is_optional:
         lengths = examples.lengths[: seen_examples(examples, epochs)]
         cache.check_size(
             lengths, logit_bytes=_logit_bytes(cache, task, examples, teacher, len(lengths)),
-            hidden_size=_hidden_size(objective, teacher),
+            hidden=hidden,
         )  # fmt: skip
+
+
+def hidden_layers(objective: Objective, *, student: PreTrainedModel, teacher: PreTrainedModel) -> HiddenLayers | None:
+    """Returns the teacher's hidden states that the objective reads, None without any."""
+    depth = int(teacher.config.num_hidden_layers)
+    layers = objective.teacher_layers(int(student.config.num_hidden_layers), depth)
+    return HiddenLayers(int(teacher.config.hidden_size), depth, layers) if layers else None
+
+
+def earlier_decision(record: JsonObject, checkpoint: Path) -> JsonObject | None:
+    """Returns the `teacher_outputs` of run.json if a training continues from `checkpoint`, None if it begins.
+
+    Trainings that an earlier version began do not have it. They cached hidden states only if the options said so.
+    """
+    if not checkpoint.is_file():
+        return None
+    unrecorded = {"cached": False, "reason": "an earlier version began this training so"}
+    decision: JsonObject = record.get("teacher_outputs", unrecorded)
+    return decision
 
 
 def outputs_for_training(
@@ -111,43 +145,54 @@ def outputs_for_training(
     task: Task,
     examples: Examples | Stream,
     *,
+    student: PreTrainedModel,
     cache: OutputCache,
     directory: Path,
-    epochs: int = 1,
+    epochs: float = 1.0,
+    earlier: JsonObject | None = None,
 ) -> tuple[ComputedOutputs | None, str | None]:
     """Returns the teacher's cached outputs for the training, or None and the reason why the teacher runs in every step.
 
     Args:
         examples: the training split.
-        epochs: number of epochs to compute outputs for, if the inputs of an example differ between epochs.
+        epochs: number of epochs of the training, a fraction if it ends within one.
+        earlier: the decision of `earlier_decision`, which a resumed training keeps.
     """
     if not objective.needs_teacher:
         return None, None
     if not isinstance(examples, Examples):
         return None, "a stream shows a text once only"
-    hidden_gb = cache.size_gb(examples.lengths, logit_bytes=0, hidden_size=teacher.model.config.hidden_size)
-    reason = _obstacle(cache, objective, task, hidden_gb=hidden_gb)
+    hidden = hidden_layers(objective, student=student, teacher=teacher.model)
+    reason = _obstacle(
+        cache, objective, task, hidden_gb=cache.size_gb(examples.lengths, logit_bytes=0, hidden=hidden),
+        unnamed_layers=objective.needing_unnamed_layers(
+            student.config.num_hidden_layers, teacher.model.config.num_hidden_layers
+        ),
+    )  # fmt: skip
     if reason is not None:
         return None, reason
     computation = Computation(teacher.running, teacher.fingerprint, task, cache, directory, device=teacher.device.type)
-    outputs = cache_outputs(
-        computation, examples, hidden_size=_hidden_size(objective, teacher.model), epochs=epochs
-    )  # fmt: skip
-    return outputs, None
+    if hidden is None or not cache.is_optional or (earlier is not None and earlier["cached"]):
+        return cache_outputs(computation, examples, hidden=hidden, epochs=epochs), None
+    if earlier is not None:
+        return None, str(earlier["reason"])
+    outputs, reason = _cache_if_possible(computation, examples, teacher.model, hidden, epochs)
+    readers = ", ".join(objective.needing("hidden_states"))
+    return outputs, None if reason is None else f"{readers} reads hidden states, and {reason}"
 
 
 def cache_outputs(
     computation: Computation,
     examples: Examples,
     *,
-    hidden_size: int | None = None,
+    hidden: HiddenLayers | None = None,
     title: str = "teacher",
-    epochs: int = 1,
+    epochs: float = 1.0,
 ) -> ComputedOutputs:
     """Returns the outputs for all examples of a split, and computes those that are not cached.
 
     Args:
-        hidden_size: width of the last hidden states, which are cached too; None does not cache them.
+        hidden: the hidden states that are cached too; None caches only logits.
         title: title of the progress bar.
         epochs: number of epochs to compute outputs for, if the inputs of an example differ between epochs.
 
@@ -155,20 +200,57 @@ def cache_outputs(
         UserError: if there is no room for them.
         NumericalError: if logits are not finite.
     """
+    return _fill(computation, examples, _open(computation, examples, hidden), _visited(examples, epochs), title=title)
+
+
+def _cache_if_possible(
+    computation: Computation, examples: Examples, teacher: PreTrainedModel, hidden: HiddenLayers, epochs: float
+) -> tuple[ComputedOutputs | None, str | None]:
+    """Returns the outputs with hidden states, or None and the reason why they are not cached.
+
+    The decision depends on the options, the data and the free space of the disk, and not on what is cached already,
+    except that cached outputs need no space.
+    """
+    cache, number, shown = computation.cache, _visited(examples, epochs), int(epochs * shown_in_epoch(examples))
+    if shown < number:
+        return None, f"the training shows {shown:,} examples, fewer than the {number:,} that caching computes"
+    outputs = _open(computation, examples, hidden)
+    shortage = cache.shortage(outputs, number, _logit_bytes(cache, computation.task, examples, teacher, number))
+    if shortage is not None:
+        return None, shortage
+    try:
+        return _fill(computation, examples, outputs, number), None
+    except HiddenStatesOverflow as error:
+        return None, error.reason
+
+
+def _visited(examples: Examples, epochs: float) -> int:
+    """Returns the number of examples that these epochs show, each with every one of its inputs."""
+    return seen_examples(examples, math.ceil(epochs))
+
+
+def _open(computation: Computation, examples: Examples, hidden: HiddenLayers | None) -> CachedOutputs:
+    """Returns those outputs of a split that are cached."""
     cache, task = computation.cache, computation.task
     environment = {"device": computation.device, **library_versions()}
-    parts = [cache.layout(), environment, computation.fingerprint, examples.digest, hidden_size]
+    parts = [cache.layout(), environment, computation.fingerprint, examples.digest, hidden and hidden.key()]
     if task.over_vocabulary:
         parts.append(cache.top_k)
     visits = examples.visits or 1
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
     outputs = cache.open(
-        computation.directory / key, np.tile(examples.lengths, visits), hidden_size=hidden_size,
-        top_k=task.over_vocabulary,
-    )  # fmt: skip
+        computation.directory / key, np.tile(examples.lengths, visits), hidden=hidden, top_k=task.over_vocabulary
+    )
     for path in outputs.damaged:
         print_notice(f"{path} is damaged: the teacher computes it again")
-    number = seen_examples(examples, epochs)
+    return outputs
+
+
+def _fill(
+    computation: Computation, examples: Examples, outputs: CachedOutputs, number: int, *, title: str = "teacher"
+) -> ComputedOutputs:
+    """Computes those of the first `number` outputs that are missing."""
+    cache, task = computation.cache, computation.task
     missing = outputs.missing(number)
     if not missing:
         return ComputedOutputs(outputs, 0.0)
@@ -181,7 +263,7 @@ def cache_outputs(
         for first, last in missing:
             columns, states = _compute(
                 teacher, task, examples, cache, outputs.lengths[first:last], first=first,
-                hidden=hidden_size is not None, done=meter.advance,
+                hidden=outputs.hidden, done=meter.advance,
             )  # fmt: skip
             _check_finite(columns, states)
             outputs.add(first, columns, states)
@@ -203,12 +285,20 @@ def cached_scores(computation: Computation, examples: EncodedSplits) -> dict[str
     return scores
 
 
-def _obstacle(cache: OutputCache, objective: Objective, task: Task, *, hidden_gb: float) -> str | None:
+def _obstacle(
+    cache: OutputCache,
+    objective: Objective,
+    task: Task,
+    *,
+    hidden_gb: float = 0.0,
+    unnamed_layers: Sequence[str] = (),
+) -> str | None:
     return cache.obstacle(
         {output: objective.needing(output) for output in objective.needs},
         fixed_inputs=task.fixed_inputs,
         hidden_gb=hidden_gb,
         needing_all=objective.needing_all_logits() if task.over_vocabulary else (),
+        unnamed_layers=unnamed_layers,
     )
 
 
@@ -218,18 +308,11 @@ def _logit_bytes(cache: OutputCache, task: Task, examples: Examples, teacher: Pr
     return number * examples.items_per_example * item_bytes
 
 
-def _hidden_size(objective: Objective, teacher: PreTrainedModel) -> int | None:
-    return int(teacher.config.hidden_size) if "hidden_states" in objective.needs else None
-
-
 def _check_finite(columns: Mapping[str, Tensor], states: Tensor | None) -> None:
     if not all(values.isfinite().all() for values in columns.values()):
         raise NumericalError("the teacher's logits are not finite: check its weights, or set teacher.precision=float32")
     if states is not None and not states.isfinite().all():
-        raise UserError(
-            f"the teacher's hidden states pass {torch.finfo(torch.float16).max:,.0f}, the most that float16 holds: "
-            "set teacher.cache.hidden=false"
-        )
+        raise HiddenStatesOverflow
 
 
 @torch.inference_mode()
@@ -241,17 +324,18 @@ def _compute(
     lengths: np.ndarray,
     *,
     first: int,
-    hidden: bool,
+    hidden: HiddenLayers | None,
     done: Callable[[int], None],
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Computes the arguments of `CachedOutputs.add` for the examples from `first` on, which have these lengths.
 
-    Returns the columns, and the hidden states of all tokens `[tokens, H]` (float16) if `hidden` is True.
+    Returns the columns, and the float16 hidden states `[tokens, H]`, of several layers `[tokens, layers, H]`, or None.
     """
     needs = frozenset({"hidden_states"}) if hidden else frozenset[str]()
+    width, layers = (hidden.width, hidden.layers) if hidden else (0, ())
     starts = lengths.cumsum() - lengths
     # Copied into one array, because views would keep the outputs of all batches in memory.
-    states = torch.empty(int(lengths.sum()), teacher.config.hidden_size if hidden else 0, dtype=torch.float16)
+    states = torch.empty(int(lengths.sum()), len(layers), width, dtype=torch.float16)
     per_example: list[dict[str, Tensor]] = [{} for _ in lengths]
     counts = torch.zeros(len(lengths), dtype=torch.long)
     profile = torch.zeros(teacher.config.vocab_size if task.over_vocabulary else 0, device=teacher.device)
@@ -273,7 +357,7 @@ def _compute(
         for row, index in enumerate(micro_batch):
             per_example[index] = {name: values[row] for name, values in split.items()}
         if hidden:
-            for index, tokens in zip(micro_batch, _last_states(outputs, batch), strict=True):
+            for index, tokens in zip(micro_batch, _token_states(outputs, batch, hidden), strict=True):
                 states[starts[index] : starts[index] + lengths[index]] = tokens
         done(len(micro_batch))
     result = {name: torch.cat([columns[name] for columns in per_example]) for name in per_example[0]}
@@ -281,12 +365,15 @@ def _compute(
         result["counts"] = counts
     if task.over_vocabulary:
         result |= {"counts": counts, "profile": (profile / counts.sum().clamp(min=1)).half().cpu()}
-    return result, states if hidden else None
+    return result, states.squeeze(1) if hidden else None
 
 
-def _last_states(outputs: ItemOutputs, batch: Batch) -> Iterator[Tensor]:
-    """Returns the last hidden states of each example without padding, `[tokens, H]` (float16) on the CPU."""
+def _token_states(outputs: ItemOutputs, batch: Batch, hidden: HiddenLayers) -> Iterator[Tensor]:
+    """Returns the hidden states of each example without padding, `[tokens, layers, H]` (float16) on the CPU."""
     hidden_states = outputs.whole().hidden_states
     assert hidden_states is not None
-    last, mask = hidden_states[-1].half().cpu(), batch["attention_mask"].bool().cpu()
-    return (states[is_token] for states, is_token in zip(last, mask, strict=True))
+    # Counted from the end, because the last one is that of the last layer in every family.
+    chosen = [hidden_states[layer - hidden.depth - 1].half() for layer in hidden.layers]
+    mask = batch["attention_mask"].bool().cpu()
+    by_row = torch.stack(chosen, dim=2).cpu()  # [B, L, layers, H]
+    return (states[is_token] for states, is_token in zip(by_row, mask, strict=True))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from distill.data.batching import TokenizedExamples, padded_length
-from distill.data.mixing import MixedBuckets, MixedExamples, labelled_only, seen_examples
+from distill.data.mixing import MixedBuckets, MixedExamples, labelled_only, seen_examples, shown_in_epoch
 from distill.errors import UserError
 from distill.tasks import Classification
 from tests.conftest import sentences
@@ -191,3 +191,4 @@ def test_a_short_training_needs_the_first_examples_only(examples: Any) -> None:
     train = examples["train"]
     assert [seen_examples(train, epochs) for epochs in (1, 2, 3, 4, None)] == [20, 30, 40, 40, 40]
     assert seen_examples(train.labelled, 3) == 10
+    assert (shown_in_epoch(train), shown_in_epoch(train.labelled)) == (20, 10)

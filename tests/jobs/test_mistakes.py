@@ -326,9 +326,17 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         "got teacher.cache.enabled=perhaps, expected auto, true or false",
     ),
     "outputs that cannot be cached": (
-        _options("teacher.cache.enabled=true"),
+        _options("teacher.cache.enabled=true", "teacher.cache.hidden=false"),
         "cannot cache teacher outputs (teacher.cache.enabled=true): cosine reads hidden states: "
         "teacher.cache.hidden=true caches those too",
+    ),
+    "an invalid teacher.cache.hidden": (
+        _options("teacher.cache.hidden=perhaps"),
+        "got teacher.cache.hidden=perhaps, expected auto, true or false",
+    ),
+    "hidden states above teacher.cache.max_gb": (
+        _options("teacher.cache.max_gb=1e-6", "teacher.cache.hidden=true"),
+        "more than teacher.cache.max_gb=1e-06: raise it, or set teacher.cache.hidden=false",
     ),
     "outputs above teacher.cache.max_gb": (
         _options("teacher.cache.max_gb=1e-9", "objective=hinton"),

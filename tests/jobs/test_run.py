@@ -188,10 +188,12 @@ def test_a_finished_run_is_not_run_again(chain: dict[str, Any]) -> None:
 def test_a_run_stopped_after_training_resumes_without_training_again(chain: dict[str, Any]) -> None:
     """The last checkpoint marks training as complete, so only the later stages run again."""
     directory, record = chain["runs"][0]
-    Run(directory, {**record, "status": "running", "export": {}}).save()
+    decision = {"cached": False, "reason": "the disk was full"}  # Is kept, so that a training continues as it began.
+    Run(directory, {**record, "status": "running", "export": {}, "teacher_outputs": decision}).save()
     resumed = run_command("resume=true", *chain["arguments"], "baseline=true", cwd=chain["root"])
     assert resumed.returncode == 0, resumed.stderr
     assert f"Resuming {directory}" in resumed.stdout
+    assert "computed in every step: the disk was full" in resumed.stdout
     after = json.loads((directory / "run.json").read_text())
     assert after["status"] == "finished"
     assert after["student"]["metrics"] == record["student"]["metrics"]
@@ -246,7 +248,10 @@ def test_a_sweep_computes_the_teacher_outputs_once(chain: dict[str, Any]) -> Non
     assert [training["teacher_seconds"] for training in trainings[1:]] == [0, 0, 0]
     assert done.stdout.count("Teacher: computes the outputs for 64 examples once") == 1
     assert done.stdout.count("computed once, cached in") == 4
-    assert "computed in every step: cosine reads hidden states" in chain["first"].stdout
+    assert "computed once, cached in" in chain["first"].stdout  # With the hidden states that cosine reads.
+    first, second = (record for _, record in chain["runs"])
+    assert [record["training"]["teacher_cache"]["hit"] for record in (first, second)] == [False, True]
+    assert first["teacher_outputs"] == second["teacher_outputs"] == {"cached": True, "reason": None}
 
 
 def test_the_teacher_is_freed_unless_training_needs_it(
@@ -266,9 +271,10 @@ def test_the_teacher_is_freed_unless_training_needs_it(
     monkeypatch.chdir(chain["root"])
     monkeypatch.setattr(teaching, "_load", load)
     monkeypatch.setattr(fitting, "fit", fit)
-    for objective, expected in (("hinton", 0), ("distilbert", 1), ("supervised", 0)):
+    uncached = ("objective=distilbert", "teacher.cache.hidden=false")
+    for options, expected in ((("objective=hinton",), 0), (uncached, 1), ((), 0), (("objective=supervised",), 0)):
         loaded.clear()
-        arguments = ["distill", *chain["arguments"], f"output_dir={chain['root'] / 'memory'}", f"objective={objective}"]
+        arguments = ["distill", *chain["arguments"], f"output_dir={chain['root'] / 'memory'}", *options]
         monkeypatch.setattr(sys, "argv", arguments)
         assert command_line.main() == 2
         assert f"alive: {expected} of 1" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.models.forward import run_model
 from distill.tasks import Classification, MaskedLM
 from distill.teaching import output_cache, outputs
-from distill.teaching.output_cache import CachedOutputs, OutputCache
+from distill.teaching.output_cache import CachedOutputs, HiddenLayers, OutputCache
 from distill.teaching.outputs import Computation, ComputedOutputs, cache_outputs
 from distill.teaching.teacher import PreparedTeacher
 from distill.teaching.top_k import TopKOutputs, take_top_k
@@ -34,6 +34,7 @@ from teachers.embedded import train_tokenizer
 from tests.conftest import run_concurrently, sentences, toy_bert
 
 TASK = Classification(name="toy", text=["sentence"])
+LAST = HiddenLayers(width=32, depth=4, layers=(4,))  # Of the toy teacher.
 Compute = Callable[..., ComputedOutputs]
 
 
@@ -63,7 +64,7 @@ def compute(teacher: PreTrainedModel, examples: TokenizedExamples, tmp_path: Pat
     ) -> ComputedOutputs:
         cache = OutputCache(hidden=hidden, **options)
         computation = Computation(model or (lambda: teacher), fingerprint, TASK, cache, tmp_path)
-        return cache_outputs(computation, examples, hidden_size=32 if hidden else None)
+        return cache_outputs(computation, examples, hidden=LAST if hidden else None)
 
     return compute_outputs
 
@@ -240,7 +241,13 @@ HIDDEN = {"hidden_states": ["cosine"]}
         ({"enabled": True}, NOTHING, True, None),
         ({"enabled": False}, NOTHING, True, "teacher.cache.enabled=false"),
         ({}, NOTHING, False, "the inputs change every epoch"),
-        ({}, HIDDEN, True, "cosine reads hidden states: teacher.cache.hidden=true caches those too, 1.50 GB of disk"),
+        ({}, HIDDEN, True, None),
+        (
+            {"hidden": False},
+            HIDDEN,
+            True,
+            "cosine reads hidden states: teacher.cache.hidden=true caches those too, 1.50 GB of disk",
+        ),
         ({"hidden": True}, {"attentions": ["maps"]}, True, "maps reads attentions, which cannot be cached"),
     ],
 )
@@ -315,14 +322,14 @@ def test_cached_outputs_train_the_same_student(
     state_dicts = []
     for from_cache in (False, True):
         teacher = toy_bert(len(tokenizer), initializer_range=0.05).eval()
-        hidden_size = 32 if cosine else None
+        hidden = LAST if cosine else None
         terms = {"soft": SoftTargets(), "hard": HardLabels(), "cosine": Cosine(weight=cosine)}
         settings = TrainerSettings(
             learning_rate=1e-3, batch_size=8, max_epochs=3, precision="32-true", accelerator="cpu"
         )
         loaders = batching.all_loaders({"train": examples, "dev": examples}, **settings.batches())
         computation = Computation(lambda teacher=teacher: teacher, "", TASK, OutputCache(), tmp_path / "outputs")
-        cached = cache_outputs(computation, examples, hidden_size=hidden_size).outputs
+        cached = cache_outputs(computation, examples, hidden=hidden).outputs
         module = DistillationModule(
             student=from_teacher(teacher), objective=Objective(name="toy", terms=terms), task=TASK,
             teacher=None if from_cache else teacher, cached_outputs=cached if from_cache else None,
@@ -368,7 +375,7 @@ def cache_top_k(
     masked: Sequences, model: PreTrainedModel, directory: Path, *, top_k: int, hidden: bool = False, epochs: int = 2
 ) -> CachedOutputs:
     computation = Computation(lambda: model, "one", TEXT, OutputCache(top_k=top_k), directory)
-    return cache_outputs(computation, masked, hidden_size=32 if hidden else None, epochs=epochs).outputs
+    return cache_outputs(computation, masked, hidden=LAST if hidden else None, epochs=epochs).outputs
 
 
 def compute_logits(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
@@ -483,5 +490,5 @@ def test_only_the_masks_of_the_planned_epochs_are_computed(
 def test_a_term_over_all_tokens_prevents_caching() -> None:
     objective = Objective(name="all", terms={"soft": SoftTargets(positions="all")})
     task = MaskedLM(name="text", mask=Masking(), masking="static")
-    reason = outputs._obstacle(OutputCache(), objective, task, hidden_gb=0.0)
+    reason = outputs._obstacle(OutputCache(), objective, task)
     assert reason == "soft reads all logits, and only the largest at the masked tokens are cached"

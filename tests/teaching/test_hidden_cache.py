@@ -1,0 +1,311 @@
+"""Tests that the teacher's hidden states are cached where they fit and are used, and of the layers that terms name."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.contracts import Items, Outputs
+from distill.data.batching import TokenizedExamples
+from distill.data.tables import LabelledData, Split
+from distill.errors import UserError
+from distill.losses import Cosine, HardLabels, Objective, SoftTargets
+from distill.losses.term import Term
+from distill.models.forward import run_model
+from distill.tasks import Classification
+from distill.teaching import output_cache
+from distill.teaching.output_cache import CachedOutputs, HiddenLayers, OutputCache, library_versions
+from distill.teaching.outputs import ComputedOutputs, check_size, earlier_decision, hidden_layers, outputs_for_training
+from distill.teaching.teacher import PreparedTeacher
+from students.distilbert import from_teacher
+from tests.conftest import sentences, toy_bert
+
+TASK = Classification(name="toy", text=["sentence"])
+LAYERS, WIDTH, EXAMPLES = 4, 32, 40
+
+
+class Embeddings(Term):
+    """Reads the output of the embeddings and of the layer in the middle."""
+
+    needs = frozenset({"hidden_states"})
+
+    def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
+        return (teacher_depth // student_depth, 0)
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        raise AssertionError("is not called")
+
+
+class Unnamed(Embeddings):
+    def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
+        return ()
+
+
+def objective(**terms: Term) -> Objective:
+    return Objective(name="toy", terms={"soft": SoftTargets(), "cosine": Cosine(), **terms})
+
+
+@pytest.fixture
+def examples(tokenizer: PreTrainedTokenizerBase) -> TokenizedExamples:
+    texts, labels = zip(*sentences(EXAMPLES), strict=True)
+    split = Split(list(texts), None, np.array(labels))
+    return TASK.encode(LabelledData(("bad", "good"), {"train": split, "dev": split}, ""), tokenizer, None)["train"]
+
+
+@pytest.fixture
+def student(teacher: PreTrainedModel) -> PreTrainedModel:
+    return from_teacher(teacher)
+
+
+Cache = Callable[..., tuple[ComputedOutputs | None, str | None]]
+
+
+@pytest.fixture
+def prepared(teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreparedTeacher:
+    return PreparedTeacher(
+        requested="", resolved="", substituted=False, origin="", tokenizer=tokenizer, load=lambda: teacher,
+        device=torch.device("cpu"), seconds=0.0, precision="float32", weights="abc",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def cache_for_training(
+    prepared: PreparedTeacher, student: PreTrainedModel, examples: TokenizedExamples, tmp_path: Path
+) -> Cache:
+    """Calls `outputs_for_training` with options of the cache."""
+
+    def call(
+        *, terms: Objective | None = None, epochs: float = 1.0, earlier: Any = None, data: Any = None, **options: Any
+    ) -> tuple[ComputedOutputs | None, str | None]:
+        return outputs_for_training(
+            prepared, terms or objective(), TASK, data or examples, student=student, cache=OutputCache(**options),
+            directory=tmp_path, epochs=epochs, earlier=earlier,
+        )  # fmt: skip
+
+    return call
+
+
+def states_of(teacher: PreTrainedModel, batch: dict[str, Tensor]) -> list[Tensor]:
+    """Returns the teacher's hidden states `[B, L, H]`, 0 for padding."""
+    with torch.no_grad():
+        states = run_model(teacher, batch, frozenset({"hidden_states"})).hidden_states
+    return [layer * batch["attention_mask"][..., None] for layer in states]
+
+
+def read_states(cached: ComputedOutputs | None, batch: dict[str, Tensor]) -> Any:
+    assert cached is not None
+    return cached.outputs(batch, TASK.select(batch)).whole().hidden_states
+
+
+# The decision
+
+
+@pytest.mark.parametrize("epochs", [1.0, 3.5])
+def test_hidden_states_are_cached_by_default(
+    cache_for_training: Cache, teacher: PreTrainedModel, examples: TokenizedExamples, epochs: float
+) -> None:
+    cached, reason = cache_for_training(epochs=epochs)
+    assert reason is None
+    batch = examples[[39, 0, 17]]
+    states = read_states(cached, batch)
+    torch.testing.assert_close(states[-1], states_of(teacher, batch)[-1], atol=2e-3, rtol=2e-3)  # float16
+
+
+def test_hidden_states_beyond_max_gb_are_computed_in_every_step(cache_for_training: Cache, tmp_path: Path) -> None:
+    cached, reason = cache_for_training(max_gb=1e-6)
+    assert cached is None
+    assert reason is not None
+    assert reason.startswith("cosine reads hidden states, and the teacher's outputs would take 0.0 MB, more than")
+    assert reason.endswith("teacher.cache.max_gb=1e-06")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_size_counts_every_layer(cache_for_training: Cache, examples: TokenizedExamples) -> None:
+    layer, logits = int(examples.lengths.sum()) * WIDTH * 2 / 1e9, EXAMPLES * 2 * 4 / 1e9
+    both = objective(embeddings=Embeddings())  # Three layers.
+    assert cache_for_training(terms=both, max_gb=logits + 2.9 * layer)[0] is None
+    assert cache_for_training(terms=both, max_gb=logits + 3.1 * layer)[0] is not None
+
+
+def test_a_full_disk_prevents_caching_unless_everything_is_cached(
+    cache_for_training: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    free = 2.00001
+    monkeypatch.setattr(output_cache, "_free_gb", lambda directory: free)
+    cached, reason = cache_for_training()
+    assert cached is None
+    assert reason is not None
+    assert reason.endswith(f"of the 2.00 GB left in {tmp_path}, where 2 GB stay free")
+    free = 2.1
+    assert cache_for_training()[0] is not None
+    free = 0.0
+    cached, reason = cache_for_training()
+    assert cached is not None
+    assert cached.seconds == 0
+
+
+def test_a_training_of_less_than_one_epoch_does_not_pay_for_caching(cache_for_training: Cache) -> None:
+    expected = "cosine reads hidden states, and the training shows 30 examples, fewer than the 40 that caching computes"
+    assert cache_for_training(epochs=0.75) == (None, expected)
+    cache_for_training(hidden=True)
+    assert cache_for_training(epochs=0.75) == (None, expected)  # Whatever is cached already.
+    for required in ({"hidden": True}, {"enabled": True}):
+        assert cache_for_training(epochs=0.75, **required)[0] is not None
+    soft = Objective(name="toy", terms={"soft": SoftTargets()})
+    assert cache_for_training(epochs=0.75, terms=soft)[0] is not None
+
+
+def test_examples_with_several_inputs_count_once_for_each(
+    cache_for_training: Cache, examples: TokenizedExamples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(examples), "visits", 2)
+    cached, reason = cache_for_training(epochs=1.5)
+    assert cached is None
+    assert reason is not None
+    assert "shows 60 examples, fewer than the 80 that caching computes" in reason
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"hidden": True}, "teacher.cache.hidden=false"),
+        ({"enabled": True}, "teacher.cache.enabled=false"),
+        ({"enabled": True, "hidden": True}, "teacher.cache.enabled=false"),
+        ({}, None),
+    ],
+)
+def test_hidden_states_that_must_be_cached_are_refused_early_if_they_do_not_fit(
+    options: Any, remedy: str | None, teacher: PreTrainedModel, student: PreTrainedModel, examples: TokenizedExamples
+) -> None:
+    cache = OutputCache(max_gb=1e-6, **options)
+    if remedy is None:
+        check_size(objective(), TASK, teacher, examples, cache, student=student)
+        return
+    with pytest.raises(UserError, match=f"more than teacher.cache.max_gb=1e-06: raise it, or set {remedy}"):
+        check_size(objective(), TASK, teacher, examples, cache, student=student)
+
+
+def test_hidden_states_that_float16_does_not_hold_are_computed_in_every_step(
+    cache_for_training: Cache, teacher: PreTrainedModel
+) -> None:
+    with torch.no_grad():
+        teacher.bert.encoder.layer[-1].output.LayerNorm.bias.fill_(1e6)
+    expected = "cosine reads hidden states, and the teacher's hidden states pass 65,504, the most that float16 holds"
+    assert cache_for_training() == (None, expected)
+    with pytest.raises(UserError, match="pass 65,504, the most that float16 holds: set teacher.cache.hidden=false"):
+        cache_for_training(hidden=True)
+
+
+def test_a_term_that_names_no_layers_prevents_caching(cache_for_training: Cache) -> None:
+    cached, reason = cache_for_training(terms=objective(mine=Unnamed()))
+    assert (cached, reason) == (None, "mine reads hidden states and its teacher_layers() names none")
+
+
+def test_a_resumed_training_keeps_its_decision(cache_for_training: Cache) -> None:
+    computed = {"cached": False, "reason": "the disk was full"}
+    assert cache_for_training(earlier=computed) == (None, "the disk was full")
+    assert cache_for_training(earlier={"cached": True, "reason": None}, epochs=0.5)[0] is not None
+    # An option that decides alone is obeyed.
+    assert cache_for_training(earlier=computed, hidden=True)[0] is not None
+
+
+def test_a_decision_belongs_to_a_checkpoint(tmp_path: Path) -> None:
+    checkpoint, decision = tmp_path / "last.ckpt", {"cached": True, "reason": None}
+    assert earlier_decision({"teacher_outputs": decision}, checkpoint) is None
+    checkpoint.touch()
+    assert earlier_decision({"teacher_outputs": decision}, checkpoint) == decision
+    assert earlier_decision({}, checkpoint) == {
+        "cached": False,
+        "reason": "an earlier version began this training so",
+    }
+
+
+# Several layers
+
+
+def test_the_layers_that_terms_name_are_cached(
+    cache_for_training: Cache, teacher: PreTrainedModel, examples: TokenizedExamples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_cache, "SHARD_TOKENS", int(examples.lengths.sum()) + 1)
+    last = cache_for_training()[0]
+    cached = cache_for_training(terms=objective(embeddings=Embeddings()))[0]
+    assert cached is not None
+    assert last is not None
+    assert cached.outputs.directory != last.outputs.directory
+    assert len(list(last.outputs.directory.iterdir())) == 1
+    assert len(list(cached.outputs.directory.iterdir())) == 3  # The memory of a pass is that of one layer.
+    batch = examples[[5, 38, 0]]
+    states, expected = read_states(cached, batch), states_of(teacher, batch)
+    assert len(states) == LAYERS + 1
+    assert [index for index, layer in enumerate(states) if layer is not None] == [0, 2, 4]
+    for index in (0, 2, 4):
+        torch.testing.assert_close(states[index], expected[index], atol=2e-3, rtol=2e-3)  # float16
+
+
+def test_the_layers_of_an_objective_are_the_union_of_its_terms() -> None:
+    assert objective().teacher_layers(3, 6) == (6,)
+    assert objective(embeddings=Embeddings()).teacher_layers(3, 6) == (0, 2, 6)
+    assert objective(unread=Embeddings(weight=0)).teacher_layers(3, 6) == (6,)
+    assert Objective(name="toy", terms={"hard": HardLabels()}).teacher_layers(3, 6) == ()
+    assert objective(mine=Unnamed()).needing_unnamed_layers(3, 6) == ["mine"]
+
+
+def test_padding_on_the_left_moves_the_states(cache_for_training: Cache, examples: TokenizedExamples) -> None:
+    cached = cache_for_training(terms=objective(embeddings=Embeddings()))[0]
+    batch = examples[[0, 2]]
+    width = batch["attention_mask"].shape[1]
+    flipped = {"attention_mask": batch["attention_mask"].flip(1), **{n: batch[n] for n in ("example_id", "labels")}}
+    states, moved = read_states(cached, batch), read_states(cached, flipped)
+    for row, length in enumerate(batch["attention_mask"].sum(dim=1).tolist()):
+        for layer in (0, 2, 4):
+            torch.testing.assert_close(moved[layer][row, width - length :], states[layer][row, :length])
+            assert not moved[layer][row, : width - length].any()
+
+
+# Files of earlier versions
+
+
+def test_cached_last_hidden_states_have_the_key_and_the_shapes_of_earlier_versions(
+    cache_for_training: Cache, prepared: PreparedTeacher, examples: TokenizedExamples, tmp_path: Path
+) -> None:
+    environment = {"device": "cpu", **library_versions()}
+    parts = [[3, 65_536], environment, prepared.fingerprint, examples.digest, WIDTH]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
+    cached = cache_for_training()[0]
+    assert cached is not None
+    assert cached.outputs.directory == tmp_path / key
+    [file] = cached.outputs.directory.iterdir()
+    shapes = {name: list(tensor.shape) for name, tensor in load_file(file).items()}
+    assert shapes == {"logits": [EXAMPLES, 2], "hidden": [int(examples.lengths.sum()), WIDTH]}
+
+
+def test_the_layers_follow_from_the_depths_of_both_models(tokenizer: PreTrainedTokenizerBase) -> None:
+    model = BertForMaskedLM(toy_bert(len(tokenizer)).config).eval()
+    hidden = hidden_layers(objective(embeddings=Embeddings()), student=from_teacher(model), teacher=model)
+    assert hidden == HiddenLayers(width=WIDTH, depth=LAYERS, layers=(0, 2, 4))
+    assert hidden.bytes_per_token == 3 * WIDTH * 2
+
+
+def test_reading_copies_only_the_states_of_the_batch(tmp_path: Path) -> None:
+    """The files stay memory-mapped: opened tensors share the storage of the file, and a batch does not change them."""
+    lengths = np.array([3, 2])
+    cached = CachedOutputs(tmp_path, lengths, hidden=HiddenLayers(4, 2, (2,)))
+    states = torch.arange(20.0).view(5, 4)
+    cached.add(0, {"logits": torch.zeros(2, 2)}, states)
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]])
+    batch = {"attention_mask": mask, "example_id": torch.tensor([1, 0]), "labels": torch.tensor([0, 1])}
+    hidden_states: Any = cached(batch, TASK.select(batch)).hidden_states
+    assert hidden_states[:2] == (None, None)
+    assert hidden_states[2].dtype == torch.float32
+    hidden_states[2].zero_()
+    again: Any = cached(batch, TASK.select(batch)).hidden_states
+    assert again[2][0].tolist() == [*states[3:].tolist(), [0.0] * 4, [0.0] * 4]
+    assert again[2][1].tolist() == [*states[:3].tolist(), [0.0] * 4]
