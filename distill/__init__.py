@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from distill.api import Result, Student, Teacher, distill, students
     from distill.benchmark.budget import Budget
     from distill.benchmark.settings import BenchmarkSettings
+    from distill.data.augmentation import TangAugmentation
     from distill.edge import Bundle
     from distill.export.settings import ExportSettings
     from distill.losses import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         SoftTargets,
         Term,
     )
+    from distill.models.word_replacement import MaskedLMAugmentation
     from distill.records.settings import RecordSettings
     from distill.teaching.output_cache import OutputCache
     from distill.training.settings import TrainerSettings
@@ -52,8 +54,10 @@ _PUBLIC = {
     "Budget": ("distill.benchmark.budget", "Budget"),
     "Bundle": ("distill.edge", "Bundle"),
     "ExportSettings": ("distill.export.settings", "ExportSettings"),
+    "MaskedLMAugmentation": ("distill.models.word_replacement", "MaskedLMAugmentation"),
     "OutputCache": ("distill.teaching.output_cache", "OutputCache"),
     "RecordSettings": ("distill.records.settings", "RecordSettings"),
+    "TangAugmentation": ("distill.data.augmentation", "TangAugmentation"),
     "TrainerSettings": ("distill.training.settings", "TrainerSettings"),
 }  # fmt: skip
 
@@ -68,6 +72,7 @@ __all__ = [
     "HardLabels",
     "HiddenStateMSE",
     "LogitMSE",
+    "MaskedLMAugmentation",
     "MaskedLanguageModelling",
     "MiniLM",
     "MiniLMv2",
@@ -79,6 +84,7 @@ __all__ = [
     "Result",
     "SoftTargets",
     "Student",
+    "TangAugmentation",
     "Teacher",
     "Term",
     "TrainerSettings",

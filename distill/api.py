@@ -31,6 +31,7 @@ from distill.benchmark.settings import BenchmarkSettings
 from distill.chain import Result
 from distill.console import silence_libraries
 from distill.contracts import Task
+from distill.data.augmentation import Augmentation
 from distill.errors import UserError
 from distill.export.settings import ExportSettings
 from distill.files import make_directory
@@ -199,6 +200,7 @@ def distill(
     benchmark: BenchmarkSettings | None = None,
     budget: Budget | None = None,
     record: RecordSettings | None = None,
+    augment: Augmentation | None = None,
     seed: int = 0,
     baseline: bool = False,
     directory: str | Path | None = None,
@@ -216,6 +218,7 @@ def distill(
         benchmark: what to time.
         budget: limits of the exported student; its deepest version within them is trained.
         record: what the run's directory holds; `RecordSettings(texts=False)` leaves out the texts of the data.
+        augment: makes changed copies of the texts, which the teacher labels, for example `TangAugmentation()`.
         seed: of the student's fresh weights, the order of the examples, and dropout.
         baseline: trains the same student from the same start without the teacher too.
         directory: of the run; a new one under `runs/` by default.
@@ -230,7 +233,7 @@ def distill(
         task=task, objective=default_objective(task) if objective is None else copy.deepcopy(objective),
         trainer=replace(TRAINER, seed=seed) if trainer is None else trainer, export=export or ExportSettings(),
         benchmark=benchmark or BENCHMARK, budget=budget or Budget(), record=record or RecordSettings(),
-        cache_dir=teacher.cache_dir, seed=seed, baseline=baseline, resume=resume,
+        augment=augment, cache_dir=teacher.cache_dir, seed=seed, baseline=baseline, resume=resume,
     )  # fmt: skip
     run = _open_run(directory, teacher, student, task, seed=seed, resume=resume)
     if run.record["status"] != "finished":

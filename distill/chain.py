@@ -3,7 +3,7 @@
 import copy
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from distill.benchmark.comparison import compare_models
 from distill.console import console, print_line, print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Examples, Loader, Scores, Splits, Task
 from distill.data import batching
+from distill.data.mixing import MixedExamples, labelled_only
 from distill.edge import Bundle
 from distill.edge.bundle import session
 from distill.errors import first_line
@@ -29,7 +30,7 @@ from distill.ladder import Ladder, warn_of_size
 from distill.losses import HardLabels, Objective
 from distill.models import checks
 from distill.models.forward import input_names
-from distill.plan import Plan, Student, check_plan
+from distill.plan import Encoding, Plan, Student, check_plan
 from distill.records import report
 from distill.records.predictions import write_predictions
 from distill.records.record import Run
@@ -55,20 +56,23 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     make_directory(plan.cache_dir)
     found, substituted = teaching.locate(source, task)
     splits = task.read(plan.cache_dir)
-    ladder = Ladder(student, plan, run)
+    encode, ladder = Encoding(plan, splits), Ladder(student, plan, run)
     check_dev(splits.sizes().get("dev", 0), plan.export.abstain)
     preparation = teaching.Preparation(
         task=task, splits=splits, cache_dir=plan.cache_dir, run_directory=run.directory,
         device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,
-        rehearse=lambda model, tokenizer, examples: _rehearse(ladder, plan, source, model, tokenizer, examples),
+        rehearse=lambda model, tokenizer, examples: _rehearse(
+            ladder, plan, source, model, tokenizer, encode(tokenizer) if plan.augment else examples
+        ),
     )  # fmt: skip
     teacher = teaching.prepare(found, preparation, requested=source.weights.name, substituted=substituted)
     student = ladder.choose(teacher.model, teacher.tokenizer)
     made = student.make(teacher.model, task)
     _check_student(made, student.name, plan, teacher.model, teacher.tokenizer)
-    examples = task.encode(splits, teacher.tokenizer, plan.cache_dir)
+    examples = encode(teacher.tokenizer)
     if isinstance(examples["train"], Examples):
-        check_size(plan.objective, task, teacher.model, examples["train"], source.cache, student=made)
+        epochs = plan.trainer.max_epochs
+        check_size(plan.objective, task, teacher.model, examples["train"], source.cache, student=made, epochs=epochs)
     L.seed_everything(plan.seed, verbose=False)
     model = student.make(teacher.model, task)
     start = copy.deepcopy(model) if plan.baseline else None
@@ -95,17 +99,20 @@ def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str
     """The `task` of run.json."""
     sizes = splits.sizes() or {name: len(split) for name, split in examples.items() if isinstance(split, Examples)}
     truncated = {name: split.truncated for name, split in examples.items() if isinstance(split, Examples)}
+    train = examples["train"]
+    unlabelled = {"unlabelled": train.unlabelled} if isinstance(train, MixedExamples) else {}
     return {
         "name": task.name, "kind": task.kind, "metric": task.metric, "pair": task.pair, **task.describe(splits),
         "examples": {"train": 0, "dev": 0, "test": 0} | sizes, "truncated": truncated,
-        "sha256": data_digest(task, splits, examples),
+        "sha256": data_digest(task, splits, examples), **unlabelled,
     }  # fmt: skip
 
 
 def data_digest(task: Task, splits: Splits, examples: EncodedSplits) -> str:
     """Stands for the data that a training depends on: of labelled rows the content, of raw text the sequences."""
+    train = examples["train"]
     if not task.over_vocabulary:
-        return splits.sha256
+        return f"{splits.sha256}-{train.digest}" if isinstance(train, MixedExamples) else splits.sha256
     return "-".join(split.digest for split in examples.values() if isinstance(split, Examples))
 
 
@@ -140,7 +147,8 @@ def _rehearse(
     made = student.make(model, plan.task)
     _check_student(made, student.name, plan, model, tokenizer)
     if isinstance(examples["train"], Examples):
-        check_size(plan.objective, plan.task, model, examples["train"], source.cache, student=made)
+        epochs = plan.trainer.max_epochs
+        check_size(plan.objective, plan.task, model, examples["train"], source.cache, student=made, epochs=epochs)
 
 
 def _check_student(
@@ -245,6 +253,13 @@ class _Stage:
             student=student, objective=objective, task=self.plan.task,
             **self.plan.trainer.optimization(len(self.loaders["train"])),
         )  # fmt: skip
+        examples = labelled_only(self.examples)
+        if examples is not self.examples:
+            loaders = batching.all_loaders(examples, steps=module.total_steps, **self.plan.trainer.batches())
+            return replace(self, examples=examples, loaders=loaders)._train_baseline(module)
+        return self._train_baseline(module)
+
+    def _train_baseline(self, module: DistillationModule) -> dict[str, Any]:
         directory = self.run.directory / "baseline"
         fit = self._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="baseline")
         scores = evaluate_splits(module.student.cpu(), self.plan.task, self.loaders)

@@ -262,6 +262,8 @@ class Task(Protocol):
         fine_tunes_teacher: whether a teacher without the task's head is fine-tuned before it teaches.
         compares_with_teacher: whether `score` takes the teacher's outputs as a reference.
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
+        takes_unlabelled: whether texts without labels can be mixed with the training rows.
+        has_unlabelled: whether the task was given such texts.
     """
 
     @property
@@ -308,6 +310,12 @@ class Task(Protocol):
 
     @property
     def can_abstain(self) -> bool: ...
+
+    @property
+    def takes_unlabelled(self) -> bool: ...
+
+    @property
+    def has_unlabelled(self) -> bool: ...
 
     def read(self, cache_dir: Path) -> Splits:
         """Reads the data.

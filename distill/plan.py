@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark.budget import Budget
 from distill.benchmark.settings import BenchmarkSettings
-from distill.contracts import Task
+from distill.console import print_line
+from distill.contracts import EncodedSplits, Splits, Task
+from distill.data.augmentation import Augmentation, augment
 from distill.errors import UserError, first_line
 from distill.export.abstention import check_abstention
 from distill.export.settings import ExportSettings
@@ -39,6 +41,7 @@ class Plan:
         resume: goes on from the run's checkpoints.
         dry_run: checks and estimates everything and trains nothing.
         logger: makes the logger of the training in a directory.
+        augment: makes changed copies of the training texts, which the teacher labels.
     """
 
     task: Task
@@ -54,6 +57,7 @@ class Plan:
     resume: bool = False
     dry_run: bool = False
     logger: Callable[[Path], Logger] = field(default=lambda directory: CSVLogger(str(directory), name="", version=""))
+    augment: Augmentation | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,31 @@ class Student:
             raise UserError(f"student {self.name} cannot be built: {first_line(error)}") from error
 
 
+class Encoding:
+    """Tokenizes the splits, with changed copies of the training texts if the plan has an augmentation."""
+
+    def __init__(self, plan: Plan, splits: Splits) -> None:
+        self.plan, self.splits = plan, splits
+        self._augmented: dict[str | None, Splits] = {}  # By mask token.
+
+    def __call__(self, tokenizer: PreTrainedTokenizerBase) -> EncodedSplits:
+        return self.plan.task.encode(self._augment(tokenizer.mask_token), tokenizer, self.plan.cache_dir)
+
+    def _augment(self, mask_token: str | None) -> Splits:
+        plan = self.plan
+        if plan.augment is None:
+            return self.splits
+        if plan.dry_run:
+            print_line(f"augment={plan.augment.name}: makes no copies in a dry run, which plans without them")
+            return self.splits
+        if mask_token not in self._augmented:
+            self._augmented[mask_token] = augment(
+                self.splits, plan.augment, mask_token=mask_token, cache_dir=plan.cache_dir,
+                device=plan.trainer.device().type,
+            )  # fmt: skip
+        return self._augmented[mask_token]
+
+
 def default_objective(task: Task) -> Objective:
     """DistilBERT's triple loss (arXiv 1910.01108), with hard labels in place of masked tokens for other tasks."""
     hard: dict[str, Any] = (
@@ -100,6 +129,7 @@ def check_plan(source: TeacherSource, plan: Plan) -> None:
             f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn task {task.name} "
             f"({task.kind}): take another objective, or set objective.terms.{unsuited[0]}.weight=0"
         )
+    _check_unlabelled(plan)
     check_budget(plan.trainer.batch_tokens, task.max_length, "trainer")
     check_processes(plan.trainer, "trainer")
     check_cache(source.cache, objective, task)
@@ -121,3 +151,21 @@ def check_hooks(objective: Objective, trainer: TrainerSettings) -> None:
     if terms and trainer.strategy == "fsdp" and trainer.processes() > 1:
         # The backward pass of a layer would begin before its weights are gathered.
         raise UserError(f"the term {terms} reads attention vectors inside of sharded layers: set trainer.strategy=ddp")
+
+
+def _check_unlabelled(plan: Plan) -> None:
+    """Raises UserError if unlabelled or augmented texts have no use, or the augmentation cannot run."""
+    task, objective, augmentation = plan.task, plan.objective, plan.augment
+    given = f"augment={augmentation.name}" if augmentation else "task.unlabelled"
+    if (task.has_unlabelled or augmentation) and not objective.needs_teacher:
+        raise UserError(
+            f"objective {objective.name} learns from labels alone, and the texts of {given} have none: take an "
+            f"objective with a term that learns from the teacher, or leave out {given}"
+        )
+    if augmentation is None:
+        return
+    if not task.takes_unlabelled:
+        raise UserError(
+            f"{given} is for tasks with one label a text, and task {task.name} is {task.kind}: leave it out"
+        )
+    augmentation.check()

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from distill.console import console, format_duration, print_notice
 from distill.contracts import EncodedSplits, Examples, Loader, Splits, Task
 from distill.data.batching import examples_and_buckets
+from distill.data.mixing import MixedBuckets
 from distill.files import JsonObject
 from distill.losses import Objective
 from distill.models.checks import count_parameters
@@ -36,6 +37,8 @@ def describe_task(task: Task, record: JsonObject, splits: Splits) -> str:
     # A stream has no number of examples.
     counts = {name: f"{number:,} {name}" for name, number in record["examples"].items() if number}
     sizes = ", ".join({"train": "streamed", **counts}.values())
+    if "unlabelled" in record:
+        sizes += f", {record['unlabelled']['examples']:,} unlabelled"
     return f"{task.name}: {sizes}; {task.summary(splits)}"
 
 
@@ -54,7 +57,8 @@ def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
 def describe_batches(train: Loader, settings: TrainerSettings) -> str:
     """Describes the size of an optimizer step and the share of padding."""
     _, buckets = examples_and_buckets(train)
-    return f"{settings.step_size()} in a step, {buckets.padding():.1%} padding"
+    mixed = f", {buckets.share:.0%} of the examples unlabelled" if isinstance(buckets, MixedBuckets) else ""
+    return f"{settings.step_size()} in a step{mixed}, {buckets.padding():.1%} padding"
 
 
 def describe_training(module: DistillationModule, settings: TrainerSettings, seconds: float) -> str:

@@ -54,21 +54,26 @@ class TokenizedExamples(Dataset[Batch]):
             {**encoded.columns, **(per_token or {})} if per_token else encoded.columns
         )
         self._starts = encoded.offsets[:-1]
-        self._padding = padding_values(tokenizer) | dict.fromkeys(per_token or {}, IGNORED)
-        self._pads_left = tokenizer.padding_side == "left"
+        self.padding = padding_values(tokenizer) | dict.fromkeys(per_token or {}, IGNORED)
+        self.pads_left = tokenizer.padding_side == "left"
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         chosen = np.asarray(indices)
-        lengths = self.lengths[chosen]
-        positions = token_positions(self._starts[chosen], lengths)
-        columns = {name: values[positions] for name, values in self._columns.items()}
-        batch = pad_columns(columns, lengths, longest=self.longest, padding=self._padding, left=self._pads_left)
+        columns, per_example = self.take(chosen)
+        batch = pad_columns(
+            columns, self.lengths[chosen], longest=self.longest, padding=self.padding, left=self.pads_left
+        )
         batch["example_id"] = chosen
-        batch |= {name: values[chosen] for name, values in self._per_example.items()}
-        return {name: torch.from_numpy(array) for name, array in batch.items()}
+        return {name: torch.from_numpy(array) for name, array in (batch | per_example).items()}
+
+    def take(self, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Returns the columns `[tokens]` and the further columns `[B]` of these examples."""
+        positions = token_positions(self._starts[chosen], self.lengths[chosen])
+        columns = {name: values[positions] for name, values in self._columns.items()}
+        return columns, {name: values[chosen] for name, values in self._per_example.items()}
 
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Returns a loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
@@ -171,19 +176,23 @@ class LengthBuckets(Sampler[Step]):
         return -(-self._micro_batches // self.accumulate)
 
     def __iter__(self) -> Iterator[Step]:
-        micro_batches = self._sample_epoch()
+        micro_batches = self.sample_epoch()
         first, self.skip = self.skip, 0
         for start in range(first * self.accumulate, len(micro_batches), self.accumulate):
             step = micro_batches[start : start + self.accumulate]
             yield [micro_batch[self.rank :: self.world].tolist() for micro_batch in step]
 
+    def indices(self) -> np.ndarray:
+        """Returns the examples of an epoch."""
+        return np.arange(len(self.lengths))
+
     def padding(self) -> float:
         """Returns the share of padding among the tokens of an epoch."""
-        batch_lengths = (self.lengths[indices % len(self.lengths)] for indices in self._sample_epoch())
+        batch_lengths = (self.lengths[indices % len(self.lengths)] for indices in self.sample_epoch())
         computed = sum(len(lengths) * padded_length(lengths.max(), self.longest) for lengths in batch_lengths)
         return 1 - int(self.lengths.sum()) / computed
 
-    def _sample_epoch(self) -> list[np.ndarray]:
+    def sample_epoch(self) -> list[np.ndarray]:
         """Returns all micro-batches of the epoch in order."""
         if not self.shuffle:
             return self._split(np.argsort(self.lengths, kind="stable"))[::-1]

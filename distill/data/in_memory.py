@@ -53,6 +53,26 @@ def tables(
     return {"data": _to_table(data, text=text, label=label)}
 
 
+def text_table(value: object, text: Sequence[str]) -> "datasets.Dataset":
+    """Returns a table of texts without labels from a table, or from a sequence of texts or of pairs of texts.
+
+    Raises:
+        UserError: if the data is of another type.
+    """
+    import datasets
+    import pandas
+    import pyarrow
+
+    if isinstance(value, datasets.Dataset | pandas.DataFrame | Mapping):
+        return _to_table(value, text=text, label="")
+    try:
+        return datasets.Dataset.from_dict(_split_texts(_to_list("unlabelled", value), text))
+    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"the texts of unlabelled cannot be read ({first_line(error)}), expected text only") from error
+
+
 def _to_table(value: object, *, text: Sequence[str], label: str) -> "datasets.Dataset":
     import datasets
     import pandas

@@ -70,6 +70,16 @@ def read_file(path: Path, wanted: Collection[str]) -> Table:
             return _read_delimited(path, _parse_tsv(path) if kind.endswith(".tsv") else _parse_csv(path), wanted)
 
 
+def read_lines(path: Path) -> list[str]:
+    """Returns the lines of a text file, which may be `.gz`, without their ends.
+
+    Raises:
+        UserError: if the file cannot be read.
+    """
+    with _reading_errors(path):
+        return [line.rstrip("\r\n") for line in _read_lines(path)]
+
+
 def from_dataset(dataset: "datasets.Dataset", source: str, wanted: Collection[str]) -> Table:
     """Converts a data set of the `datasets` library."""
     names = tuple(dataset.column_names)

@@ -43,15 +43,48 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Pool:
+    """Texts without labels, which the teacher labels and which are mixed with the training rows.
+
+    Args:
+        share: of the examples of every optimizer step.
+        removed: number of texts that were left out, by reason.
+        augmentation: of run.json, if some of the texts are changed copies of the training texts.
+    """
+
+    texts: Sequence[str] = ()
+    pairs: Sequence[str] | None = None
+    share: float = 0.5
+    removed: Mapping[str, int] = field(default_factory=dict)
+    augmentation: Mapping[str, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def shuffled(self, no_label: float, dtype: np.dtype) -> Split:
+        """Returns the texts in an order that is the same in every run, all with the label `no_label`."""
+        order = np.random.default_rng(0).permutation(len(self))
+        pairs = None if self.pairs is None else [self.pairs[row] for row in order]
+        return Split([self.texts[row] for row in order], pairs, np.full(len(order), no_label, dtype=dtype))
+
+    def record(self) -> dict[str, Any]:
+        """Returns the `unlabelled` of the task in run.json."""
+        augmentation = {} if self.augmentation is None else {"augmentation": dict(self.augmentation)}
+        return {"examples": len(self), "share": self.share, "removed": dict(self.removed), **augmentation}
+
+
+@dataclass(frozen=True)
 class LabelledData:
     """All splits of a task, the names of its classes in order, and the SHA-256 of the content.
 
-    For a regression, the only name is that of the column.
+    For a regression, the only name is that of the column. The SHA-256 does not cover the pool, on which no teacher is
+    fine-tuned.
     """
 
     labels: tuple[str, ...]
     splits: "Mapping[str, Any]"
     sha256: str
+    pool: Pool = field(default_factory=Pool)
 
     def sizes(self) -> dict[str, int]:
         """Returns the number of examples of each split."""
@@ -284,21 +317,27 @@ def _read_labels(rows: LabelledText, tables: Mapping[str, Table]) -> tuple[tuple
 
 def _read_texts(rows: LabelledText, table: Table) -> list[list[str]]:
     """Returns the texts of each column. One text of a pair may be empty."""
-    columns: list[list[str]] = []
-    for name in rows.text:
-        texts = []
-        for row, text in enumerate(table.columns[name]):
-            if not isinstance(text, str) or not (text.strip() or len(rows.text) == 2):
-                raise UserError(
-                    f"{table.source}, example {row + 1}: column {name} is {reprlib.repr(text)}, expected text"
-                )
-            if not text.isascii():
-                _check_surrogates(text, f"{table.source}, example {row + 1}: column {name}")
-            texts.append(text)
-        columns.append(texts)
+    columns = [read_text_column(table, name, may_be_empty=len(rows.text) == 2) for name in rows.text]
     if len(columns) == 2:
         _check_pairs(columns, table.source)
     return columns
+
+
+def read_text_column(table: Table, name: str, *, may_be_empty: bool, optional: bool = False) -> list[str]:
+    """Returns the texts of a column; with `optional`, a missing value is an empty text.
+
+    Raises:
+        UserError: for a value that is no text, or for an empty text unless it `may_be_empty`.
+    """
+    texts = []
+    for row, value in enumerate(table.columns[name]):
+        text = "" if optional and value is None else value
+        if not isinstance(text, str) or not (text.strip() or may_be_empty):
+            raise UserError(f"{table.source}, example {row + 1}: column {name} is {reprlib.repr(text)}, expected text")
+        if not text.isascii():
+            _check_surrogates(text, f"{table.source}, example {row + 1}: column {name}")
+        texts.append(text)
+    return texts
 
 
 def _check_surrogates(text: str, source: str) -> None:

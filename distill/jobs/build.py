@@ -42,6 +42,7 @@ def plan(config: DictConfig) -> Plan:
         resume=bool(config.resume),
         dry_run=config.dry_run,
         logger=partial(logger, config),
+        augment=instantiate(config.augment) if "_target_" in config.augment else None,
     )
 
 

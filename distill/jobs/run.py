@@ -41,6 +41,7 @@ _IGNORED_WITHOUT_STUDENT = (
     "benchmark",
     "objective",
     "budget",
+    "augment",
 )
 _IGNORED_ON_TEXT = {
     "distill": ("teacher.finetune", "export", "benchmark", "budget"),
@@ -48,11 +49,25 @@ _IGNORED_ON_TEXT = {
     "pretrain": _IGNORED_WITHOUT_STUDENT,
 }
 _IGNORED = {
-    "finetune": ("student", "baseline", "trainer", "export", "benchmark", "objective", "logger", "seed", "budget"),
+    "finetune": (
+        "student",
+        "baseline",
+        "trainer",
+        "export",
+        "benchmark",
+        "objective",
+        "logger",
+        "seed",
+        "budget",
+        "augment",
+        "task.unlabelled",
+        "task.unlabelled_share",
+    ),
 }
 # Options that do not change the results of a run.
 _NOT_IN_DIGEST = ("resume", "output_dir", "cache_dir", "dry_run")
 _PATHS = ("task.data_dir", "teacher.path", "teacher.tokenizer", "student.path", "cache_dir")
+_PATHS_OR_IDS = ("task.unlabelled", "augment.model")  # An id of the Hub is no path that can be missing.
 
 
 def run_job(config: DictConfig) -> Path | None:
@@ -142,7 +157,7 @@ def _to_dict(config: DictConfig) -> dict[str, object]:
 def _with_absolute_paths(config: DictConfig) -> DictConfig:
     """Returns the configuration with absolute paths, so that a run can be resumed from another directory."""
     absolute = copy.deepcopy(config)
-    for option in _PATHS:
+    for option in (*_PATHS, *_PATHS_OR_IDS):
         value = OmegaConf.select(config, option)
         path = Path(str(value)).expanduser()
         if value is not None and (path.exists() or option == "cache_dir"):
@@ -203,9 +218,11 @@ def _runs_of(config: DictConfig) -> list[Run]:
 
 def _check_paths(run_config: DictConfig, run: Run) -> None:
     """Raises UserError for data or models that the run was started with and that are gone."""
-    for option in _PATHS:
+    for option in (*_PATHS, *_PATHS_OR_IDS):
         value = OmegaConf.select(run_config, option)
         if option == "cache_dir" or value is None or Path(str(value)).expanduser().exists():
+            continue
+        if option in _PATHS_OR_IDS and not Path(str(value)).is_absolute():
             continue
         typed = next((given for given in run.record["command"] if given.startswith(f"{option}=")), option)
         raise UserError(

@@ -16,6 +16,9 @@ RENAMED = {
     "teachers.cache.OutputCache": "distill.teaching.output_cache.OutputCache",
 }
 
+# Options of tasks over rows that earlier versions lack, with the values that mean the same.
+UNLABELLED = {"unlabelled": None, "unlabelled_share": 0.5}
+
 Node = dict[str, object]  # A mapping of a configuration.
 
 
@@ -27,6 +30,7 @@ def upgrade(config: DictConfig) -> DictConfig:
     upgraded.setdefault("dry_run", False)
     upgraded.setdefault("budget", {"_target_": "distill.benchmark.budget.Budget", "mb": None, "ms": None})
     upgraded.setdefault("record", {"_target_": "distill.records.settings.RecordSettings", "texts": True})
+    upgraded.setdefault("augment", {"name": "none"})
     for name in ("teacher", "substitute"):
         if name in upgraded:
             upgraded[name].setdefault("accept_weak", False)
@@ -49,6 +53,8 @@ def _upgrade_node(node: Node) -> Node:
         if regression:
             node.pop("labels", None)
         target = f"distill.tasks.{'Regression' if regression else 'Classification'}"
+    if target in ("distill.tasks.Classification", "distill.tasks.Regression"):
+        node = {**node, **{key: node.get(key, value) for key, value in UNLABELLED.items()}}
     elif target == "students.bilstm.from_teacher":  # It receives the task.
         node.pop("text", None)
     return {**node, "_target_": RENAMED.get(target, target)} if isinstance(target, str) else node

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import Batch, Items, Likelihood, Outputs, Scores
+from distill.contracts import Batch, Examples, Items, Likelihood, Outputs, Scores
 from distill.data.in_memory import Table, TableSplits
 from distill.data.labels import simplify
 from distill.data.tables import LabelledData
+from distill.data.unlabelled import Unlabelled
 from distill.edge.decode import softmax
 from distill.errors import OptionError, UserError
 from distill.options import check_arguments, show_value
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from distill.data.batching import TokenizedExamples
     from distill.models.forward import FullPass
 
 Metrics = Annotated[
@@ -67,6 +67,10 @@ class Classification:
         hub_id: the Hub's data set and, after a colon, its configuration, e.g. `nyu-mll/glue:sst2`.
         builtin: the data comes with the program.
         train_examples, dev_examples: use only so many examples, always the same ones; None uses all.
+        unlabelled: more texts, which only the teacher labels: a file (plain text with one text a line, or a table
+            with the columns of `text`), a directory of such files, a data set of the Hub, a list of texts or of pairs
+            of texts, or a table. Texts of any split and repeated ones are left out.
+        unlabelled_share: share of unlabelled texts in the examples of every optimizer step.
 
     Raises:
         OptionError: for an option that got a value it cannot take.
@@ -83,6 +87,7 @@ class Classification:
     fine_tunes_teacher = True
     compares_with_teacher = False
     can_abstain = True
+    takes_unlabelled = True
 
     @check_arguments
     def __init__(
@@ -107,6 +112,8 @@ class Classification:
         builtin: bool = False,
         train_examples: rows.Amount | None = None,
         dev_examples: rows.Amount | None = None,
+        unlabelled: Unlabelled | None = None,
+        unlabelled_share: rows.Share = 0.5,
     ) -> None:
         names = None if labels is None else tuple(map(str, labels))
         if names is not None and len(set(map(simplify, names))) < len(names):
@@ -124,6 +131,7 @@ class Classification:
             dev_fraction=dev_fraction, splits=splits, hub_id=hub_id, builtin=builtin, train_examples=train_examples,
             dev_examples=dev_examples, label_names=names,
         )  # fmt: skip
+        self.unlabelled, self.unlabelled_share = rows.unlabelled_text(unlabelled, self.rows), unlabelled_share
 
     @property
     def metric(self) -> str:
@@ -133,6 +141,10 @@ class Classification:
     def pair(self) -> bool:
         return len(self.rows.text) == 2
 
+    @property
+    def has_unlabelled(self) -> bool:
+        return self.unlabelled is not None
+
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split, and determines the positive class of two and the weights of the classes.
 
@@ -140,7 +152,7 @@ class Classification:
             UserError: for invalid data and class weights that do not fit it, and if F1 selects checkpoints and the
                 positive class of two is unknown.
         """
-        data = self.rows.read(cache_dir)
+        data = rows.read_rows(self.rows, self.unlabelled, self.unlabelled_share, cache_dir)
         self._positive_index = self._find_positive(data.labels)
         # The digest is a part of a fine-tuned teacher's key, and F1 may select its checkpoint.
         if self._positive_index not in (1, None):
@@ -173,7 +185,7 @@ class Classification:
 
     def encode(
         self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> "dict[str, TokenizedExamples]":
+    ) -> dict[str, Examples]:
         return rows.encode_rows(splits, tokenizer, self.max_length, cache_dir)
 
     def select(self, batch: Batch, *, every_token: bool = False) -> Items:

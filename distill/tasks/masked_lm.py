@@ -88,6 +88,8 @@ class MaskedLM:
     fine_tunes_teacher = False
     can_abstain = False
     compares_with_teacher = True
+    takes_unlabelled = False
+    has_unlabelled = False
 
     def __init__(
         self,

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import Batch, Items, Likelihood, Outputs, Scores
+from distill.contracts import Batch, Examples, Items, Likelihood, Outputs, Scores
 from distill.data.in_memory import Table, TableSplits
 from distill.data.tables import LabelledData
+from distill.data.unlabelled import Unlabelled
 from distill.errors import OptionError
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from distill.data.batching import TokenizedExamples
     from distill.models.forward import FullPass
 
 Metrics = Annotated[
@@ -57,6 +57,7 @@ class Regression:
     fine_tunes_teacher = True
     can_abstain = False
     compares_with_teacher = False
+    takes_unlabelled = True
 
     @check_arguments
     def __init__(
@@ -78,6 +79,8 @@ class Regression:
         builtin: bool = False,
         train_examples: rows.Amount | None = None,
         dev_examples: rows.Amount | None = None,
+        unlabelled: Unlabelled | None = None,
+        unlabelled_share: rows.Share = 0.5,
     ) -> None:
         if metrics[0] == "mae":
             raise OptionError("metrics", show_value(metrics), "pearson or spearman first, because more of it is better")
@@ -88,6 +91,7 @@ class Regression:
             dev_fraction=dev_fraction, splits=splits, hub_id=hub_id, builtin=builtin, train_examples=train_examples,
             dev_examples=dev_examples, regression=True,
         )  # fmt: skip
+        self.unlabelled, self.unlabelled_share = rows.unlabelled_text(unlabelled, self.rows), unlabelled_share
 
     @property
     def metric(self) -> str:
@@ -97,13 +101,17 @@ class Regression:
     def pair(self) -> bool:
         return len(self.rows.text) == 2
 
+    @property
+    def has_unlabelled(self) -> bool:
+        return self.unlabelled is not None
+
     def read(self, cache_dir: Path) -> LabelledData:
-        return self.rows.read(cache_dir)
+        return rows.read_rows(self.rows, self.unlabelled, self.unlabelled_share, cache_dir)
 
     def encode(
         self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> "dict[str, TokenizedExamples]":
-        return rows.encode_rows(splits, tokenizer, self.max_length, cache_dir)
+    ) -> dict[str, Examples]:
+        return rows.encode_rows(splits, tokenizer, self.max_length, cache_dir, no_label=np.nan)
 
     def select(self, batch: Batch, *, every_token: bool = False) -> Items:
         return rows.select_examples(batch, self.likelihood)

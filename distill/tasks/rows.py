@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from distill.contracts import IGNORED, Batch, Items, Likelihood, Outputs, Scores, Task
+from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores, Task
 from distill.data import in_memory
 from distill.data.in_memory import Table, TableSplits
-from distill.data.tables import STEMS, LabelledData, LabelledText
+from distill.data.tables import STEMS, LabelledData, LabelledText, Split
+from distill.data.unlabelled import Unlabelled, UnlabelledText
 from distill.edge.decode import softmax
 from distill.errors import OptionError
 from distill.options import show_value
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from distill.data.batching import TokenizedExamples
     from distill.models.forward import FullPass
 
 # A column may be called 0, which the command line passes as a number.
@@ -81,28 +81,50 @@ def labelled_text(
     )
 
 
+def unlabelled_text(source: Unlabelled | None, labelled: LabelledText) -> UnlabelledText | None:
+    """The source of texts without labels for a task with these rows."""
+    return None if source is None else UnlabelledText(source, text=labelled.text, label=labelled.label)
+
+
+def read_rows(labelled: LabelledText, unlabelled: UnlabelledText | None, share: float, cache_dir: Path) -> LabelledData:
+    """Reads the splits, and the texts without labels if there are any, with their share of every step."""
+    data = labelled.read(cache_dir)
+    data = replace(data, pool=replace(data.pool, share=share))
+    return data if unlabelled is None else unlabelled.add_to(data)
+
+
 def encode_rows(
-    splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", max_length: int, cache_dir: Path | None
-) -> "dict[str, TokenizedExamples]":
-    """Tokenizes `train` and the splits that are scored, dev first."""
+    splits: LabelledData,
+    tokenizer: "PreTrainedTokenizerBase",
+    max_length: int,
+    cache_dir: Path | None,
+    *,
+    no_label: float = IGNORED,
+) -> "dict[str, Examples]":
+    """Tokenizes `train`, mixed with the pool if there is one, and the splits that are scored, dev first.
+
+    The texts of the pool have the label `no_label`.
+    """
     from distill.data import token_cache
     from distill.data.batching import TokenizedExamples
+    from distill.data.mixing import MixedExamples
 
-    chosen = {"train": splits.splits["train"], **splits.scored()}
-    return {
-        name: TokenizedExamples(
-            token_cache.tokenize_split(split, tokenizer, max_length, cache_dir),
-            tokenizer,
-            per_example={"labels": split.labels},
-        )
-        for name, split in chosen.items()
-    }
+    def encode(split: Split) -> TokenizedExamples:
+        tokens = token_cache.tokenize_split(split, tokenizer, max_length, cache_dir)
+        return TokenizedExamples(tokens, tokenizer, per_example={"labels": split.labels})
+
+    pool, train = splits.pool, encode(splits.splits["train"])
+    scored = {name: encode(split) for name, split in splits.scored().items()}
+    if not len(pool):
+        return {"train": train, **scored}
+    unlabelled = encode(pool.shuffled(no_label, splits.splits["train"].labels.dtype))
+    return {"train": MixedExamples(train, unlabelled, share=pool.share, record=pool.record()), **scored}
 
 
 def select_examples(batch: Batch, likelihood: Likelihood, class_weights: Sequence[float] | None = None) -> Items:
     """The items of a batch whose items are its examples."""
     labels = batch["labels"]
-    labelled = torch.ones_like(labels, dtype=torch.bool) if likelihood == "gaussian" else labels != IGNORED
+    labelled = ~labels.isnan() if likelihood == "gaussian" else labels != IGNORED
     row = torch.arange(len(labels), device=labels.device)
     weights = item_weights(class_weights, labels)
     return Items(batch=batch, row=row, labels=labels, labelled=labelled, likelihood=likelihood, weights=weights)

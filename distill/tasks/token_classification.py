@@ -85,6 +85,8 @@ class TokenClassification:
     fine_tunes_teacher = True
     can_abstain = False
     compares_with_teacher = False
+    takes_unlabelled = False
+    has_unlabelled = False
     pair = False
     builtin = False
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from distill.console import ProgressMeter, print_line, print_notice
 from distill.contracts import Batch, EncodedSplits, Examples, ItemOutputs, Scores, Stream, Task
 from distill.data.batching import SCORED_TOKENS, scoring_steps
+from distill.data.mixing import seen_examples, shown_in_epoch
 from distill.errors import NumericalError, UserError
 from distill.files import JsonObject
 from distill.losses import Objective
@@ -105,14 +106,16 @@ def check_size(
     cache: OutputCache,
     *,
     student: PreTrainedModel,
+    epochs: int | None = None,
 ) -> None:
-    """Raises UserError if the outputs for the training must be cached and exceed the allowed size."""
+    """Raises UserError if the outputs for a training of so many epochs must be cached and exceed the allowed size."""
     if not objective.needs_teacher or _obstacle(cache, objective, task) is not None:
         return
     hidden = hidden_layers(objective, student=student, teacher=teacher)
     if hidden is None or not cache.is_optional:
+        lengths = examples.lengths[: seen_examples(examples, epochs)]
         cache.check_size(
-            examples.lengths, logit_bytes=_logit_bytes(cache, task, examples, teacher, len(examples.lengths)),
+            lengths, logit_bytes=_logit_bytes(cache, task, examples, teacher, len(lengths)),
             hidden=hidden,
         )  # fmt: skip
 
@@ -208,7 +211,7 @@ def _cache_if_possible(
     The decision depends on the options, the data and the free space of the disk, and not on what is cached already,
     except that cached outputs need no space.
     """
-    cache, number, shown = computation.cache, _visited(examples, epochs), int(epochs * len(examples))
+    cache, number, shown = computation.cache, _visited(examples, epochs), int(epochs * shown_in_epoch(examples))
     if shown < number:
         return None, f"the training shows {shown:,} examples, fewer than the {number:,} that caching computes"
     outputs = _open(computation, examples, hidden)
@@ -223,7 +226,7 @@ def _cache_if_possible(
 
 def _visited(examples: Examples, epochs: float) -> int:
     """Returns the number of examples that these epochs show, each with every one of its inputs."""
-    return min(math.ceil(epochs), examples.visits or 1) * len(examples)
+    return seen_examples(examples, math.ceil(epochs))
 
 
 def _open(computation: Computation, examples: Examples, hidden: HiddenLayers | None) -> CachedOutputs:

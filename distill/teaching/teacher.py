@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.console import console, format_duration, print_line, print_notice
 from distill.contracts import EncodedSplits, Examples, Scores, Splits, Task
 from distill.data import batching
+from distill.data.mixing import labelled_only
 from distill.errors import OptionError, UnreachableError, UserError
 from distill.files import CHECKSUMS, atomic_directory, hash_file, is_intact, write_json
 from distill.losses import HardLabels, Objective
@@ -233,7 +234,7 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
             examples = task.encode(splits, start.tokenizer, cache_dir)
             preparation.rehearse(start.model, start.tokenizer, examples)
             print_line(f"Teacher: {source.weights.resolved()} is fine-tuned on {task.name} first, {start.reason}")
-            seconds = _finetune(source, start, preparation, examples, directory)
+            seconds = _finetune(source, start, preparation, labelled_only(examples), directory)
             origin = "not fine-tuned in a dry run" if preparation.dry_run else "fine-tuned"
     if origin not in ("kept", "fine-tuned"):
         parts: list[object] = [source.weights.fingerprint(), task.auto_class, splits.labels]
@@ -267,7 +268,7 @@ def _load_fitting(source: TeacherSource, preparation: Preparation) -> tuple[Star
     check_length(start.model, start.tokenizer, task.max_length, who="teacher")
     if not start.fits or task.likelihood != "gaussian":
         return start, None
-    train = task.encode(splits, start.tokenizer, preparation.cache_dir)["train"]
+    train = labelled_only(task.encode(splits, start.tokenizer, preparation.cache_dir))["train"]
     assert isinstance(train, Examples)  # A stream has no labels.
     return fit_scale(start, task, train, preparation.device)
 

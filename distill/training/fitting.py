@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from distill.contracts import Examples, Loader
 from distill.data import batching
+from distill.data.mixing import epoch_size
 from distill.models import cpu_kernels
 from distill.models.forward import to_device
 from distill.training import distributed, memory
@@ -175,7 +176,7 @@ def _summarize(
     seconds = max(seconds, 1e-9)
     return Fit(
         seconds=seconds,
-        epochs=module.examples_seen / len(train.dataset) if train.batch_sampler else None,  # type: ignore[arg-type]
+        epochs=module.examples_seen / epoch_size(train) if train.batch_sampler else None,
         steps=steps,
         precision=settings.resolved_precision(),
         examples_per_second=module.examples_seen / seconds,
@@ -203,8 +204,9 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
     """
     dataset, buckets = batching.examples_and_buckets(train)
     steps = module.total_steps * settings.accumulate
-    size = max(1, round(len(dataset) / (len(buckets) * settings.accumulate * settings.processes())))
-    by_length = np.argsort(dataset.lengths, kind="stable")
+    shown = buckets.indices()
+    size = max(1, round(len(shown) / (len(buckets) * settings.accumulate * settings.processes())))
+    by_length = shown[np.argsort(np.asarray(dataset.lengths)[shown], kind="stable")]
     middle = max(0, (len(by_length) - size) // 2)
     device = settings.device()
     module.to(device)

@@ -15,7 +15,7 @@ from distill.losses.term import EncoderSize
 
 CONF = config_directory()
 ROOT = CONF.parent
-WITHOUT_TARGET = ("job", "benchmark", "student", "logger", "experiment", "ablation")
+WITHOUT_TARGET = ("augment", "job", "benchmark", "student", "logger", "experiment", "ablation")
 FILES = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DOCUMENTS = [*PAGES, CONF / "config.yaml", *(CONF / file for file in FILES)]

@@ -121,6 +121,11 @@ def _blocking_file(user_files: UserFiles) -> Path:
     return user_files.root / "file"
 
 
+def _empty_file(user_files: UserFiles) -> Path:
+    (user_files.root / "empty.txt").write_bytes(b"")
+    return user_files.root / "empty.txt"
+
+
 REGRESSION = ("task=regression", "task.text=[sentence]")
 WEIGHTS = [f"objective.terms.{name}.weight=0" for name in ("soft", "hard", "cosine")]
 ATTENTION = "+objective.terms.attention={_target_: tests.jobs.test_mistakes.AttentionTerm}"
@@ -433,6 +438,62 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     "outputs above teacher.cache.max_gb": (
         _options("teacher.cache.max_gb=1e-9", "objective=hinton"),
         "more than teacher.cache.max_gb=1e-09: raise it, or set teacher.cache.enabled=false",
+    ),
+    "an unlabelled file that is dev": (
+        lambda user_files: [f"task.unlabelled={user_files.data / 'dev.tsv'}"],
+        "dev.tsv leaves nothing to learn from: all 8 texts are removed (8 in dev); give texts that are in no split",
+    ),
+    "an empty unlabelled file": (
+        lambda user_files: [f"task.unlabelled={_empty_file(user_files)}"],
+        "empty.txt is empty, expected texts without labels (task.unlabelled)",
+    ),
+    "a missing unlabelled file": (
+        _options("task.unlabelled=nowhere.txt"),
+        "task.unlabelled=nowhere.txt is no file and no directory, expected",
+    ),
+    "unlabelled text and labels alone": (
+        _options("task.unlabelled=nowhere.txt", "objective=supervised"),
+        "objective supervised learns from labels alone, and the texts of task.unlabelled have none: take an objective",
+    ),
+    "a share of unlabelled text out of range": (
+        _options("task.unlabelled_share=1.0"),
+        "got task.unlabelled_share=1.0, expected a share between 0 and 1",
+    ),
+    "unlabelled text for tags": (
+        _options("task=token_classification", "task.unlabelled=nowhere.txt"),
+        "there is no option task.unlabelled",
+    ),
+    "copies of texts and labels alone": (
+        _options("augment=tang", "objective=supervised"),
+        "objective supervised learns from labels alone, and the texts of augment=tang have none: take an objective",
+    ),
+    "copies of tagged words": (
+        _options("task=token_classification", "augment=tang"),
+        "augment=tang is for tasks with one label a text, and task token_classification is token_classification",
+    ),
+    "copies in a language without a tagger": (
+        _options("augment=tang", "augment.language=de"),
+        "got augment.language=de, expected en, because there is a tagger of parts of speech for English alone",
+    ),
+    "copies without their model": (
+        _options("augment=mlm"),
+        "augment=mlm needs a masked language model: set augment.model=DIR",
+    ),
+    "copies by a model without a trained head": (
+        lambda user_files: ["augment=mlm", f"augment.model={user_files.encoder}"],
+        "is no masked language model: its head is not trained",
+    ),
+    "copies that change nothing": (
+        _options("augment=tang", *(f"augment.{name}=0.0" for name in ("p_mask", "p_pos", "p_ngram"))),
+        "augment=tang makes no new text of 32 training examples",
+    ),
+    "copies for a fine-tuning": (
+        _options("job=finetune", "task=sst2", "augment=tang"),
+        "augment=tang would change nothing in job=finetune task=sst2: leave it out",
+    ),
+    "unlabelled text for a fine-tuning": (
+        _options("job=finetune", "task.unlabelled=nowhere.txt", "task=sst2"),
+        "task.unlabelled=nowhere.txt would change nothing in job=finetune task=sst2: leave it out",
     ),
     "a negative weight decay": (
         _options("trainer.weight_decay=-1"),

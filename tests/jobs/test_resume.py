@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from distill import __main__ as command_line
 from distill.errors import UserError
+from distill.jobs.run import _check_paths, _with_absolute_paths
 from distill.records.record import Run, create_run_in, open_run
 from distill.records.tracking import tracked
 
@@ -108,6 +109,19 @@ def test_run_with_relative_paths_is_resumed_from_another_directory(
     code, _, error = command(f"resume={run}")
     assert code == 2
     assert f"was started with task.data_dir=data, which is {tmp_path / 'data'} and does not exist" in error
+
+
+def test_unlabelled_text_of_the_hub_is_no_missing_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("a text")
+    run = Run(tmp_path / "run", {"command": ["task.unlabelled=texts.txt"]})
+    for value, saved in (("texts.txt", str(tmp_path / "texts.txt")), ("owner/name", "owner/name"), (None, None)):
+        config = _with_absolute_paths(OmegaConf.create({"task": {"unlabelled": value}}))
+        assert config.task.unlabelled == saved
+        _check_paths(config, run)
+    (tmp_path / "texts.txt").unlink()
+    with pytest.raises(UserError, match=r"was started with task.unlabelled=texts.txt, which is .* and does not exist"):
+        _check_paths(OmegaConf.create({"task": {"unlabelled": str(tmp_path / "texts.txt")}}), run)
 
 
 @pytest.mark.parametrize(

@@ -106,3 +106,17 @@ def test_a_configuration_of_this_version_is_unchanged() -> None:
     assert config.dry_run is False
     assert upgrade(config) == config
     assert upgrade_old(dry_run=True).dry_run is True
+
+
+@pytest.mark.parametrize("task", [CLASSES, NUMBER], ids=["classes", "number"])
+def test_an_old_run_has_neither_unlabelled_text_nor_copies(task: dict[str, Any]) -> None:
+    upgraded = upgrade_old(task=task)
+    assert (upgraded.task.unlabelled, upgraded.task.unlabelled_share) == (None, 0.5)
+    assert upgraded.augment == {"name": "none"}
+    assert not instantiate(upgraded.task).has_unlabelled
+    kept = upgrade_old(task={**task, "unlabelled": "texts.txt"}, augment={"name": "other"})
+    assert (kept.task.unlabelled, kept.augment.name) == ("texts.txt", "other")
+
+
+def test_a_task_over_a_vocabulary_gets_no_option_of_rows() -> None:
+    assert "unlabelled" not in upgrade_old(task=VOCABULARY).task

@@ -1,0 +1,267 @@
+"""Changed copies of the training texts, which only the teacher labels: made once, cached, and added to the pool."""
+
+import hashlib
+import importlib.metadata
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from distill.console import ProgressMeter, print_line, print_notice
+from distill.contracts import Splits
+from distill.data.tables import LabelledData, Split
+from distill.data.unlabelled import Columns, clean, describe_removed
+from distill.errors import OptionError, UserError
+from distill.files import atomic_directory, is_intact
+from distill.options import check_arguments
+
+FORMAT = 1  # Of the files of copies.
+Probability = Annotated[float, Field(ge=0, le=1, description="a probability from 0 to 1")]
+# Returns a changed copy of the text of a row and a side (0, or 1 for the second text of a pair).
+Change = Callable[[int, int, np.random.Generator], str]
+
+
+class Augmentation(Protocol):
+    """A way of making changed copies of texts.
+
+    Attributes:
+        name: of the method in records.
+        copies: of each training example, before duplicates are removed.
+        seed: of the changes; it is not the run's, so that the seeds of a student share the copies and their outputs.
+    """
+
+    name: str
+    copies: int
+    seed: int
+
+    def check(self) -> None:
+        """Raises UserError if something is missing that the method needs."""
+        ...
+
+    def options(self) -> dict[str, Any]:
+        """Returns the options for run.json."""
+        ...
+
+    def key(self) -> list[object]:
+        """Returns everything besides the texts that the copies depend on, as JSON values."""
+        ...
+
+    def prepare(self, split: Split, mask_token: str | None, device: str) -> Change:
+        """Returns the function that changes the texts of this split."""
+        ...
+
+
+class TangAugmentation:
+    """Augmentation of Tang et al., arXiv 1903.12136, section 3.3.
+
+    Each word is masked with `p_mask`, or else replaced with `p_pos` by a word of the same part of speech, drawn from
+    the words of the training texts with that tag by their frequency. The result is then cut with `p_ngram` to a random
+    n-gram. Of pairs the first text is changed, the second, or both, in turns. Masked words become the tokenizer's mask
+    token. Without one they are left out, and a notice says so.
+
+    Args:
+        copies: of each training example.
+        longest_ngram: words of the longest n-gram; the shortest has one.
+        language: of the texts, for the tagger of parts of speech. Only `en` has one, and only `p_pos` above 0 needs it.
+        seed: of all random choices.
+
+    Raises:
+        OptionError: for an option that got a value it cannot take.
+    """
+
+    name = "tang"
+
+    @check_arguments
+    def __init__(
+        self,
+        *,
+        copies: PositiveInt = 20,
+        p_mask: Probability = 0.1,
+        p_pos: Probability = 0.1,
+        p_ngram: Probability = 0.25,
+        longest_ngram: PositiveInt = 5,
+        language: str = "en",
+        seed: NonNegativeInt = 0,
+    ) -> None:
+        if p_mask + p_pos > 1:
+            raise OptionError(
+                "p_pos", f"{p_pos:g}", f"at most {1 - p_mask:g}, because a word is masked, replaced or kept"
+            )
+        if p_pos > 0 and language != "en":
+            raise OptionError(
+                "language", language,
+                "en, because there is a tagger of parts of speech for English alone: set augment.p_pos=0 to replace no "
+                "word, or take augment=mlm with a model of this language",
+            )  # fmt: skip
+        self.copies, self.p_mask, self.p_pos, self.p_ngram = copies, p_mask, p_pos, p_ngram
+        self.longest_ngram, self.language, self.seed = longest_ngram, language, seed
+
+    def check(self) -> None:
+        """Raises UserError if the tagger is not installed."""
+        if self.p_pos > 0:
+            _import_tagger()
+
+    def options(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def key(self) -> list[object]:
+        return [self.options(), importlib.metadata.version("textblob") if self.p_pos > 0 else None]
+
+    def prepare(self, split: Split, mask_token: str | None, device: str) -> Change:
+        if mask_token is None and self.p_mask > 0:
+            print_notice("the tokenizer has no mask token: augment=tang leaves out the words that it would mask")
+        sides = [split.texts] if split.pairs is None else [split.texts, split.pairs]
+        words = [[text.split() for text in texts] for texts in sides]
+        if self.p_pos == 0:
+            return lambda row, side, random: self._change(words[side][row], None, mask_token, random)
+        tags = [_tag_words(texts) for texts in words]
+        vocabulary = Vocabulary(words, tags)
+
+        def change(row: int, side: int, random: np.random.Generator) -> str:
+            choices = [vocabulary.choices[tag] for tag in tags[side][row]]
+            return self._change(words[side][row], choices, mask_token, random)
+
+        return change
+
+    def _change(
+        self,
+        words: Sequence[str],
+        choices: "Sequence[Choices] | None",
+        mask_token: str | None,
+        random: np.random.Generator,
+    ) -> str:
+        """Returns a changed text; `choices` are those of each word's part of speech."""
+        changed = []
+        for number, value in enumerate(random.random(len(words)).tolist()):
+            if value < self.p_mask:
+                changed += [] if mask_token is None else [mask_token]
+            elif value < self.p_mask + self.p_pos and choices is not None:
+                changed.append(choices[number].draw(random))
+            else:
+                changed.append(words[number])
+        if changed and random.random() < self.p_ngram:
+            length = min(len(changed), int(random.integers(1, self.longest_ngram + 1)))
+            first = int(random.integers(0, len(changed) - length + 1))
+            changed = changed[first : first + length]
+        return " ".join(changed)
+
+
+class Choices:
+    """The words of one part of speech, which are drawn by their frequency."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self.words = list(counts)
+        self._ends = np.cumsum([counts[word] for word in self.words])
+
+    def draw(self, random: np.random.Generator) -> str:
+        return self.words[int(np.searchsorted(self._ends, random.integers(self._ends[-1]), side="right"))]
+
+
+class Vocabulary:
+    """The words of texts by their part of speech. `choices` has an entry for each tag."""
+
+    def __init__(self, words: Sequence[Sequence[Sequence[str]]], tags: Sequence[Sequence[Sequence[str]]]) -> None:
+        counts: dict[str, Counter[str]] = {}
+        for side_words, side_tags in zip(words, tags, strict=True):
+            for row_words, row_tags in zip(side_words, side_tags, strict=True):
+                for word, tag in zip(row_words, row_tags, strict=True):
+                    counts.setdefault(tag, Counter())[word] += 1
+        self.choices = {tag: Choices(of_tag) for tag, of_tag in counts.items()}
+
+
+def augment(
+    data: Splits, augmentation: Augmentation, *, mask_token: str | None, cache_dir: Path, device: str
+) -> LabelledData:
+    """Returns the data with changed copies of the training texts in its pool.
+
+    The copies are made once and kept in `cache_dir`. Those that equal a text of a split, of the pool or an earlier one
+    are left out and counted.
+
+    Raises:
+        UserError: if no copy is left.
+    """
+    assert isinstance(data, LabelledData)  # The plan has checked the task.
+    columns = cached_copies(data.splits["train"], augmentation, mask_token, cache_dir=cache_dir, device=device)
+    kept, removed = clean(columns, data)
+    if not kept[0]:
+        raise UserError(
+            f"augment={augmentation.name} makes no new text of {len(data.splits['train']):,} training examples "
+            f"({describe_removed(removed)}): raise its probabilities or leave it out"
+        )
+    print_line(f"augment={augmentation.name}: {len(kept[0]):,} new texts; removed: {describe_removed(removed)}")
+    pairs = [*(data.pool.pairs or ()), *kept[1]] if len(kept) == 2 else None
+    record = {
+        "method": augmentation.name, **augmentation.options(), "made": len(columns[0]), "examples": len(kept[0]),
+        "removed": removed,
+    }  # fmt: skip
+    pool = replace(data.pool, texts=[*data.pool.texts, *kept[0]], pairs=pairs, augmentation=record)
+    return replace(data, pool=pool)
+
+
+def cached_copies(
+    split: Split, augmentation: Augmentation, mask_token: str | None, *, cache_dir: Path, device: str
+) -> Columns:
+    """Returns the copies of all examples, cached or made: the texts, and the second texts of pairs."""
+    parts = [FORMAT, augmentation.name, augmentation.key(), mask_token, split.texts, split.pairs]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
+    directory = cache_dir / "augmented" / key
+    path = directory / "copies.arrow"
+    if not is_intact(directory):
+        if directory.is_dir():
+            print_notice(f"{directory} is damaged: the copies are made again")
+        columns = make_copies(split, augmentation, mask_token, device)
+        table = pa.table({name: pa.array(column) for name, column in zip(("text", "pair"), columns, strict=False)})
+        with (
+            atomic_directory(directory, reuse_intact=True) as temporary,
+            pa.OSFile(str(temporary / path.name), "wb") as sink,
+            pa.ipc.new_file(sink, table.schema) as writer,
+        ):
+            writer.write_table(table)
+    with pa.ipc.open_file(pa.memory_map(str(path))) as reader:
+        return [column.to_pylist() for column in reader.read_all().columns]
+
+
+def make_copies(split: Split, augmentation: Augmentation, mask_token: str | None, device: str) -> Columns:
+    """Makes the copies of all examples; those of an example depend on the seed and its row alone."""
+    total = len(split) * augmentation.copies
+    print_line(f"augment={augmentation.name}: makes {augmentation.copies} copies of {len(split):,} examples once")
+    change = augmentation.prepare(split, mask_token, device)
+    columns: Columns = [[]] if split.pairs is None else [[], []]
+    with ProgressMeter(f"augment={augmentation.name}", total, unit="copies") as meter:
+        for row in range(len(split)):
+            random = np.random.default_rng([augmentation.seed, row])
+            for number in range(augmentation.copies):
+                columns[0].append(split.texts[row] if len(columns) == 2 and number % 3 == 1 else change(row, 0, random))
+                if split.pairs is not None:
+                    columns[1].append(split.pairs[row] if number % 3 == 0 else change(row, 1, random))
+            meter.advance(augmentation.copies)
+    return columns
+
+
+def _tag_words(texts: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Returns the part of speech of every word."""
+    tagger = _import_tagger()
+    # The tagger splits at single spaces, and makes a word of the empty text.
+    tags = [[tag for _, tag in tagger(" ".join(words), tokenize=False)] if words else [] for words in texts]
+    for words, of_text in zip(texts, tags, strict=True):
+        if len(words) != len(of_text):
+            raise ValueError(f"got {len(of_text)} tags for {len(words)} words ({' '.join(words)!r})")
+    return tags
+
+
+def _import_tagger() -> Callable[..., list[tuple[str, str]]]:
+    try:
+        from textblob.en import tag
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "augment=tang finds parts of speech with textblob, which is not installed: pip install 'distill[augment]', "
+            "or set augment.p_pos=0"
+        ) from error
+    tagger: Callable[..., list[tuple[str, str]]] = tag
+    return tagger

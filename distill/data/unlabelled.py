@@ -1,0 +1,190 @@
+"""Reads texts without labels, which the teacher labels, and removes those that the task already has."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+from pydantic import SkipValidation
+
+from distill import hub
+from distill.console import print_line, print_notice
+from distill.data import in_memory, readers, tables
+from distill.data.readers import Table
+from distill.data.tables import LabelledData
+from distill.errors import UnreachableError, UserError
+
+if TYPE_CHECKING:
+    import datasets
+    import pandas
+
+    # A path or a Hub id, texts or pairs of texts, or a table.
+    Unlabelled: TypeAlias = (
+        str | Path | Sequence[object] | datasets.Dataset | pandas.DataFrame | Mapping[str, Sequence[object]]
+    )
+else:
+    # `check_arguments` would import the libraries, and copy the data to check it.
+    Unlabelled = Annotated[object, SkipValidation]
+
+PLAIN = (".txt", ".txt.gz")
+SUFFIXES = (*PLAIN, *readers.SUFFIXES)
+HUB_SPLITS = ("unsupervised", "unlabelled", "unlabeled", "train")
+USUAL = "text"  # The column of a task of one text where the table has no column of the task's name.
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+Columns = list[list[str]]  # The texts, and for pairs the second texts.
+
+
+@dataclass(frozen=True)
+class UnlabelledText:
+    """A source of texts without labels for a task of one text or a pair of texts.
+
+    Args:
+        source: a file, a directory of files, a data set of the Hub, texts or pairs of texts, or a table. A plain text
+            file has one text a line.
+        text: the column of the text, or the two columns of a pair. A table without the one column may have `text`
+            instead.
+        label: columns that are ignored with a notice.
+    """
+
+    source: "Unlabelled"
+    text: tuple[str, ...]
+    label: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Names the source in messages."""
+        return f"task.unlabelled={self.source}" if isinstance(self.source, str | Path) else "unlabelled"
+
+    def add_to(self, data: LabelledData) -> LabelledData:
+        """Returns the data with the texts that are in none of its splits, each once, as its pool.
+
+        Raises:
+            UserError: if the source is missing, cannot be read, lacks a column, or has no new text.
+        """
+        parts = list(self._read())
+        texts: Columns = [[text for part in parts for text in part[side]] for side in range(len(self.text))]
+        kept, removed = clean(texts, data)
+        removals = describe_removed(removed)
+        if not kept[0]:
+            reason = f"all {len(texts[0]):,} texts are removed ({removals})" if texts[0] else "it has no text"
+            raise UserError(f"{self.name} leaves nothing to learn from: {reason}; give texts that are in no split")
+        print_line(f"{self.name}: {len(kept[0]):,} texts for the teacher to label; removed: {removals}")
+        pool = replace(data.pool, texts=kept[0], pairs=kept[1] if len(kept) == 2 else None, removed=removed)
+        return replace(data, pool=pool)
+
+    def _read(self) -> Iterator[Columns]:
+        """Yields the texts of each file."""
+        if not isinstance(self.source, str | Path):
+            yield self._select(
+                readers.from_dataset(in_memory.text_table(self.source, self.text), self.name, (*self.text, USUAL))
+            )
+            return
+        path = Path(self.source).expanduser()
+        if path.is_dir():
+            yield from map(self._read_file, self._list_files(path))
+        elif path.is_file():
+            yield self._read_file(path)
+        else:
+            yield self._read_hub(str(self.source))
+
+    def _list_files(self, directory: Path) -> list[Path]:
+        paths = sorted(path for path in directory.iterdir() if path.is_file() and not path.name.startswith("."))
+        files = [path for path in paths if path.name.endswith(SUFFIXES)]
+        if not files:
+            content = ", ".join(path.name for path in paths[:10]) or "no file"
+            raise UserError(f"{self.name} has no text (found {content}), expected files in {', '.join(SUFFIXES)}")
+        return files
+
+    def _read_file(self, path: Path) -> Columns:
+        if path.stat().st_size == 0:
+            raise UserError(f"{path} is empty, expected texts without labels (task.unlabelled)")
+        if path.name.endswith(PLAIN):
+            if len(self.text) == 2:
+                raise UserError(
+                    f"{path} has one text a line, and the task has pairs of texts: give a table with the columns "
+                    f"{' and '.join(self.text)} as task.unlabelled"
+                )
+            return [[line.strip() for line in readers.read_lines(path)]]
+        if not path.name.endswith(SUFFIXES):
+            raise UserError(f"task.unlabelled={path} is of no known kind, expected one of {', '.join(SUFFIXES)}")
+        return self._select(readers.read_file(path, (*self.text, USUAL)))
+
+    def _read_hub(self, name: str) -> Columns:
+        missing = f"task.unlabelled={name} is no file and no directory"
+        if not _HUB_ID.fullmatch(name) or name.endswith(SUFFIXES):
+            raise UserError(f"{missing}, expected one of them or a data set of the Hub (owner/name)")
+        try:
+            loaded = hub.load_dataset(name, f"data set {name}", advice="")
+        except UnreachableError as error:
+            raise UnreachableError(
+                f"{missing}, and as a data set of the Hub it is not in the cache and cannot be downloaded: give a file "
+                "or directory of texts, or go online once"
+            ) from error
+        split = next((split for split in HUB_SPLITS if split in loaded), None)
+        if split is None:
+            raise UserError(f"data set {name} has no split {' or '.join(HUB_SPLITS)}: it has {', '.join(loaded)}")
+        return self._select(readers.from_dataset(loaded[split], f"{name} {split}", (*self.text, USUAL)))
+
+    def _select(self, table: Table) -> Columns:
+        """Returns the texts of each column; an empty value is an empty text."""
+        text = self.text
+        if len(text) == 1 and text[0] not in table.names and USUAL in table.names:
+            print_notice(f"{table.source} has no column {text[0]}: its column {USUAL} is read")
+            text = (USUAL,)
+        missing = [column for column in text if column not in table.names]
+        if missing:
+            pair = f", both columns of the pair {' and '.join(self.text)}" if len(self.text) == 2 else ""
+            raise UserError(
+                f"{table.source} has no column {', '.join(missing)}: it has {readers.show_names(table.names)}; texts "
+                f"without labels need the task's text columns, task.text=[{','.join(self.text)}]{pair}"
+            )
+        for column in self.label:
+            if column in table.names:
+                print_notice(f"{table.source}: the column {column} is ignored, because the teacher labels these texts")
+        return [tables.read_text_column(table, name, may_be_empty=True, optional=True) for name in text]
+
+
+def clean(columns: Columns, data: LabelledData) -> tuple[Columns, dict[str, int]]:
+    """Returns the texts that are not empty and new, each once, and the number of those removed by reason.
+
+    Texts are compared without their case and their white space. Reasons are `empty`, a split that has the text,
+    scored splits before train, and `doubled` for a text of the pool or an earlier one.
+    """
+    found: dict[object, str] = {}
+    for name, split in {**data.scored(), "train": data.splits["train"]}.items():
+        for key in _keys(split.texts, split.pairs):
+            found.setdefault(key, name)
+    for key in _keys(data.pool.texts, data.pool.pairs):
+        found.setdefault(key, "doubled")
+    removed: dict[str, int] = dict.fromkeys(("empty", *data.scored(), "train", "doubled"), 0)
+    rows = []
+    for row, key in enumerate(_keys(columns[0], columns[1] if len(columns) == 2 else None)):
+        reason = found.get(key) if any(key) else "empty"
+        if reason is None:
+            rows.append(row)
+            found[key] = "doubled"
+        else:
+            removed[reason] += 1
+    return [[column[row] for row in rows] for column in columns], removed
+
+
+def describe_removed(removed: Mapping[str, int]) -> str:
+    """Returns the numbers of the removed texts in words: `24 in dev, 3 doubled`."""
+    words = [
+        f"{number:,} {reason if reason in ('empty', 'doubled') else f'in {reason}'}"
+        for reason, number in removed.items()
+        if number
+    ]
+    return ", ".join(words) or "none"
+
+
+def _keys(texts: Iterable[str], pairs: Iterable[str] | None) -> Iterator[tuple[str, ...]]:
+    """Yields the normalized texts that are compared."""
+    if pairs is None:
+        return ((_normalize(text),) for text in texts)
+    return ((_normalize(first), _normalize(second)) for first, second in zip(texts, pairs, strict=True))
+
+
+def _normalize(text: str) -> str:
+    return " ".join(text.casefold().split())

@@ -1,0 +1,184 @@
+"""Tests of changed copies of the training texts: how they are changed, cached and added to the pool."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distill.data import augmentation as module
+from distill.data.augmentation import TangAugmentation, augment, cached_copies, make_copies
+from distill.data.tables import LabelledData, Split
+from distill.errors import UserError
+from distill.tasks import Classification
+
+WORDS = [f"w{number}" for number in range(10)]
+TEXT = " ".join(WORDS)
+KEEPING: dict[str, Any] = {"p_mask": 0.0, "p_pos": 0.0, "p_ngram": 0.0}
+
+
+def split(texts: list[str], pairs: list[str] | None = None) -> Split:
+    return Split(texts, pairs, np.zeros(len(texts)))
+
+
+def copies(texts: list[str], *, mask_token: str | None = "[MASK]", **options: Any) -> list[list[str]]:
+    tang = TangAugmentation(**{**KEEPING, **options})
+    return [text.split() for text in make_copies(split(texts), tang, mask_token, "cpu")[0]]
+
+
+@pytest.fixture
+def tagger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tagger whose tag is the first letter of a word."""
+    monkeypatch.setattr(
+        module, "_import_tagger", lambda: lambda text, tokenize: [(word, word[0]) for word in text.split(" ")]
+    )
+
+
+def test_words_are_masked_with_their_probability() -> None:
+    made = copies([TEXT], copies=2000, p_mask=0.3)
+    assert all(word in ("[MASK]", WORDS[place]) for words in made for place, word in enumerate(words))
+    shares = np.mean([[word == "[MASK]" for word in words] for words in made], axis=0)
+    assert shares == pytest.approx(np.full(10, 0.3), abs=0.05)
+
+
+def test_without_a_mask_token_masked_words_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    made = copies([TEXT], copies=1000, p_mask=0.3, mask_token=None)
+    assert np.mean([len(words) for words in made]) == pytest.approx(7, abs=0.3)
+    assert "leaves out the words that it would mask" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("tagger")
+def test_words_are_replaced_by_words_of_their_part_of_speech_as_often_as_these_occur() -> None:
+    texts = ["a1 b1 a1", "a1 a2 b2 b2", "", "c1"]
+    made = copies(texts, copies=2000, p_pos=1.0)
+    tags = [[word[0] for word in words] for words in made]
+    assert all(tags[2000 * row + number] == [w[0] for w in texts[row].split()] for row in range(4) for number in (0, 9))
+    drawn = [word for words in made for word in words]
+    for word, share in (("a1", 3 / 4), ("a2", 1 / 4), ("b1", 1 / 3), ("b2", 2 / 3), ("c1", 1.0)):
+        of_tag = [other for other in drawn if other[0] == word[0]]
+        assert of_tag.count(word) / len(of_tag) == pytest.approx(share, abs=0.03)
+
+
+@pytest.mark.usefixtures("tagger")
+def test_a_word_is_either_masked_or_replaced() -> None:
+    made = copies(["x y", "x2 y2"], copies=500, p_mask=0.5, p_pos=0.5)
+    flat = [word for words in made for word in words]
+    assert flat.count("[MASK]") / len(flat) == pytest.approx(0.5, abs=0.05)
+
+
+def test_an_ngram_is_kept_with_its_probability() -> None:
+    made = copies([TEXT], copies=2000, p_ngram=0.25)
+    short = [words for words in made if words != WORDS]
+    assert len(short) / 2000 == pytest.approx(0.25, abs=0.03)
+    assert {len(words) for words in short} == {1, 2, 3, 4, 5}
+    starts = [WORDS.index(words[0]) for words in short]
+    assert all(words == WORDS[first : first + len(words)] for words, first in zip(short, starts, strict=True))
+    assert set(starts) == set(range(10))
+
+
+def test_of_pairs_one_the_other_or_both_are_changed_in_turns() -> None:
+    tang = TangAugmentation(**{**KEEPING, "p_mask": 1.0}, copies=4)
+    first, second = make_copies(split(["a b"], ["c"]), tang, "#", "cpu")
+    assert list(zip(first, second, strict=True)) == [("# #", "c"), ("a b", "#"), ("# #", "#"), ("# #", "c")]
+
+
+def test_copies_follow_from_the_seed_and_the_row() -> None:
+    texts = [f"{TEXT} {row}" for row in range(6)]
+    first = copies(texts, copies=5, p_mask=0.5, seed=1)
+    assert copies(texts[:3], copies=5, p_mask=0.5, seed=1) == first[:15]
+    assert copies(texts, copies=5, p_mask=0.5, seed=2) != first
+    assert len({tuple(words) for words in first}) > 20
+
+
+def test_the_tagger_gives_a_tag_to_every_word() -> None:
+    pytest.importorskip("textblob")
+    film = ["The", "film", ",", "isn't", "so", "bad", "."]
+    tags = module._tag_words([film, [], ["[MASK]"], ["10,000", "a/b", "c_d", "<b>"]])
+    assert [len(of_text) for of_text in tags] == [7, 0, 1, 4]
+    assert tags[0][:3] == ["DT", "NN", ","]
+
+
+def test_copies_are_made_once_and_a_damaged_file_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tang = TangAugmentation(**{**KEEPING, "p_mask": 0.5}, copies=3)
+    texts = split(["a b c", "d e f"], ["g h", "i"])
+    made = cached_copies(texts, tang, "#", cache_dir=tmp_path, device="cpu")
+    assert made == make_copies(texts, tang, "#", "cpu")
+    prepare: Callable[..., Any] = tang.prepare
+    calls: list[object] = []
+    monkeypatch.setattr(tang, "prepare", lambda *arguments: calls.append(1) or prepare(*arguments))
+    monkeypatch.setattr(tang, "options", lambda: {"copies": 3})
+    cached_copies(texts, tang, "#", cache_dir=tmp_path, device="cpu")
+    calls.clear()
+    assert cached_copies(texts, tang, "#", cache_dir=tmp_path, device="cpu") == made
+    assert not calls
+    cached_copies(texts, tang, "@", cache_dir=tmp_path, device="cpu")
+    cached_copies(split(["a b c"], ["g h"]), tang, "#", cache_dir=tmp_path, device="cpu")
+    assert len(calls) == 2
+    for path in (tmp_path / "augmented").glob("*/copies.arrow"):
+        path.write_bytes(b"damaged")
+    assert cached_copies(texts, tang, "#", cache_dir=tmp_path, device="cpu") == made
+    assert len(calls) == 3
+    assert "is damaged: the copies are made again" in " ".join(capsys.readouterr().out.split())
+
+
+def data(**options: Any) -> LabelledData:
+    rows: dict[str, Any] = {"train": (["a b", "c d"], [0, 1]), "dev": (["# b", "new"], [0, 1])}
+    return Classification(text="text", **rows, **options).read(Path("unused"))
+
+
+def test_new_copies_join_the_pool_and_the_others_are_counted(tmp_path: Path) -> None:
+    tang = TangAugmentation(**{**KEEPING, "p_mask": 0.5}, copies=40)
+    augmented = augment(data(unlabelled=["a #", "own"]), tang, mask_token="#", cache_dir=tmp_path, device="cpu")
+    pool = augmented.pool
+    # `# b` is in dev and `a #` in the pool. `# #` is made of both rows.
+    assert pool.texts[:2] == ["a #", "own"]
+    assert sorted(pool.texts[2:]) == ["# #", "# d", "c #"]
+    record = pool.record()
+    assert record["examples"] == 5
+    made = record["augmentation"]
+    assert (made["method"], made["p_mask"], made["made"], made["examples"]) == ("tang", 0.5, 80, 3)
+    assert sum(made["removed"].values()) == 77
+    assert made["removed"]["dev"] > 0
+    assert made["removed"]["train"] > 0
+    assert augmented.sha256 == data().sha256
+
+
+def test_an_augmentation_that_changes_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"augment=tang makes no new text of 2 training examples \(40 in train\): raise"
+    ):
+        augment(data(), TangAugmentation(**KEEPING), mask_token="#", cache_dir=tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"copies": 0}, "got copies=0, expected a whole number of at least 1"),
+        ({"p_mask": 1.5}, "got p_mask=1.5, expected a probability from 0 to 1"),
+        ({"p_mask": 0.7, "p_pos": 0.6}, "got p_pos=0.6, expected at most 0.3, because a word is masked, replaced or"),
+        (
+            {"language": "de"},
+            "got language=de, expected en, because there is a tagger of parts of speech for English alone: set "
+            "augment.p_pos=0 to replace no word, or take augment=mlm with a model of this language",
+        ),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        TangAugmentation(**options)
+    assert message in str(caught.value)
+
+
+def test_other_languages_are_augmented_without_a_tagger() -> None:
+    TangAugmentation(language="de", p_pos=0.0).check()
+
+
+def test_a_missing_tagger_is_answered_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "textblob.en", None)
+    with pytest.raises(UserError, match=r"textblob, which is not installed: pip install 'distill\[augment\]', or set"):
+        TangAugmentation().check()
+    TangAugmentation(p_pos=0.0).check()

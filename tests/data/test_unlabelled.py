@@ -1,0 +1,181 @@
+"""Tests of texts without labels: their sources, and the texts that are left out."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas
+import pytest
+
+from distill.contracts import IGNORED
+from distill.errors import UserError
+from distill.tasks import Classification, Regression
+
+ROWS: dict[str, Any] = {
+    "train": (["a good film", "a bad film", "fine", "poor"], [1, 0, 1, 0]),
+    "dev": (["so so", "what a film"], [0, 1]),
+    "test": (["a test", "another test"], [0, 1]),
+}
+PAIRS: dict[str, Any] = {
+    "train": ([("a", "b"), ("c", "d"), ("a", "d"), ("c", "b")], [1, 0, 1, 0]),
+    "dev": ([("e", "f"), ("g", "h")], [0, 1]),
+}
+# 1 is empty, one each is in dev, test and train up to case and white space, and one is doubled.
+TEXTS = ["new one", "", "So  SO", "a test ", "FINE", "new two", "New\tone"]
+REMOVED = {"empty": 1, "dev": 1, "test": 1, "train": 1, "doubled": 1}
+
+
+def read(unlabelled: Any, **options: Any) -> Any:
+    return Classification(**{"text": "review", **ROWS, **options}, unlabelled=unlabelled).read(Path("unused"))
+
+
+def to_txt(root: Path) -> Path:
+    (root / "a.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    return root / "a.txt"
+
+
+def to_gzip(root: Path) -> Path:
+    with gzip.open(root / "a.txt.gz", "wt", encoding="utf-8") as file:
+        file.write("\n".join(TEXTS))
+    return root / "a.txt.gz"
+
+
+def to_jsonl(root: Path) -> Path:
+    lines = [json.dumps({"id": 1, "review": text or None, "label": "secret"}) for text in TEXTS]
+    (root / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return root / "a.jsonl"
+
+
+def to_directory(root: Path) -> Path:
+    (root / "texts").mkdir()
+    (root / "texts" / ".hidden.txt").write_text("hidden")
+    (root / "texts" / "notes.md").write_text("another kind")
+    (root / "texts" / "1.txt").write_text("\n".join(TEXTS[:3]))
+    pandas.DataFrame({"review": TEXTS[3:]}).to_parquet(root / "texts" / "2.parquet")
+    return root / "texts"
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "txt": to_txt,
+    "gzip": to_gzip,
+    "jsonl": to_jsonl,
+    "directory": to_directory,
+    "path as text": lambda root: str(to_txt(root)),
+    "list": lambda root: TEXTS,
+    "array": lambda root: np.array(TEXTS),
+    "frame": lambda root: pandas.DataFrame({"review": TEXTS, "label": 7}),
+    "dataset": lambda root: datasets.Dataset.from_dict({"review": TEXTS}),
+    "columns": lambda root: {"review": TEXTS},
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_new_texts_are_read_from_every_source(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = read(SOURCES[source](tmp_path))
+    assert data.pool.texts == ["new one", "new two"]
+    assert data.pool.pairs is None
+    assert data.pool.removed == REMOVED
+    out = " ".join(capsys.readouterr().out.split())
+    assert "2 texts for the teacher to label; removed: 1 empty, 1 in dev, 1 in test, 1 in train, 1 doubled" in out
+    assert ("the column label is ignored, because the teacher labels" in out) == (source in ("jsonl", "frame"))
+
+
+def test_the_digest_of_a_fine_tuned_teacher_does_not_depend_on_unlabelled_text() -> None:
+    assert read(["new"]).sha256 == read(None).sha256
+    assert len(read(None).pool) == 0
+
+
+def test_pairs_are_compared_as_pairs() -> None:
+    given = [("E", " f"), ("e", "h"), ("f", "e"), ("", "x"), ("", " ")]
+    data = read(given, text=["one", "two"], **{"test": None}, **PAIRS)
+    assert (data.pool.texts, data.pool.pairs) == (["e", "f", ""], ["h", "e", "x"])
+    assert data.pool.removed == {"empty": 1, "dev": 1, "train": 0, "doubled": 0}
+
+
+def test_a_table_of_one_text_may_call_its_column_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read({"text": ["new"], "other": ["x"]}).pool.texts == ["new"]
+    assert "has no column review: its column text is read" in capsys.readouterr().out
+
+
+def test_the_order_of_the_pool_is_random_and_the_same_in_every_run() -> None:
+    texts = [f"text {number}" for number in range(200)]
+    split = read(texts).pool.shuffled(IGNORED, np.dtype("int64"))
+    assert split.texts != texts
+    assert sorted(split.texts) == sorted(texts)
+    assert split.texts == read(texts).pool.shuffled(IGNORED, np.dtype("int64")).texts
+    assert (split.labels == IGNORED).all()
+
+
+def test_numbers_of_unlabelled_texts_are_missing(tokenizer: Any) -> None:
+    task = Regression(text="text", train=(["a", "b"], [1.0, 2.5]), dev=(["c", "d"], [0.0, 1.0]), unlabelled=["e", "f"])
+    train = task.encode(task.read(Path("unused")), tokenizer, None)["train"]
+    items = task.select(train[[3, 0, 2, 1]])
+    assert items.labelled.tolist() == [False, True, False, True]
+    assert items.labels[items.labelled].tolist() == [1.0, 2.5]
+
+
+def write(name: str, content: str) -> Callable[[Path], Path]:
+    def build(root: Path) -> Path:
+        (root / name).write_text(content)
+        return root / name
+
+    return build
+
+
+BAD: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
+    "an empty file": (write("a.txt", ""), {}, "a.txt is empty, expected texts without labels (task.unlabelled)"),
+    "blank lines": (write("a.txt", "\n \n"), {}, "all 2 texts are removed (2 empty)"),
+    "no text": (lambda root: [], {}, "unlabelled leaves nothing to learn from: it has no text"),
+    "dev itself": (
+        write("a.txt", "so so\nWhat a film"), {},
+        "a.txt leaves nothing to learn from: all 2 texts are removed (2 in dev); give texts that are in no split",
+    ),
+    "no text column": (
+        write("a.csv", "label,body\n1,x\n"), {},
+        "a.csv has no column review: it has label, body; texts without labels need the task's text columns, "
+        "task.text=[review]",
+    ),
+    "one column of a pair": (
+        write("a.csv", "one\nx\n"), {"text": ["one", "two"], "test": None, **PAIRS},
+        "has no column two: it has one; texts without labels need the task's text columns, task.text=[one,two], both "
+        "columns of the pair one and two",
+    ),
+    "lines for pairs": (
+        write("a.txt", "x\n"), {"text": ["one", "two"], "test": None, **PAIRS},
+        "a.txt has one text a line, and the task has pairs of texts: give a table with the columns one and two",
+    ),
+    "an unknown kind": (write("a.xml", "<a/>"), {}, "a.xml is of no known kind, expected one of .txt, .txt.gz, .tsv"),
+    "a missing file": (
+        lambda root: "nowhere.txt", {},
+        "task.unlabelled=nowhere.txt is no file and no directory, expected one of them or a data set of the Hub",
+    ),
+    "an unreachable data set": (
+        lambda root: "nobody/nothing", {},
+        "task.unlabelled=nobody/nothing is no file and no directory, and as a data set of the Hub it is not in the",
+    ),
+    "an empty directory": (lambda root: root, {}, "has no text (found no file), expected files in .txt, .txt.gz"),
+    "numbers": (lambda root: [1, 2], {}, "example 1: column review is 1, expected text"),
+    "one text": (lambda root: 3, {}, "got unlabelled of type int, expected a list or an array"),
+    "a text for a pair": (
+        lambda root: ["x"], {"text": ["one", "two"], "test": None, **PAIRS}, "got the text 'x', expected 2 texts",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", BAD)
+def test_a_source_without_new_texts_is_refused_in_one_line(mistake: str, tmp_path: Path) -> None:
+    build, options, message = BAD[mistake]
+    with pytest.raises(UserError) as caught:
+        read(build(tmp_path), **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -1.0, 2.0])
+def test_a_share_is_between_0_and_1(share: float) -> None:
+    with pytest.raises(UserError, match="unlabelled_share=.*, expected a share between 0 and 1"):
+        read(["new"], unlabelled_share=share)

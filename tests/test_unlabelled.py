@@ -1,0 +1,200 @@
+"""Tests of whole runs and trainings with texts that only the teacher labels."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+
+import distill as d
+from distill import chain
+from distill.data import batching
+from distill.data.mixing import MixedExamples
+from distill.losses import HardLabels, LogitMSE, Objective, PseudoLabels, SoftTargets
+from distill.tasks import Classification, Regression
+from distill.training import fitting
+from distill.training.module import DistillationModule
+from students.distilbert import from_teacher
+from tests.conftest import LABELS, SETTINGS, Toy, equal, last_state, sentences, toy_bert, weights
+
+TIMING = d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.01, teacher=False)
+ROWS = sentences(48)
+DATA: dict[str, Any] = {
+    "train": ([text for text, _ in ROWS], [LABELS[label] for _, label in ROWS]),
+    "dev": ([f"{text} dev" for text, _ in ROWS[:16]], [LABELS[label] for _, label in ROWS[:16]]),
+}
+UNLABELLED = [f"{text} new" for text, _ in sentences(80)] + [f"{text} dev" for text, _ in ROWS[:16]]
+
+
+def classification(**options: Any) -> Classification:
+    return Classification(text="sentence", labels=LABELS, name="toy", max_length=48, **{**DATA, **options})
+
+
+def test_a_run_mixes_its_texts_and_records_them(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stage in ("publish", "close"):  # The export has its own tests.
+        monkeypatch.setattr(chain._Stage, stage, lambda *arguments: None)
+    source = d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
+    task = classification(unlabelled=UNLABELLED, unlabelled_share=0.25)
+    trainer = d.TrainerSettings(learning_rate=1e-3, batch_size=8, max_epochs=2, precision="32-true", seed=1)
+    result = d.distill(
+        source, d.students.distilbert(), task, trainer=trainer, baseline=True, benchmark=TIMING,
+        objective=Objective(soft=SoftTargets(), hard=HardLabels()), directory=tmp_path / "run",
+        export=d.ExportSettings(max_drop=1.0), augment=d.TangAugmentation(copies=2, p_mask=0.5, p_pos=0.0),
+    )  # fmt: skip
+    record = result.record
+    unlabelled = record["task"]["unlabelled"]
+    augmentation = unlabelled.pop("augmentation")
+    assert (augmentation["method"], augmentation["made"], augmentation["p_mask"]) == ("tang", 96, 0.5)
+    assert 40 < augmentation["examples"] == 96 - sum(augmentation["removed"].values())
+    removed = {"empty": 0, "dev": 16, "train": 0, "doubled": 0}
+    examples = 80 + augmentation["examples"]
+    assert unlabelled == {"examples": examples, "share": 0.25, "removed": removed, "truncated": 0}
+    assert record["task"]["examples"] == {"train": 48, "dev": 16, "test": 0}
+    # An epoch has 48 labelled examples in steps of 6, each with 2 unlabelled ones.
+    assert (record["training"]["steps"], record["training"]["epochs"]) == (16, 2)
+    last = torch.load(tmp_path / "run" / "baseline" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == 16
+    assert last["seen"][0] == 16 * 8  # Steps of the same size, all of them labelled.
+
+
+def test_a_fine_tuned_teacher_is_shared_by_runs_with_and_without_unlabelled_text(
+    encoder_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"max_steps": 2, "max_epochs": None, "precision": "32-true"}
+    for task in (classification(unlabelled=UNLABELLED), classification()):
+        d.Teacher.from_pretrained(encoder_dir, cache_dir=tmp_path / "cache").fit(task, **settings)
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("is fine-tuned on toy first") == 1
+    assert out.count("Teacher: fine-tuned before, reused from") == 1
+    assert len(list((tmp_path / "cache" / "teachers").iterdir())) == 1
+
+
+def mixed_toy(tokenizer: PreTrainedTokenizerBase, directory: Path, **options: Any) -> Toy:
+    """Builds a training on labelled and unlabelled texts, whose teacher runs in every step."""
+    task = classification(unlabelled=UNLABELLED)
+    examples = task.encode(task.read(directory), tokenizer, None)
+    settings = replace(SETTINGS, **{"batch_size": 8, **options})
+    loaders = batching.all_loaders(examples, **settings.batches())
+    teacher = toy_bert(len(tokenizer))
+    torch.manual_seed(0)
+    module = DistillationModule(
+        student=from_teacher(teacher), objective=Objective(soft=SoftTargets(), hard=HardLabels()), task=task,
+        teacher=teacher, **settings.optimization(len(loaders["train"])),
+    )  # fmt: skip
+    return Toy(module, loaders, settings, tokenizer, directory)
+
+
+def test_a_resumed_mixed_training_ends_with_the_same_weights(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"checkpoint_steps": 5, "accumulate": 2}
+    whole = mixed_toy(tokenizer, tmp_path / "whole", **options)
+    fit = whole.fit()
+    assert (fit.steps, fit.epochs) == (12, 2)
+    stopped = mixed_toy(tokenizer, tmp_path / "stopped", **options)
+    original = stopped.module.training_step
+
+    def training_step(*arguments: Any) -> None:
+        if stopped.module.global_step == 8:
+            raise RuntimeError("stopped")
+        original(*arguments)
+
+    monkeypatch.setattr(stopped.module, "training_step", training_step)
+    with pytest.raises(RuntimeError, match="stopped"):
+        stopped.fit()
+    resumed = mixed_toy(tokenizer, tmp_path / "stopped", **options)
+    resumed.fit(resume=True)
+    assert equal(last_state(resumed), last_state(whole))
+    assert equal(weights(resumed.module), weights(whole.module))
+
+
+@pytest.mark.slow  # The samplers of two ranks have their own tests.
+def test_two_processes_train_on_mixed_batches_like_one(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    one = mixed_toy(tokenizer, tmp_path / "one", batch_size=16, max_epochs=None, max_steps=3)
+    two = mixed_toy(tokenizer, tmp_path / "two", devices=2, strategy="ddp", max_epochs=None, max_steps=3)
+    for toy in (one, two):
+        toy.module.student.config.dropout = toy.module.student.config.attention_dropout = 0.0
+        for module in toy.module.student.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        toy.fit()
+    assert one.module.examples_seen == 48
+    for name, tensor in last_state(one).items():
+        if not name.endswith("k_lin.bias"):
+            torch.testing.assert_close(tensor, last_state(two)[name], rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_terms_that_need_labels_skip_unlabelled_examples(
+    kind: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    texts, other = [text for text, _ in ROWS[:6]], UNLABELLED[:5]
+    if kind == "classes":
+        task: Any = Classification(
+            text="a", train=(texts, [0, 1] * 3), dev=(["x", "y"], [0, 1]), unlabelled=other, max_length=48
+        )
+        terms: dict[str, Any] = {"hard": HardLabels(), "soft": SoftTargets(), "pseudo": PseudoLabels()}
+    else:
+        numbers = [0.5, 1.0, -2.0, 3.0, 0.0, 1.5]
+        task = Regression(
+            text="a", train=(texts, numbers), dev=(["x", "y"], [0.0, 1.0]), unlabelled=other, max_length=48
+        )
+        terms = {"hard": HardLabels(), "soft": SoftTargets(), "mse": LogitMSE()}
+    train = task.encode(task.read(tmp_path), tokenizer, None)["train"]
+    assert isinstance(train, MixedExamples)
+    labels = 2 if kind == "classes" else 1
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        initializer_range=0.3, num_labels=labels, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    student, teacher = BertForSequenceClassification(config), BertForSequenceClassification(config)
+    module = DistillationModule(student=student, objective=Objective(terms=terms), task=task, teacher=teacher)
+    mixed = train[list(range(len(train)))]
+    alone = train.labelled[list(range(6))]
+    items = task.select(mixed)
+    assert module.objective.counts(items).tolist() == [6, 11, 11]
+    loss, sums = module.losses(mixed)
+    _, labelled_sums = module.losses(alone)
+    torch.testing.assert_close(sums[0], labelled_sums[0])
+    assert sums[1] > labelled_sums[1]
+    assert loss.isfinite()
+    # A micro-batch without a label has a finite gradient.
+    only = {name: values[6:] for name, values in mixed.items()}
+    module.losses(only, module.objective.counts(items))[0].backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in student.parameters())
+
+
+def test_a_short_training_labels_only_the_texts_that_it_shows(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distill.teaching.output_cache.SHARD_TOKENS", 256)
+    monkeypatch.setattr(fitting, "fit", _no_training)
+    source = d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
+    many = [f"{text} number {number}" for number in range(20) for text, _ in sentences(40)]
+    trainer = d.TrainerSettings(learning_rate=1e-3, batch_size=8, max_epochs=1, precision="32-true")
+    with pytest.raises(_Stopped):
+        d.distill(
+            source, d.students.distilbert(), classification(unlabelled=many), trainer=trainer,
+            objective=Objective(soft=SoftTargets()), directory=tmp_path / "run",
+        )  # fmt: skip
+    [outputs] = [path for path in (tmp_path / "cache" / "outputs").iterdir() if len(list(path.iterdir())) > 4]
+    shards = len(list(outputs.glob("*.safetensors")))
+    task = classification(unlabelled=many)
+    train = task.encode(task.read(tmp_path), tokenizer, None)["train"]
+    tokens = int(train.lengths[: 48 + 48].sum())
+    assert shards == pytest.approx(tokens / 256, abs=2)
+    shutil.rmtree(outputs)
+
+
+class _Stopped(Exception):
+    pass
+
+
+def _no_training(*arguments: Any, **options: Any) -> None:
+    raise _Stopped
