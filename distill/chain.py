@@ -28,13 +28,14 @@ from distill.files import JsonObject, atomic_directory, is_intact, make_director
 from distill.losses import HardLabels, Objective
 from distill.models import checks
 from distill.models.forward import input_names
-from distill.plan import Plan, Student, check_plan
+from distill.plan import Plan, Student, check_plan, choose_training
 from distill.records import report
 from distill.records.record import Run
 from distill.teaching import teacher as teaching
 from distill.teaching.outputs import ComputedOutputs, check_size, outputs_for_training
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training import fitting
+from distill.training.auto import describe_choices
 from distill.training.evaluate import evaluate, evaluate_splits, split_metrics
 from distill.training.module import DistillationModule
 
@@ -67,6 +68,8 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     model = student.make(teacher.model, task)
     start = copy.deepcopy(model) if plan.baseline else None
     loaders = batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
+    if isinstance(examples["train"], Examples):
+        plan = choose_training(plan, model, examples=len(examples["train"]), steps_per_epoch=len(loaders["train"]))
     if not plan.dry_run:
         teaching.score(teacher, task, examples, source=source, directory=plan.cache_dir / "outputs")
     run.update(task=task_record(task, splits, examples), teacher=teacher.record(), objective=plan.objective.record())
@@ -201,6 +204,7 @@ class _Stage:
                 ("teacher outputs", preflight.describe_outputs(module, outputs.reason)),
                 ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
                 ("training", preflight.describe_training(module, plan.trainer, seconds * (2 if plan.baseline else 1))),
+                *(("chosen", line) for line in describe_choices(plan.chosen)),
             ]
         )
         preflight.warn_of_stream(self.loaders["train"], plan.trainer)
@@ -217,7 +221,7 @@ class _Stage:
         metrics = split_metrics(task, scores)
         student.cpu()
         self.run.update(
-            training=training_record(fit, module, outputs.outputs),
+            training=training_record(fit, module, outputs.outputs) | {"chosen": self.plan.chosen},
             student={
                 "name": self.student_name, "parameters": checks.count_parameters(student), "metrics": metrics,
                 "layers": getattr(student.config, "teacher_layers", None),
