@@ -66,10 +66,14 @@ def describe_student(student: PreTrainedModel) -> tuple[str, int]:
     return start, int(student.config.hidden_size)
 
 
-def choose(facts: Facts) -> dict[str, Choice]:
-    """Returns a value for every option that may be `auto`; the table of choices."""
+def choose_epochs(facts: Facts) -> int:
+    """Returns `max_epochs`."""
     fewest = EPOCHS if facts.start in ("whole", "inherited") else FRESH_EPOCHS
-    epochs = max(fewest, min(MOST_EPOCHS, math.ceil(LEAST_STEPS / facts.steps_per_epoch)))
+    return max(fewest, min(MOST_EPOCHS, math.ceil(LEAST_STEPS / facts.steps_per_epoch)))
+
+
+def choose(facts: Facts, epochs: int) -> dict[str, Choice]:
+    """Returns a value for every option that may be `auto`, in a training of `epochs`; the table of choices."""
     evaluations = max(1, min(EVALUATIONS, MOST_EVALUATIONS // epochs))
     evaluations = max(evaluations, math.ceil(LEAST_EVALUATIONS / epochs))
     inherited = float(f"{INHERITED_RATE * min(1.0, RATE_WIDTH / facts.width):.2g}")
@@ -81,7 +85,7 @@ def choose(facts: Facts) -> dict[str, Choice]:
     }
     return {
         "learning_rate": rates[facts.start],
-        "max_epochs": Choice(epochs, _explain_epochs(facts, epochs, fewest)),
+        "max_epochs": Choice(choose_epochs(facts), _explain_epochs(facts)),
         "evaluations": Choice(evaluations, f"{evaluations * epochs} in all, from which the best weights are chosen"),
         "ema": Choice(EMA, "the soup averages the weights"),
         "soup": Choice(SOUP, "the average of the last weights is kept if it is as good on dev"),
@@ -89,19 +93,23 @@ def choose(facts: Facts) -> dict[str, Choice]:
     }
 
 
-def _explain_epochs(facts: Facts, epochs: int, fewest: int) -> str:
-    steps = f"{facts.examples:,} examples are {facts.steps_per_epoch:,} steps an epoch"
-    if epochs == fewest:
-        return f"{steps}, enough for {LEAST_STEPS:,} steps or nearly so" if fewest == EPOCHS else steps
-    if epochs == MOST_EPOCHS:
-        return f"{steps}; {MOST_EPOCHS} epochs are the most, for fewer than {LEAST_STEPS:,} steps"
-    return f"{steps}, and {LEAST_STEPS:,} steps are the least"
+def _explain_epochs(facts: Facts) -> str:
+    epochs, steps = choose_epochs(facts), f"{facts.examples:,} examples are {facts.steps_per_epoch:,} steps an epoch"
+    if epochs * facts.steps_per_epoch < LEAST_STEPS:
+        return f"{steps}, and {epochs} epochs are the most" if epochs == MOST_EPOCHS else steps
+    if (epochs - 1) * facts.steps_per_epoch < LEAST_STEPS:
+        return f"{steps}, and {LEAST_STEPS:,} steps are the least"
+    return f"{steps}, and {epochs} epochs are enough"
 
 
 def resolve(settings: TrainerSettings, facts: Facts) -> tuple[TrainerSettings, dict[str, dict[str, Any]]]:
     """Returns the settings with a value for every option that is `auto`, and these values with their reasons."""
     names = settings.unresolved()
-    chosen = {name: choice for name, choice in choose(facts).items() if name in names} if names else {}
+    epochs = choose_epochs(facts) if "max_epochs" in names else settings.max_epochs
+    steps = math.inf if epochs is None else epochs * facts.steps_per_epoch
+    steps = min(max(steps, settings.min_steps or 0), settings.max_steps or math.inf)
+    table = choose(facts, math.ceil(steps / facts.steps_per_epoch))
+    chosen = {name: table[name] for name in names}
     values: dict[str, Any] = {name: choice.value for name, choice in chosen.items()}
     return replace(settings, **values), {name: asdict(choice) for name, choice in chosen.items()}
 

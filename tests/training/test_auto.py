@@ -10,7 +10,7 @@ import distill as d
 from distill.errors import UserError
 from distill.tasks import Classification
 from distill.training import auto
-from distill.training.auto import Facts, choose
+from distill.training.auto import Facts, choose, choose_epochs
 from distill.training.settings import CHOSEN, TrainerSettings
 from students import bilstm
 from students.distilbert import from_teacher
@@ -19,7 +19,8 @@ from tests.conftest import SETTINGS
 
 def values(**facts: Any) -> dict[str, Any]:
     defaults = {"examples": 3576, "steps_per_epoch": 112, "start": "inherited", "width": 384}
-    return {name: choice.value for name, choice in choose(Facts(**defaults | facts)).items()}
+    known = Facts(**defaults | facts)
+    return {name: choice.value for name, choice in choose(known, choose_epochs(known)).items()}
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,15 @@ def test_given_values_win_and_chosen_ones_have_reasons():
     assert "soup=3: the average of the last weights" in "\n".join(auto.describe_choices(chosen))
     assert settings.total_steps(112) == 1232
     assert auto.resolve(SETTINGS, facts) == (SETTINGS, {})
+
+
+def test_evaluations_are_counted_in_the_training_that_takes_place():
+    facts = Facts(64, 4, "inherited", 32)
+    for given, expected in (({"max_epochs": 1}, 6), ({"max_epochs": 15}, 2), ({"max_steps": 8}, 3)):
+        settings, chosen = auto.resolve(replace(TrainerSettings.auto(), **given), facts)
+        assert settings.evaluations == expected
+        epochs = settings.total_steps(4) // 4
+        assert chosen["evaluations"]["reason"].startswith(f"{expected * epochs} in all")
 
 
 def test_options_that_were_not_chosen_are_refused():
