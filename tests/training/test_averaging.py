@@ -1,7 +1,10 @@
 """Tests of averaged weights: the moving average, the soup of the last checkpoints, and their resumption."""
 
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor
 
 from distill.errors import OptionError, UserError
-from distill.training import averaging
+from distill.training import averaging, fitting
 from distill.training.averaging import average_checkpoints
 from tests.conftest import SETTINGS, MakeToy, Toy, equal, fake_scores, last_state, weights
 from tests.training.test_checkpoints import equal_trainings, stop_at
@@ -291,3 +294,16 @@ def test_min_steps_raises_the_epochs():
 def test_invalid_settings_are_refused(options: dict[str, Any], message: str):
     with pytest.raises((OptionError, ValueError), match=message):
         replace(SETTINGS, **options)
+
+
+# The estimate
+
+
+def test_an_estimate_counts_the_evaluation_of_the_average(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch):
+    """A step takes a second for the passes and one for the optimizer; a batch of dev takes a third of a second."""
+    toy = make_toy(max_epochs=1, soup=3, ema=0.9)
+    before = weights(toy.module)
+    monkeypatch.setattr(fitting, "time", SimpleNamespace(perf_counter=partial(next, count())))
+    seconds = fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings)
+    assert seconds == pytest.approx(4 * (1 + 1) + 2 * 24 / 16 / 3)
+    assert equal(weights(toy.module), before)
