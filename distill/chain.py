@@ -30,7 +30,7 @@ from distill.ladder import Ladder, warn_of_size
 from distill.losses import HardLabels, Objective
 from distill.models import checks
 from distill.models.forward import input_names
-from distill.plan import Encoding, Plan, Student, check_plan
+from distill.plan import Encoding, Plan, Student, check_plan, choose_training
 from distill.records import report
 from distill.records.predictions import write_predictions
 from distill.records.record import Run
@@ -38,6 +38,7 @@ from distill.teaching import teacher as teaching
 from distill.teaching.outputs import ComputedOutputs, check_size, earlier_decision, outputs_for_training
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training import fitting
+from distill.training.auto import describe_choices
 from distill.training.evaluate import evaluate, evaluate_splits, split_metrics
 from distill.training.module import DistillationModule
 
@@ -71,12 +72,15 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     _check_student(made, student.name, plan, teacher.model, teacher.tokenizer)
     examples = encode(teacher.tokenizer)
     if isinstance(examples["train"], Examples):
-        epochs = plan.trainer.max_epochs
+        epochs = plan.trainer.fixed_epochs
         check_size(plan.objective, task, teacher.model, examples["train"], source.cache, student=made, epochs=epochs)
     L.seed_everything(plan.seed, verbose=False)
     model = student.make(teacher.model, task)
     start = copy.deepcopy(model) if plan.baseline else None
     loaders = batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
+    if isinstance(examples["train"], Examples):
+        rows = splits.sizes().get("train", 0)
+        plan = choose_training(plan, model, examples=rows, steps_per_epoch=len(loaders["train"]))
     if not plan.dry_run:
         teaching.score(teacher, task, examples, source=source, directory=plan.cache_dir / "outputs")
     run.update(task=task_record(task, splits, examples), teacher=teacher.record(), objective=plan.objective.record())
@@ -147,7 +151,7 @@ def _rehearse(
     made = student.make(model, plan.task)
     _check_student(made, student.name, plan, model, tokenizer)
     if isinstance(examples["train"], Examples):
-        epochs = plan.trainer.max_epochs
+        epochs = plan.trainer.fixed_epochs
         check_size(plan.objective, plan.task, model, examples["train"], source.cache, student=made, epochs=epochs)
 
 
@@ -220,6 +224,7 @@ class _Stage:
                 ("teacher outputs", preflight.describe_outputs(module, outputs.reason)),
                 ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
                 ("training", preflight.describe_training(module, plan.trainer, seconds * (2 if plan.baseline else 1))),
+                *(("chosen", line) for line in describe_choices(plan.chosen)),
             ]
         )
         preflight.warn_of_stream(self.loaders["train"], plan.trainer)
@@ -237,7 +242,7 @@ class _Stage:
         metrics = split_metrics(task, scores)
         student.cpu()
         self.run.update(
-            training=training_record(fit, module, outputs.outputs),
+            training=training_record(fit, module, outputs.outputs) | {"chosen": self.plan.chosen},
             student={
                 "name": self.student_name, "parameters": checks.count_parameters(student), "metrics": metrics,
                 "layers": getattr(student.config, "teacher_layers", None),

@@ -6,7 +6,7 @@ The annotation of an option determines the values it takes. A dataclass of optio
     @dataclass(frozen=True, config=STRICT)  # pydantic.dataclasses.dataclass
     class TrainerSettings:
         learning_rate: PositiveFloat
-        max_epochs: PositiveInt | None = None
+        max_steps: PositiveInt | None = None
         precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
 
 A class with an `__init__` of its own, or a function, has its arguments checked:
@@ -18,7 +18,7 @@ A class with an `__init__` of its own, or a function, has its arguments checked:
 Both raise OptionError, which is a UserError and a ValueError. A value that Hydra instantiates is named in full by
 `distill.__main__`:
 
-    got trainer.max_epochs=0, expected a whole number of at least 1 or null
+    got trainer.max_steps=0, expected a whole number of at least 1 or null
 
 `describe` derives the second half from the annotation. `Field(description="...")` inside `Annotated` replaces it where
 other words are clearer. Constraints belong into `Annotated` because defaults are not read. A list from YAML becomes a

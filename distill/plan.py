@@ -3,7 +3,7 @@
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objectiv
 from distill.records.settings import RecordSettings
 from distill.teaching.outputs import check_cache
 from distill.teaching.teacher import TeacherSource
+from distill.training import auto
 from distill.training.settings import TrainerSettings, check_budget, check_processes
 
 # Builds a student; `task` is given to a function that has a parameter of this name.
@@ -40,6 +41,7 @@ class Plan:
         cache_dir: holds what runs share: tokens, fine-tuned teachers, teacher outputs.
         resume: goes on from the run's checkpoints.
         dry_run: checks and estimates everything and trains nothing.
+        chosen: values of the trainer's options that were `auto`, with their reasons.
         logger: makes the logger of the training in a directory.
         augment: makes changed copies of the training texts, which the teacher labels.
     """
@@ -56,6 +58,7 @@ class Plan:
     baseline: bool = False
     resume: bool = False
     dry_run: bool = False
+    chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
     logger: Callable[[Path], Logger] = field(default=lambda directory: CSVLogger(str(directory), name="", version=""))
     augment: Augmentation | None = None
 
@@ -116,6 +119,15 @@ def default_objective(task: Task) -> Objective:
     return Objective(name="language_model" if task.over_vocabulary else "distilbert", terms=terms)
 
 
+def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, steps_per_epoch: int) -> Plan:
+    """Returns the plan with a value for every option of the trainer that is `auto`."""
+    if not plan.trainer.unresolved():
+        return plan
+    facts = auto.Facts(examples, steps_per_epoch, *auto.describe_student(student))
+    trainer, chosen = auto.resolve(plan.trainer, facts)
+    return replace(plan, trainer=trainer, chosen=chosen)
+
+
 def check_plan(source: TeacherSource, plan: Plan) -> None:
     """Raises UserError for options that contradict each other, before anything is read."""
     task, objective = plan.task, plan.objective
@@ -130,6 +142,8 @@ def check_plan(source: TeacherSource, plan: Plan) -> None:
             f"({task.kind}): take another objective, or set objective.terms.{unsuited[0]}.weight=0"
         )
     _check_unlabelled(plan)
+    if task.over_vocabulary:
+        auto.refuse(plan.trainer, f"task={task.name}")
     check_budget(plan.trainer.batch_tokens, task.max_length, "trainer")
     check_processes(plan.trainer, "trainer")
     check_cache(source.cache, objective, task)

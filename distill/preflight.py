@@ -63,7 +63,9 @@ def describe_batches(train: Loader, settings: TrainerSettings) -> str:
 
 def describe_training(module: DistillationModule, settings: TrainerSettings, seconds: float) -> str:
     """Describes the number of steps, the precision and the estimated `seconds` of the training."""
-    return f"{module.total_steps:,} steps in {settings.resolved_precision()}, about {format_duration(seconds)}"
+    limit = "up to " if settings.patience is not None else ""
+    steps = f"{limit}{module.total_steps:,} steps in {settings.resolved_precision()}"
+    return f"{steps}, {limit or 'about '}{format_duration(seconds)}"
 
 
 def describe_outputs(module: DistillationModule, reason: str | None) -> str:

@@ -21,7 +21,7 @@ from distill.records.record import Run
 from distill.tasks import MaskedLM
 from distill.tasks.masked_lm import TextData
 from distill.teaching.teacher import TeacherSource, adopt_special_tokens
-from distill.training import fitting
+from distill.training import auto, fitting
 from distill.training.evaluate import evaluate
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings, check_budget, check_processes
@@ -91,6 +91,7 @@ def _check(
         raise UserError(f"job={config.job.name} is not for task={task.name}: take a task over text, task=mlm")
     if config.baseline:
         raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
+    auto.refuse(settings, f"job={config.job.name} task={task.name}")
     check_processes(settings, "trainer")
     check_budget(settings.batch_tokens, task.max_length, "trainer")
     if source.weights.is_new != from_scratch:

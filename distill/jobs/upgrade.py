@@ -5,6 +5,8 @@ from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from distill.training.settings import ADDED
+
 # `_target_` of an earlier version -> its current name.
 RENAMED = {
     "distill.benchmark.Settings": "distill.benchmark.settings.BenchmarkSettings",
@@ -57,4 +59,8 @@ def _upgrade_node(node: Node) -> Node:
         node = {**node, **{key: node.get(key, value) for key, value in UNLABELLED.items()}}
     elif target == "students.bilstm.from_teacher":  # It receives the task.
         node.pop("text", None)
-    return {**node, "_target_": RENAMED.get(target, target)} if isinstance(target, str) else node
+    if not isinstance(target, str):
+        return node
+    target = RENAMED.get(target, target)
+    added = ADDED if target == "distill.training.settings.TrainerSettings" else {}
+    return {**added, **node, "_target_": target}

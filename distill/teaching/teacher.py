@@ -29,10 +29,10 @@ from distill.options import show_value
 from distill.teaching.output_cache import OutputCache, library_versions
 from distill.teaching.outputs import Computation, cached_scores
 from distill.teaching.scale import Rescaling, fit_scale
-from distill.training import checkpoints, fitting
+from distill.training import auto, checkpoints, fitting
 from distill.training.evaluate import evaluate, split_metrics
 from distill.training.module import DistillationModule, freeze
-from distill.training.settings import TrainerSettings, check_budget, check_processes
+from distill.training.settings import ADDED, TrainerSettings, check_budget, check_processes
 
 FORMAT = 4  # Of a fine-tuned teacher in the cache.
 # Called with model, tokenizer and examples before the fine-tuning; raises an error if the student does not suit them.
@@ -219,6 +219,10 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
         UserError: if the teacher does not fit and must not be fine-tuned.
     """
     task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
+    chosen = dict[str, dict[str, Any]]()
+    if source.finetune is not None and task.fine_tunes_teacher:
+        settings, chosen = auto.resolve_finetuning(source.finetune, splits.sizes()["train"])
+        source = replace(source, finetune=settings)
     key = _fingerprint(source, task, splits)[:16] if task.fine_tunes_teacher else ""
     directory = cache_dir / "teachers" / f"{source.weights.name}-{task.name}-{key}"
     seconds, origin, notices = 0.0, "kept", list[str]()
@@ -234,6 +238,8 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
             examples = task.encode(splits, start.tokenizer, cache_dir)
             preparation.rehearse(start.model, start.tokenizer, examples)
             print_line(f"Teacher: {source.weights.resolved()} is fine-tuned on {task.name} first, {start.reason}")
+            for line in auto.describe_choices(chosen):
+                print_line(f"         {line}")
             seconds = _finetune(source, start, preparation, labelled_only(examples), directory)
             origin = "not fine-tuned in a dry run" if preparation.dry_run else "fine-tuned"
     if origin not in ("kept", "fine-tuned"):
@@ -343,8 +349,9 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
     settings = None
     if source.finetune is not None:
         settings = asdict(replace(source.finetune, precision=source.finetune.resolved_precision()))
-        for name in ("checkpoint_steps", "devices", "strategy"):
-            settings.pop(name)  # They do not change the result.
+        for name in ("checkpoint_steps", "devices", "strategy", *ADDED):
+            settings.pop(name)  # They do not change the result, except what `added` returns.
+        settings |= source.finetune.added()
         if source.finetune.processes() > 1:  # A step contains the batches of all ranks.
             settings["processes"] = source.finetune.processes()
         settings["device"] = source.finetune.device().type

@@ -66,7 +66,12 @@ class PortableModelCheckpoint(ModelCheckpoint):
     """A ModelCheckpoint whose state holds file names in place of paths, so that the directory of a run can be moved.
 
     Lightning forgets the best score where the directory has changed, and the next evaluation overwrites `best.ckpt`.
+    It also takes an evaluation after every step (`val_check_interval=1`) for one at the end of every epoch (1.0), and
+    saves nothing in between. This class saves after every evaluation.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(save_on_train_epoch_end=False, **options)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         directory = Path(str(self.dirpath))
@@ -119,7 +124,8 @@ class Checkpoints(Callback):
             identity, done, places = checkpoint["identity"], checkpoint["steps_of_epoch"], checkpoint["places"]
         except KeyError as error:
             raise _damaged(self.path) from error
-        other = sorted(name for name in self.identity if identity.get(name) != self.identity[name])
+        names = self.identity.keys() | identity.keys()
+        other = sorted(name for name in names if identity.get(name) != self.identity.get(name))
         if other:
             raise UserError(
                 f"{self.path} belongs to another training with different {' and '.join(other)}: run the command "
@@ -199,6 +205,6 @@ def handle_signals(handler: Callable[[int, FrameType | None], object], *signals:
 
 def remove(directory: Path) -> None:
     """Removes the checkpoints of a training whose result is saved elsewhere."""
-    for name in ("best.ckpt", "last.ckpt"):
-        (directory / name).unlink(missing_ok=True)
+    for path in (directory / "best.ckpt", directory / "last.ckpt", *directory.glob("soup-*.ckpt")):
+        path.unlink(missing_ok=True)
     directory.rmdir()

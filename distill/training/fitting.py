@@ -15,20 +15,21 @@ from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.loggers import Logger
 from transformers import PreTrainedModel
 
+from distill.console import print_notice
 from distill.contracts import Examples, Loader
 from distill.data import batching
 from distill.data.mixing import epoch_size
 from distill.models import cpu_kernels
 from distill.models.forward import to_device
-from distill.training import distributed, memory
+from distill.training import averaging, distributed, memory
 from distill.training.checkpoints import (
     AtomicCheckpointIO,
     Checkpoints,
     PortableModelCheckpoint,
     StepSource,
-    load_checkpoint,
 )
 from distill.training.module import DistillationModule
+from distill.training.patience import Patience
 from distill.training.progress_bar import ProgressBar
 from distill.training.settings import TrainerSettings
 from distill.training.strategies import create_strategy, select_devices
@@ -43,6 +44,8 @@ class Fit:
         padding: share of the computed tokens that are padding.
         peak_rss_mb: largest resident memory of rank 0, in MB.
         best: best metric on dev.
+        stopped_early: optimizer step of the evaluation after which `patience` ended the training; None: it did not.
+        soup: the average of the last checkpoints; None without one.
     """
 
     seconds: float
@@ -54,6 +57,8 @@ class Fit:
     padding: float
     peak_rss_mb: float | None
     best: float
+    stopped_early: int | None = None
+    soup: dict[str, Any] | None = None
 
 
 def fit(
@@ -68,7 +73,7 @@ def fit(
     identity: Mapping[str, object] | None = None,
     resume: bool = False,
 ) -> Fit:
-    """Trains the module and loads the weights with the best metric on dev.
+    """Trains the module and loads the weights with the best metric on dev, or an average of the last ones.
 
     Args:
         identity: further properties that a resumed training must share with the checkpoint.
@@ -122,16 +127,40 @@ def _fit(
         saver.skip_finished_steps()
     timer = Timer()  # Its state is in the checkpoint, so that a resumed run continues counting.
     progress_bars = [ProgressBar(title, metric, selects)] if distributed.rank() == 0 else []
-    callbacks = [best, _EvaluateAfterLastStep(), saver, last, timer, *progress_bars]
+    recent, patience, chosen_callbacks = _create_chosen_callbacks(settings, checkpoints, metric, selects)
+    callbacks = [best, *chosen_callbacks, _EvaluateAfterLastStep(), saver, last, timer, *progress_bars]
     trainer = _create_trainer(module, settings, steps_per_epoch=len(train), callbacks=callbacks, logger=logger)
     with _copy_before_sharding(module, settings), _accelerate(module.student, settings), saver.stop_on_signals():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
+    soup = None
     if distributed.rank() == 0:
-        module.load_state_dict(load_checkpoint(Path(best.best_model_path))["state_dict"])
+        with _accelerate(module.student, settings):
+            soup = averaging.take_best_weights(module, dev, settings, best=best, recent=recent)
+        _print_ending(title, metric, settings, steps=module.total_steps, patience=patience, soup=soup)
     return _summarize(
         module, train, settings, seconds=timer.time_elapsed("train"), steps=trainer.global_step, best=best,
+        stopped_early=patience.stopped if patience is not None else None, soup=soup,
         peak_rss_mb=memory.peak_mb() if measures_memory else None,
     )  # fmt: skip
+
+
+def _create_chosen_callbacks(
+    settings: TrainerSettings, checkpoints: Path, metric: str, selects: str
+) -> tuple[averaging.RecentCheckpoints | None, Patience | None, list[Callback]]:
+    """Returns the callbacks of `soup`, `patience` and `ema`, as far as they are used, and all of them in their order.
+
+    Lightning moves every Checkpoint to the end. The others run before a checkpoint is written, which has their state.
+    """
+    callbacks: list[Callback] = []
+    recent = patience = None
+    if settings.soup > 1:
+        callbacks.append(recent := averaging.RecentCheckpoints(checkpoints, settings.soup))
+    if settings.ema > 0:
+        average = averaging.MovingAverage(settings.ema)
+        callbacks += [averaging.RawWeights(average), average]
+    if settings.patience is not None:
+        callbacks.append(patience := Patience(metric, selects, settings.patience))
+    return recent, patience, callbacks
 
 
 def _create_trainer(
@@ -170,10 +199,13 @@ def _summarize(
     seconds: float,
     steps: int,
     best: PortableModelCheckpoint,
+    stopped_early: int | None,
+    soup: averaging.Soup | None,
     peak_rss_mb: float | None,
 ) -> Fit:
     """Returns duration and throughput, computed from the counters of the module."""
     seconds = max(seconds, 1e-9)
+    score = float(best.best_model_score) if best.best_model_score is not None else float("nan")
     return Fit(
         seconds=seconds,
         epochs=module.examples_seen / epoch_size(train) if train.batch_sampler else None,
@@ -183,8 +215,34 @@ def _summarize(
         tokens_per_second=module.tokens_seen / seconds,
         padding=1 - module.tokens_seen / max(1, module.tokens_computed),
         peak_rss_mb=peak_rss_mb,
-        best=float(best.best_model_score) if best.best_model_score is not None else float("nan"),
+        best=soup.metric if soup is not None and soup.taken else score,
+        stopped_early=stopped_early,
+        soup=soup.record() if soup is not None else None,
     )
+
+
+def _print_ending(
+    title: str,
+    metric: str,
+    settings: TrainerSettings,
+    *,
+    steps: int,
+    patience: Patience | None,
+    soup: averaging.Soup | None,
+) -> None:
+    """Prints a notice of an early stop, and which weights were taken if there was a choice."""
+    if patience is not None and patience.stopped is not None:
+        print_notice(
+            f"{title}: stopped at step {patience.stopped:,} of {steps:,} after {patience.wait_count} evaluations "
+            f"without a better {metric}"
+        )
+    if soup is not None:
+        print_notice(
+            f"{title}: the average of the last {len(soup.steps)} evaluations has {metric} {soup.metric:.4f}, the best "
+            f"one {soup.best:.4f}; {'the average' if soup.taken else 'the best one'} is taken"
+        )
+    elif settings.soup > 1:
+        print_notice(f"{title}: dev was evaluated once, so soup={settings.soup} averages nothing")
 
 
 def _describe_training(module: DistillationModule, steps_per_epoch: int, settings: TrainerSettings) -> dict[str, Any]:
@@ -193,7 +251,7 @@ def _describe_training(module: DistillationModule, steps_per_epoch: int, setting
     steps = [module.total_steps, steps_per_epoch, settings.accumulate]
     return {
         "model": shapes, "steps": steps, "precision": settings.resolved_precision(), "seed": module.seed,
-        "processes": distributed.world_size(),
+        "processes": distributed.world_size(), **settings.added(),
     }  # fmt: skip
 
 
@@ -216,6 +274,9 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
     optimizer = module.configure_optimizers()[0][0]
     for group in optimizer.param_groups:
         group["lr"] = group["weight_decay"] = 0.0  # The same work without a change of the weights.
+    average = averaging.MovingAverage(settings.ema)
+    if settings.ema > 0:
+        average.start(module)
     step_seconds, optimizer_seconds = [], []
     with _accelerate(module.student, settings), distributed.limit_threads(settings.devices):
         for _ in range(4):
@@ -225,10 +286,13 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
             loss.backward()
             step_seconds.append(time.perf_counter() - start)
             optimizer.step()
+            if settings.ema > 0:
+                average.update(module, 1)
             optimizer_seconds.append(time.perf_counter() - start - step_seconds[-1])
             optimizer.zero_grad()
     module.teacher_seconds = 0.0  # The training has not begun.
     evaluations = max(1, round(settings.evaluations * module.total_steps / len(train)))
+    evaluations += int(settings.soup > 1)  # Of the average.
     scored = evaluations * len(cast(Examples, dev.dataset))
     # The minimum excludes the warm-up and the load of other processes.
     return min(step_seconds) * (steps + scored / size / 3) + min(optimizer_seconds) * module.total_steps

@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel, get_linear_schedule_with_warmup
+from transformers import PreTrainedModel, get_scheduler
 
 from distill.contracts import Batch, ItemOutputs, Items, Outputs, Task, TeacherOutputs
 from distill.errors import NumericalError
@@ -21,6 +21,8 @@ from distill.training.evaluate import Columns, concatenate, score_batch
 from distill.training.strategies import shard_module
 
 _RANK_SEED_STRIDE = 2_654_435_761  # Its multiples modulo 2**32 are far from each other.
+# Names of schedules -> those of transformers.
+_SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
 
 
 class DistillationModule(L.LightningModule):
@@ -32,7 +34,8 @@ class DistillationModule(L.LightningModule):
     Args:
         teacher: in evaluation mode and without gradients; it is not part of checkpoints and optimizer.
         cached_outputs: the cached outputs of a teacher, instead of `teacher`.
-        total_steps: optimizer steps of the whole training. The learning rate decays linearly to zero.
+        total_steps: optimizer steps of the whole training.
+        schedule: course of the learning rate after the warm-up: `linear` or `cosine` to zero, or `constant`.
         warmup: share of the steps over which the learning rate rises from zero.
         clip: largest norm of the gradient; 0 does not clip.
         seed: dropout depends only on the seed, the step and the rank, so that a resumed training is the same.
@@ -51,6 +54,7 @@ class DistillationModule(L.LightningModule):
         warmup: float = 0.1,
         clip: float = 1.0,
         total_steps: int = 1000,
+        schedule: str = "linear",
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -68,6 +72,7 @@ class DistillationModule(L.LightningModule):
         self.cached_outputs = cached_outputs if objective.needs_teacher else None
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.warmup, self.clip, self.total_steps, self.seed = warmup, clip, total_steps, seed
+        self.schedule = _SCHEDULES[schedule]
         self.tokens_seen = self.tokens_computed = self.examples_seen = 0
         self.teacher_seconds = 0.0
         self._dev_scores: list[tuple[Columns, Columns]] = []
@@ -209,9 +214,8 @@ class DistillationModule(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(parameter_groups(self, self.weight_decay), lr=self.learning_rate, fused=True)
-        schedule = get_linear_schedule_with_warmup(
-            optimizer, math.ceil(self.warmup * self.total_steps), self.total_steps
-        )
+        warmup = math.ceil(self.warmup * self.total_steps)
+        schedule = get_scheduler(self.schedule, optimizer, warmup, self.total_steps)
         return [optimizer], [schedule]
 
 

@@ -1,8 +1,9 @@
 """Settings of a training and checks of the devices they need."""
 
+import math
 import os
 import shutil
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -14,6 +15,21 @@ from distill.options import STRICT, raise_option_errors
 from distill.training.launchers import launched_world_size
 
 Precision = Literal["auto", "32-true", "bf16-mixed"]
+AUTO = "auto"
+CHOSEN = ("learning_rate", "max_epochs", "evaluations", "ema", "soup", "patience")  # The options that may be auto.
+if TYPE_CHECKING:  # All code that reads these options runs after `auto.resolve`.
+    Rate: TypeAlias = float
+    Number: TypeAlias = int
+    OptionalNumber: TypeAlias = int | None
+    Decay: TypeAlias = float
+else:
+    Rate = PositiveFloat | Literal["auto"]
+    Number = PositiveInt | Literal["auto"]
+    OptionalNumber = PositiveInt | Literal["auto"] | None
+    Decay = Annotated[float, Field(ge=0, lt=1)] | Literal["auto"]
+
+# Options of later versions, with the values that earlier versions trained with.
+ADDED = {"schedule": "linear", "min_steps": None, "ema": 0, "soup": 1, "patience": None}
 
 
 @raise_option_errors
@@ -22,6 +38,8 @@ class TrainerSettings:
     """Settings of a training, the keys of `conf/trainer`.
 
     The training ends at `max_epochs` or at `max_steps`, whichever it reaches first.
+
+    Some options may be `auto`. `auto.resolve` replaces them by values for the data and the student before training.
 
     Args:
         learning_rate: its peak, reached after the warm-up.
@@ -32,6 +50,11 @@ class TrainerSettings:
         clip: largest norm of the gradient; 0 does not clip.
         evaluations: number of evaluations on dev in an epoch, each of which writes a checkpoint.
         checkpoint_steps: number of optimizer steps between further checkpoints.
+        schedule: course of the learning rate after the warm-up: to zero in a line or as half a cosine, or constant.
+        min_steps: raises the epochs of `max_epochs` until they have this many optimizer steps.
+        ema: decay of the moving average of the weights (`averaging.MovingAverage`); 0: none.
+        soup: number of the last evaluations whose weights are averaged at the end (`averaging.Soup`); 1: none.
+        patience: number of evaluations in a row without a better metric after which the training stops; None: never.
         devices: number of processes on this machine that train together, each with batches of its own. Under torchrun
             or SLURM it is the number of processes that these have launched.
         compile: whether to pass the student to `torch.compile`.
@@ -41,18 +64,23 @@ class TrainerSettings:
         ValueError: if both options of a pair are missing.
     """
 
-    learning_rate: PositiveFloat
+    learning_rate: Rate
     batch_size: PositiveInt | None
     batch_tokens: PositiveInt | None = None
     accumulate: PositiveInt = 1
-    max_epochs: PositiveInt | None = None
+    max_epochs: OptionalNumber = None
     max_steps: PositiveInt | None = None
     warmup: Annotated[float, Field(ge=0, le=1, description="a share of the steps from 0 to 1")] = 0.1
     weight_decay: NonNegativeFloat = 0.01
     clip: NonNegativeFloat = 1.0
     precision: Precision = "auto"
-    evaluations: PositiveInt = 1
+    evaluations: Number = 1
     checkpoint_steps: PositiveInt | None = None
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    min_steps: PositiveInt | None = None
+    ema: Decay = 0.0
+    soup: Number = 1
+    patience: OptionalNumber = None
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
     devices: PositiveInt = 1
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
@@ -64,6 +92,12 @@ class TrainerSettings:
             raise ValueError("got neither max_epochs nor max_steps, expected a number for one of them")
         if self.batch_size is None and self.batch_tokens is None:
             raise ValueError("got neither batch_size nor batch_tokens, expected a number for one of them")
+        if self.min_steps is not None and self.max_steps is not None and self.min_steps > self.max_steps:
+            raise ValueError(
+                f"got min_steps={self.min_steps}, expected at most max_steps={self.max_steps}: lower min_steps"
+            )
+        if self.strategy == "fsdp" and self.ema not in (0, AUTO):
+            raise OptionError("ema", str(self.ema), "0 with strategy=fsdp because the average is not sharded")
         if self.accelerator == "mps" and not torch.backends.mps.is_available():
             raise OptionError("accelerator", "mps", "auto or cpu because torch finds no Apple GPU")
         if self.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
@@ -73,9 +107,29 @@ class TrainerSettings:
                 "compile", "true", "false because torch.compile needs g++ or clang++, and neither is found"
             )
 
+    @classmethod
+    def auto(cls, *, batch_size: int = 32, **options: Any) -> "TrainerSettings":
+        """Returns settings whose other options than the given ones are chosen for the data and the student."""
+        chosen: dict[str, Any] = dict.fromkeys(CHOSEN, AUTO)
+        return cls(**chosen | {"batch_size": batch_size} | options)
+
+    @property
+    def fixed_epochs(self) -> int | None:
+        """Returns `max_epochs`, None if the number of epochs follows from the data or `max_steps`."""
+        return None if self.unresolved() or self.min_steps else self.max_epochs
+
+    def unresolved(self) -> list[str]:
+        """Returns the names of the options that are `auto` and not chosen yet."""
+        return [name for name in CHOSEN if getattr(self, name) == AUTO]
+
     def total_steps(self, steps_per_epoch: int) -> int:
-        """Returns the optimizer steps of the whole training."""
-        ends = [self.max_steps, None if self.max_epochs is None else self.max_epochs * steps_per_epoch]
+        """Returns the optimizer steps of the whole training, without an early stop."""
+        if names := self.unresolved():
+            raise ValueError(f"{names[0]} is auto, expected a value: distill.training.auto.resolve chooses one")
+        epochs = self.max_epochs
+        if epochs is not None:
+            epochs = max(epochs, math.ceil((self.min_steps or 0) / steps_per_epoch))
+        ends = [self.max_steps, None if epochs is None else epochs * steps_per_epoch]
         return min(end for end in ends if end is not None)
 
     def batches(self) -> BatchOptions:
@@ -95,8 +149,12 @@ class TrainerSettings:
 
     def optimization(self, steps_per_epoch: int) -> dict[str, Any]:
         """Returns the arguments of `DistillationModule` that concern the optimizer."""
-        names = ("learning_rate", "weight_decay", "warmup", "clip", "seed")
+        names = ("learning_rate", "weight_decay", "warmup", "clip", "schedule", "seed")
         return {name: getattr(self, name) for name in names} | {"total_steps": self.total_steps(steps_per_epoch)}
+
+    def added(self) -> dict[str, Any]:
+        """Returns the options of `ADDED` that differ from it, so that earlier fingerprints and checkpoints hold."""
+        return {name: getattr(self, name) for name, value in ADDED.items() if getattr(self, name) != value}
 
     def processes(self) -> int:
         """Returns the number of processes that train, the world size."""

@@ -400,6 +400,38 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         "budget.mb=20 would change nothing in job=distill task=mlm: leave it out",
     ),
     "a benchmark length of 0": (_options("benchmark.lengths=[0]"), "got benchmark.lengths=[0], expected whole numbers"),
+    "a moving average that never moves": (
+        _options("trainer.ema=1"),
+        "got trainer.ema=1, expected a number of at least 0 and below 1 or auto",
+    ),
+    "a moving average of sharded weights": (
+        _options("trainer=fsdp", "trainer.ema=0.9"),
+        "got trainer.ema=0.9, expected 0 with strategy=fsdp because the average is not sharded",
+    ),
+    "a soup of nothing": (
+        _options("trainer.soup=0"),
+        "got trainer.soup=0, expected a whole number of at least 1 or auto",
+    ),
+    "no patience": (
+        _options("trainer.patience=0"),
+        "got trainer.patience=0, expected a whole number of at least 1, auto",
+    ),
+    "an unknown schedule": (
+        _options("trainer.schedule=step"),
+        "got trainer.schedule=step, expected one of linear, cosine, constant",
+    ),
+    "more steps than max_steps": (
+        _options("trainer.min_steps=9", "trainer.max_steps=8"),
+        "got min_steps=9, expected at most max_steps=8: lower min_steps",
+    ),
+    "a batch size that is chosen": (
+        _options("trainer.batch_size=auto"),
+        "got trainer.batch_size=auto, expected a whole number of at least 1 or null",
+    ),
+    "choices for a teacher whose steps are not known": (
+        _options("teacher.finetune.max_epochs=auto", "teacher.finetune.batch_tokens=500"),
+        "got teacher.finetune.max_epochs=auto with batch_tokens, expected batch_size alone: set",
+    ),
     "no batch size": (_options("trainer.batch_size=null"), "got neither batch_size nor batch_tokens"),
     "an invalid compile option": (_options("trainer.compile=perhaps"), "got trainer.compile=perhaps, expected true or"),
     "a teacher without a cache": (

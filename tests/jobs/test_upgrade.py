@@ -89,6 +89,8 @@ def test_settings_and_the_cache_keep_their_values() -> None:
         for node in (config.trainer, config.export, config.benchmark, config.teacher.finetune, config.teacher.cache)
     )
     assert (trainer.max_epochs, trainer.batch_size, finetune.max_epochs) == (2, 4, 1)
+    assert (config.trainer.ema, config.teacher.finetune.soup, config.trainer.patience) == (0, 1, None)
+    assert trainer.added() == {}
     assert (cache.enabled, cache.hidden, cache.top_k) == ("auto", False, 8)
     assert export.max_drop == 0.02
     assert (list(benchmark.batches), list(benchmark.lengths)) == ([1], [16])

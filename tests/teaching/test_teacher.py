@@ -448,3 +448,16 @@ def test_a_weak_teacher_is_refused_with_a_way_out(
     assert "Notice: teacher loaded" in capsys.readouterr().out
     with pytest.raises(UserError, match="got teacher.accept_weak=1, expected true or false"):
         replace(source, accept_weak=1)  # type: ignore[arg-type]
+
+
+def test_a_fine_tuned_teacher_is_cached_under_the_options_that_its_fine_tuning_uses(
+    classifier_dir: Path, task: Classification, splits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Teachers of earlier versions, which had fewer options, stay in the cache."""
+    keys = []
+    monkeypatch.setattr(teaching, "_digest", lambda parts: keys.append(parts[-1]) or "")
+    weights = Pretrained(name="toy", path=str(classifier_dir))
+    for options in ({}, {"ema": 0.9, "soup": 3}):
+        teaching._fingerprint(teaching.TeacherSource(weights, replace(SETTINGS, **options)), task, splits)
+    assert keys[1] == {**keys[0], "ema": 0.9, "soup": 3}
+    assert {"schedule", "min_steps", "ema", "soup", "patience"}.isdisjoint(keys[0])

@@ -386,7 +386,7 @@ def test_the_seed_determines_the_weights(make_toy: MakeToy, uninterrupted: Toy):
         ({"max_epochs": None}, "got neither max_epochs nor max_steps, expected a number for one of them"),
         ({"batch_size": 0}, "got batch_size=0, expected a whole number of at least 1"),
         ({"accumulate": 1.5}, r"got accumulate=1\.5, expected a whole number"),
-        ({"max_epochs": True}, "got max_epochs=true, expected a whole number of at least 1 or null"),
+        ({"max_epochs": True}, "got max_epochs=true, expected a whole number of at least 1, auto or null"),
         ({"evaluations": 0}, "got evaluations=0, expected a whole number"),
         ({"learning_rate": 0.0}, r"got learning_rate=0\.0, expected a number above 0"),
         ({"clip": -1}, "got clip=-1, expected a number of at least 0"),

@@ -1,0 +1,96 @@
+"""Tests of the options of a training that are chosen from the data and the student."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel
+
+import distill as d
+from distill.errors import UserError
+from distill.tasks import Classification
+from distill.training import auto
+from distill.training.auto import Facts, choose, choose_epochs
+from distill.training.settings import CHOSEN, TrainerSettings
+from students import bilstm
+from students.distilbert import from_teacher
+from tests.conftest import SETTINGS
+
+
+def values(**facts: Any) -> dict[str, Any]:
+    defaults = {"examples": 3576, "steps_per_epoch": 112, "start": "inherited", "width": 384}
+    known = Facts(**defaults | facts)
+    return {name: choice.value for name, choice in choose(known, choose_epochs(known)).items()}
+
+
+@pytest.mark.parametrize(
+    ("examples", "steps", "epochs", "evaluations"),
+    [
+        (67_349, 2_105, 2, 3),
+        (20_000, 625, 2, 3),
+        (3_576, 112, 11, 3),
+        (2_490, 78, 16, 2),
+        (64, 2, 40, 1),
+    ],
+)
+def test_small_data_gets_more_epochs(examples: int, steps: int, epochs: int, evaluations: int):
+    chosen = values(examples=examples, steps_per_epoch=steps)
+    assert (chosen["max_epochs"], chosen["evaluations"]) == (epochs, evaluations)
+    assert chosen["soup"] == 3
+
+
+@pytest.mark.parametrize(
+    ("start", "width", "rate"),
+    [("inherited", 384, 2e-4), ("inherited", 768, 1e-4), ("inherited", 128, 2e-4), ("fresh", 384, 5e-4),
+     ("recurrent", 300, 1e-3), ("whole", 768, 5e-5)],
+)  # fmt: skip
+def test_the_learning_rate_follows_from_the_layers_at_the_start(start: str, width: int, rate: float):
+    assert values(start=start, width=width)["learning_rate"] == pytest.approx(rate)
+
+
+def test_the_start_is_known_from_the_copied_tensors(teacher: PreTrainedModel, task: Classification):
+    assert auto.describe_student(from_teacher(teacher)) == ("inherited", 32)
+    assert auto.describe_student(from_teacher(teacher, init="random")) == ("fresh", 32)
+    recurrent = bilstm.from_teacher(teacher, task=task, embedding_dim=16, hidden_dim=8)
+    assert recurrent.inherited  # Its embeddings.
+    assert auto.describe_student(recurrent)[0] == "recurrent"
+    assert auto.describe_student(teacher) == ("inherited", 32)  # A loaded model.
+
+
+def test_given_values_win_and_chosen_ones_have_reasons():
+    facts = Facts(3576, 112, "inherited", 384)
+    settings, chosen = auto.resolve(TrainerSettings.auto(learning_rate=1e-3, patience=None), facts)
+    assert (settings.learning_rate, settings.patience, settings.max_epochs) == (1e-3, None, 11)
+    assert set(chosen) == set(CHOSEN) - {"learning_rate", "patience"}
+    assert chosen["max_epochs"] == {
+        "value": 11, "reason": "3,576 examples are 112 steps an epoch, and 1,200 steps are the least",
+    }  # fmt: skip
+    assert "soup=3: the average of the last weights" in "\n".join(auto.describe_choices(chosen))
+    assert settings.total_steps(112) == 1232
+    assert auto.resolve(SETTINGS, facts) == (SETTINGS, {})
+
+
+def test_evaluations_are_counted_in_the_training_that_takes_place():
+    facts = Facts(64, 4, "inherited", 32)
+    for given, expected in (({"max_epochs": 1}, 6), ({"max_epochs": 15}, 2), ({"max_steps": 8}, 3)):
+        settings, chosen = auto.resolve(replace(TrainerSettings.auto(), **given), facts)
+        assert settings.evaluations == expected
+        epochs = settings.total_steps(4) // 4
+        assert chosen["evaluations"]["reason"].startswith(f"{expected * epochs} in all")
+
+
+def test_options_that_were_not_chosen_are_refused():
+    with pytest.raises(ValueError, match="max_epochs is auto, expected a value"):
+        replace(SETTINGS, max_epochs="auto").total_steps(4)  # type: ignore[arg-type]
+    with pytest.raises(
+        UserError, match="got trainer.soup=auto, expected a value because nothing is chosen for task=mlm"
+    ):
+        auto.refuse(replace(SETTINGS, soup="auto"), "task=mlm")  # type: ignore[arg-type]
+    assert d.TrainerSettings.auto().unresolved() == list(CHOSEN)
+
+
+def test_a_teacher_is_fine_tuned_with_its_own_choices():
+    settings, chosen = auto.resolve_finetuning(replace(TrainerSettings.auto(), ema=0.5), 3576)
+    assert (settings.learning_rate, settings.max_epochs, settings.ema) == (5e-5, 11, 0.5)
+    assert "ema" not in chosen
+    assert auto.resolve_finetuning(SETTINGS, 3576) == (SETTINGS, {})
