@@ -196,6 +196,7 @@ def distill(
     export: ExportSettings | None = None,
     benchmark: BenchmarkSettings | None = None,
     seed: int = 0,
+    seeds: int = 1,
     baseline: bool = False,
     directory: str | Path | None = None,
     resume: bool = False,
@@ -211,6 +212,7 @@ def distill(
         export: how to export and when a file passes its gate.
         benchmark: what to time.
         seed: of the student's fresh weights, the order of the examples, and dropout.
+        seeds: number of students, with `seed`, `seed` + 1, ...; the first one is the student of the result.
         baseline: trains the same student from the same start without the teacher too.
         directory: of the run; a new one under `runs/` by default.
         resume: goes on with the run in `directory`.
@@ -228,6 +230,7 @@ def distill(
         benchmark=benchmark or BENCHMARK,
         cache_dir=teacher.cache_dir,
         seed=seed,
+        seeds=seeds,
         baseline=baseline,
         resume=resume,
     )

@@ -4,7 +4,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.loggers import CSVLogger, Logger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import preflight
+from distill import preflight, seeds
 from distill.benchmark.comparison import compare_models
 from distill.console import console, print_line, print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Examples, Loader, Scores, Splits, Task
@@ -49,6 +49,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     """
     task = plan.task
     check_plan(source, plan)
+    seeds.check(plan)
     silence_libraries()
     make_directory(plan.cache_dir)
     found, substituted = teaching.locate(source, task)
@@ -71,18 +72,28 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
         teaching.score(teacher, task, examples, source=source, directory=plan.cache_dir / "outputs")
     run.update(task=task_record(task, splits, examples), teacher=teacher.record(), objective=plan.objective.record())
     stage = _Stage(plan, run, student.name, splits, examples, loaders, teacher)
-    module, outputs = stage.prepare_training(model, source)
-    stage.show(module, outputs)
+    further_plans = seeds.further_plans(plan)
+    if not seeds.is_finished(run, plan):
+        stage.distill(model, start, source, shows=True)
+        if further_plans and not plan.dry_run:
+            seeds.add(run, {**run.record, "seed": plan.seed})
     if plan.dry_run:
         return
-    if module.teacher is None:
-        teacher.release()  # Its outputs are cached; later stages load it again.
-    scores = stage.train(module, outputs)
-    if start is not None:
-        run.update(baseline=stage.train_baseline(start))
-    if task.decoder is not None:
-        stage.publish(module.student, scores)
+    if further_plans:
+        del model, start
+        for seed_plan, seed_run in seeds.unfinished(run, further_plans):
+            _distill_further(source, student, stage, seed_plan, seed_run)
+        seeds.summarize(run, task)
     stage.close()
+
+
+def _distill_further(source: TeacherSource, student: Student, first: "_Stage", plan: Plan, run: Run) -> None:
+    """Distils the student of a further seed from the teacher and the data of the first stage."""
+    L.seed_everything(plan.seed, verbose=False)
+    model = student.make(first.teacher.model, plan.task)
+    start = copy.deepcopy(model) if plan.baseline else None
+    loaders = batching.all_loaders(first.examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
+    replace(first, plan=plan, run=run, loaders=loaders).distill(model, start, source)
 
 
 def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str, Any]:
@@ -90,7 +101,8 @@ def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str
     sizes = splits.sizes() or {name: len(split) for name, split in examples.items() if isinstance(split, Examples)}
     truncated = {name: split.truncated for name, split in examples.items() if isinstance(split, Examples)}
     return {
-        "name": task.name, "kind": task.kind, "metric": task.metric, "pair": task.pair, **task.describe(splits),
+        "name": task.name, "kind": task.kind, "metric": task.metric, "selects": task.selects,
+        "pair": task.pair, **task.describe(splits),
         "examples": {"train": 0, "dev": 0, "test": 0} | sizes, "truncated": truncated,
         "sha256": data_digest(task, splits, examples),
     }  # fmt: skip
@@ -157,6 +169,27 @@ class _Stage:
     loaders: Mapping[str, Loader]
     teacher: PreparedTeacher
 
+    def distill(
+        self, model: PreTrainedModel, start: PreTrainedModel | None, source: TeacherSource, *, shows: bool = False
+    ) -> None:
+        """Distils one student. `start` is its copy for the baseline; `shows` prints the summary before training."""
+        plan, run = self.plan, self.run
+        module, outputs = self.prepare_training(model, source)
+        if shows:
+            self.show(module, outputs)
+        if plan.dry_run:
+            return
+        if module.teacher is None:
+            self.teacher.release()  # Its outputs are cached; later stages load it again.
+        scores, baseline = self.train(module, outputs), None
+        if start is not None:
+            record, baseline = self.train_baseline(start)
+            run.update(baseline=record)
+        teacher = self.teacher.scores.get("dev")
+        run.update(comparison=seeds.compare(plan.task, scores["dev"], baseline=baseline, teacher=teacher, plan=plan))
+        if plan.task.decoder is not None:
+            self.publish(module.student, scores)
+
     def prepare_training(
         self, student: PreTrainedModel, source: TeacherSource
     ) -> tuple[DistillationModule, "_OutputsOrReason"]:
@@ -200,7 +233,7 @@ class _Stage:
                 ("batches", preflight.describe_batches(self.loaders["train"], plan.trainer)),
                 ("teacher outputs", preflight.describe_outputs(module, outputs.reason)),
                 ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
-                ("training", preflight.describe_training(module, plan.trainer, seconds * (2 if plan.baseline else 1))),
+                ("training", preflight.describe_training(module, plan, seconds)),
             ]
         )
         preflight.warn_of_stream(self.loaders["train"], plan.trainer)
@@ -226,8 +259,11 @@ class _Stage:
         save_model(student, self.teacher.tokenizer, self.run.directory / "student")
         return scores
 
-    def train_baseline(self, student: PreTrainedModel) -> dict[str, Any]:
-        """The same student from the same start, with the same steps, trained on the hard labels alone."""
+    def train_baseline(self, student: PreTrainedModel) -> tuple[dict[str, Any], Scores]:
+        """The same student from the same start, with the same steps, trained on the hard labels alone.
+
+        Returns its record and its scores on dev.
+        """
         objective = Objective(name="supervised", terms={"hard": HardLabels()})
         module = DistillationModule(
             student=student, objective=objective, task=self.plan.task,
@@ -236,7 +272,7 @@ class _Stage:
         directory = self.run.directory / "baseline"
         fit = self._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="baseline")
         scores = evaluate_splits(module.student.cpu(), self.plan.task, self.loaders)
-        return {"metrics": split_metrics(self.plan.task, scores), "seconds": fit.seconds}
+        return {"metrics": split_metrics(self.plan.task, scores), "seconds": fit.seconds}, scores["dev"]
 
     def publish(self, student: PreTrainedModel, scores: dict[str, Scores]) -> None:
         """Exports, checks and times the student, and writes the bundle with its model card."""
@@ -258,8 +294,13 @@ class _Stage:
         """Writes the report and prints where everything is."""
         run, formats = self.run, self.run.record["export"]
         write_text(run.directory / "report.md", report.render_report(run.record))
+        if formats and self.plan.seeds > 1:  # The first student was published before the others were trained.
+            labels = cast(ScoredSplits, self.splits).labels
+            replace_file(run.directory / "bundle", "README.md", report.render_model_card(run.record, labels))
         console.print()
         console.print(report.summary_table(run.record))
+        for sentence in report.comparison_sentences(run.record):
+            print_line(sentence)
         print_line(f"Report   {run.directory / 'report.md'}")
         print_line(f"Student  {run.directory / 'student'}")
         if not formats:
@@ -347,6 +388,16 @@ class Result:
     def retention(self) -> dict[str, float | None] | None:
         """The student's metric over the teacher's, in torch and of each exported file."""
         return cast("dict[str, float | None] | None", self.record["retention"])
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Mean and standard deviation of every metric over the seeds; empty for one seed."""
+        return cast(dict[str, Any], self.record["summary"])
+
+    @property
+    def comparison(self) -> dict[str, Any]:
+        """The student's difference from its baseline and its teacher, with 95% interval and p."""
+        return cast(dict[str, Any], self.record["comparison"])
 
     @property
     def bundle(self) -> Bundle:

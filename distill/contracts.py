@@ -316,6 +316,10 @@ class Task(Protocol):
         """The metrics of a split by name; shares are in 0..1."""
         ...
 
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        """The metric of each example `[N]` where the task's metric is their mean, None where it is no mean."""
+        ...
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the items that both predict alike."""
         ...

@@ -29,6 +29,7 @@ class Plan:
 
     Args:
         seed: sets the student's fresh weights.
+        seeds: number of students, with the seeds `seed`, `seed` + 1, ... of the weights and of the training.
         baseline: trains the same student from the same start without the teacher too.
         cache_dir: holds what runs share: tokens, fine-tuned teachers, teacher outputs.
         resume: goes on from the run's checkpoints.
@@ -43,6 +44,7 @@ class Plan:
     benchmark: BenchmarkSettings
     cache_dir: Path
     seed: int = 0
+    seeds: int = 1
     baseline: bool = False
     resume: bool = False
     dry_run: bool = False

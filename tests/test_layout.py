@@ -22,7 +22,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("training",),
     ("teaching", "export", "benchmark", "records"),
-    ("preflight", "plan", "chain"),
+    ("preflight", "plan", "seeds", "chain"),
     ("jobs",),
     ("__main__", "api", "__init__"),
 )
@@ -32,7 +32,9 @@ WITHIN = {
     "console": {"errors", "files"},
     "hub": {"errors", "files"},
     "options": {"errors"},
-    "chain": {"preflight", "plan"},
+    "preflight": {"plan"},
+    "seeds": {"plan"},
+    "chain": {"preflight", "plan", "seeds"},
 }
 # Units that import less than their level allows.
 ONLY = {"edge": {"errors", "files"}}

@@ -25,6 +25,7 @@ def upgrade(config: DictConfig) -> DictConfig:
     upgraded = OmegaConf.create(cast(Node, _walk(values, _upgrade_node)))
     assert isinstance(upgraded, DictConfig)
     upgraded.setdefault("dry_run", False)
+    upgraded.setdefault("seeds", 1)
     for name in ("teacher", "substitute"):
         if name in upgraded:
             upgraded[name].setdefault("accept_weak", False)

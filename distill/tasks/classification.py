@@ -191,6 +191,9 @@ class Classification:
         }
         return rows.compute_metrics(functions, self.metric_names)
 
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        return (self.predictions(scores) == scores.labels).astype(np.float64) if self.metric == "accuracy" else None
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         return float((self.predictions(scores) == self.predictions(reference)).mean())
 

@@ -193,6 +193,10 @@ class MaskedLM:
                 metrics[name] = float(columns[name].mean())
         return metrics
 
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        """None, because the perplexity is no mean."""
+        return None
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the items that both predict rightly, or both wrongly."""
         return float((scores.columns["correct"] == reference.columns["correct"]).mean())

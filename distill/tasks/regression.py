@@ -126,6 +126,10 @@ class Regression:
         }
         return rows.compute_metrics(functions, self.metric_names)
 
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        """None, because a correlation is no mean."""
+        return None
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the numbers that differ by less than 1% of the reference's range."""
         expected = reference.columns["logits"]

@@ -207,6 +207,10 @@ class TokenClassification:
             for entity in find_entities([self.labels[tag] for tag in of_sentence])
         }
 
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        """None, because F1 is no mean."""
+        return None
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the words to which both give the same tag."""
         tags, expected = (of.columns["logits"].argmax(axis=-1) for of in (scores, reference))

@@ -5,7 +5,7 @@ import gc
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.console import console, format_duration, print_line, print_notice
-from distill.contracts import EncodedSplits, Examples, Splits, Task
+from distill.contracts import EncodedSplits, Examples, Scores, Splits, Task
 from distill.data import batching
 from distill.errors import OptionError, UnreachableError, UserError
 from distill.files import CHECKSUMS, atomic_directory, hash_file, is_intact, write_json
@@ -123,6 +123,7 @@ class PreparedTeacher:
         self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
         self.device, self.seconds = device, seconds
         self.metrics: dict[str, float] = {}
+        self.scores: Mapping[str, Scores] = {}  # On the splits that are scored.
         self.notices = list(notices)
         self._load = load
         self._model = None if model is None else freeze(model)
@@ -324,7 +325,7 @@ def score(
             teacher.running, teacher.fingerprint, task, cache, directory, device=teacher.device.type
         )
         scores = cached_scores(computation, examples)
-    teacher.metrics = split_metrics(task, scores)
+    teacher.metrics, teacher.scores = split_metrics(task, scores), scores
     weakness = task.weakness(scores["dev"])
     if weakness is None:
         return
