@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import ChainableUndefined, Environment, PackageLoader, Undefined
@@ -127,6 +127,12 @@ def select_timing(record: Record, model: str, format: str) -> Record | None:
 
 def _first_timing(rows: Sequence[Record]) -> Record | None:
     return min(rows, key=lambda row: (row["batch"], row["length"]), default=None)
+
+
+def render_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table."""
+    macros: Any = _templates().get_template("macros.md.jinja").module
+    return str(macros.table(columns, rows)).strip()
 
 
 def example_argument(task: Record) -> str:
