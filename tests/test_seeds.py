@@ -183,7 +183,7 @@ def test_each_seed_is_exported_and_the_benchmark_is_timed_once(distill: Distill)
 )
 def test_number_of_seeds_that_cannot_be_is_refused(distill: Distill, seeds: Any, got: str) -> None:
     with pytest.raises(OptionError, match=f"got seeds={got}, expected a whole number of at least 1"):
-        distill("refused", seeds=seeds)
+        distill(f"refused-{got}", seeds=seeds)
 
 
 def test_last_seed_must_be_a_seed(distill: Distill) -> None:
