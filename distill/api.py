@@ -228,12 +228,8 @@ def distill(
         trainer=replace(TRAINER, seed=seed) if trainer is None else trainer,
         export=export or ExportSettings(),
         benchmark=benchmark or BENCHMARK,
-        cache_dir=teacher.cache_dir,
-        seed=seed,
-        seeds=seeds,
-        baseline=baseline,
-        resume=resume,
-    )
+        cache_dir=teacher.cache_dir, seed=seed, seeds=seeds, baseline=baseline, resume=resume,
+    )  # fmt: skip
     run = _open_run(directory, teacher, student, task, seed=seed, resume=resume)
     if run.record["status"] != "finished":
         with tracked(run, resume_with="distill(..., resume=True)"):

@@ -222,6 +222,7 @@ class _Stage:
         """Prints the summary before training."""
         plan, teacher, task = self.plan, self.teacher, self.plan.task
         seconds = fitting.estimate_seconds(module, self.loaders["train"], self.loaders["dev"], plan.trainer)
+        seconds *= plan.seeds * (2 if plan.baseline else 1)
         score = f", {task.metric} {teacher.metrics[task.metric]:.4f} on dev" if teacher.metrics else ""
         preflight.show(
             [
@@ -233,7 +234,7 @@ class _Stage:
                 ("batches", preflight.describe_batches(self.loaders["train"], plan.trainer)),
                 ("teacher outputs", preflight.describe_outputs(module, outputs.reason)),
                 ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
-                ("training", preflight.describe_training(module, plan, seconds)),
+                ("training", preflight.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
             ]
         )
         preflight.warn_of_stream(self.loaders["train"], plan.trainer)

@@ -12,7 +12,6 @@ from distill.contracts import EncodedSplits, Examples, Loader, Splits, Task
 from distill.data.batching import examples_and_buckets
 from distill.files import JsonObject
 from distill.models.checks import count_parameters
-from distill.plan import Plan
 from distill.teaching.output_cache import CachedOutputs
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
@@ -57,11 +56,11 @@ def describe_batches(train: Loader, settings: TrainerSettings) -> str:
     return f"{settings.step_size()} in a step, {buckets.padding():.1%} padding"
 
 
-def describe_training(module: DistillationModule, plan: Plan, seconds: float) -> str:
-    """Describes the number of steps, the precision and the estimated duration of all trainings of `seconds` each."""
-    total = format_duration(seconds * plan.seeds * (2 if plan.baseline else 1))
-    several = f" for {plan.seeds} seeds" if plan.seeds > 1 else ""
-    return f"{module.total_steps:,} steps in {plan.trainer.resolved_precision()}, about {total}{several}"
+def describe_training(module: DistillationModule, settings: TrainerSettings, seconds: float, *, seeds: int = 1) -> str:
+    """Describes the number of steps, the precision and the estimated `seconds` of the training of all seeds."""
+    several = f" for {seeds} seeds" if seeds > 1 else ""
+    duration = f"about {format_duration(seconds)}{several}"
+    return f"{module.total_steps:,} steps in {settings.resolved_precision()}, {duration}"
 
 
 def describe_outputs(module: DistillationModule, reason: str | None) -> str:

@@ -32,7 +32,6 @@ WITHIN = {
     "console": {"errors", "files"},
     "hub": {"errors", "files"},
     "options": {"errors"},
-    "preflight": {"plan"},
     "seeds": {"plan"},
     "chain": {"preflight", "plan", "seeds"},
 }

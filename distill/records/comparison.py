@@ -75,7 +75,7 @@ def find_runs(directory: Path) -> list[tuple[Path, JsonObject]]:
         found = [Path(directory / line).resolve() for line in lines]
     else:
         found = sorted((path.parent for path in directory.rglob(RECORD)), key=lambda path: path.name)
-    runs = []
+    runs: list[tuple[Path, JsonObject]] = []
     for path in found:
         try:
             record = open_run(path).record

@@ -127,8 +127,7 @@ def _resample(
         (data,), statistic, n_resamples=number, batch=max(1, _BATCH // len(data)), vectorized=vectorized,
         method="percentile", random_state=0,
     )  # fmt: skip
-    drawn: np.ndarray = result.bootstrap_distribution
-    return drawn
+    return np.array(result.bootstrap_distribution)
 
 
 def _items_of(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -138,7 +137,8 @@ def _items_of(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
     [4, 5, 0, 4, 5]
     """
     starts = counts.cumsum() - counts
-    return np.arange(counts.sum()) + np.repeat(first - starts, counts)
+    index: np.ndarray = np.arange(counts.sum()) + np.repeat(first - starts, counts)
+    return index
 
 
 def _take(scores: Scores, index: np.ndarray, example_id: np.ndarray) -> Scores:
