@@ -132,6 +132,11 @@ def _run_config(config: "DictConfig") -> None:
 
         run_cache(config)
         return
+    elif config.job.name == "compare":
+        from distill.jobs.compare import run_compare
+
+        run_compare(config)
+        return
     else:
         for group in ("teacher", "student"):
             if OmegaConf.is_missing(config, group) and not (group == "student" and config.job.name != "distill"):

@@ -202,6 +202,7 @@ def distill(
     record: RecordSettings | None = None,
     augment: Augmentation | None = None,
     seed: int = 0,
+    seeds: int = 1,
     baseline: bool = False,
     directory: str | Path | None = None,
     resume: bool = False,
@@ -220,6 +221,7 @@ def distill(
         record: what the run's directory holds; `RecordSettings(texts=False)` leaves out the texts of the data.
         augment: makes changed copies of the texts, which the teacher labels, for example `TangAugmentation()`.
         seed: of the student's fresh weights, the order of the examples, and dropout.
+        seeds: number of students, with `seed`, `seed` + 1, ...; the first one is the student of the result.
         baseline: trains the same student from the same start without the teacher too.
         directory: of the run; a new one under `runs/` by default.
         resume: goes on with the run in `directory`.
@@ -233,23 +235,25 @@ def distill(
         task=task, objective=default_objective(task) if objective is None else copy.deepcopy(objective),
         trainer=replace(TRAINER, seed=seed) if trainer is None else trainer, export=export or ExportSettings(),
         benchmark=benchmark or BENCHMARK, budget=budget or Budget(), record=record or RecordSettings(),
-        augment=augment, cache_dir=teacher.cache_dir, seed=seed, baseline=baseline, resume=resume,
+        augment=augment, cache_dir=teacher.cache_dir, seed=seed, seeds=seeds, baseline=baseline, resume=resume,
     )  # fmt: skip
-    run = _open_run(directory, teacher, student, task, seed=seed, resume=resume)
+    return _run(plan, teacher, student, directory)
+
+
+def _run(plan: Plan, teacher: Teacher, student: Student, directory: str | Path | None) -> Result:
+    run = _open_run(plan, teacher, student, directory)
     if run.record["status"] != "finished":
         with tracked(run, resume_with="distill(..., resume=True)", texts=plan.record.texts):
             chain.distill(teacher.source, student, plan, run)
     return Result(run.directory, run.record)
 
 
-def _open_run(
-    directory: str | Path | None, teacher: Teacher, student: Student, task: Task, *, seed: int, resume: bool
-) -> Run:
+def _open_run(plan: Plan, teacher: Teacher, student: Student, directory: str | Path | None) -> Run:
     """A new run, or the one to go on with."""
-    fields = {"job": "distill", "command": sys.argv, "config_sha256": None, "seed": seed}
+    fields = {"job": "distill", "command": sys.argv, "config_sha256": None, "seed": plan.seed}
     if directory is None:
-        if resume:
+        if plan.resume:
             raise UserError("got resume=True without a directory, expected the directory of the run to go on with")
-        return create_run(Path("runs") / task.name / f"{teacher.source.weights.name}-{student.name}", **fields)
+        return create_run(Path("runs") / plan.task.name / f"{teacher.source.weights.name}-{student.name}", **fields)
     path = Path(directory).expanduser()
-    return open_run(path) if resume else create_run_in(path, **fields)
+    return open_run(path) if plan.resume else create_run_in(path, **fields)

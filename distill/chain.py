@@ -1,48 +1,29 @@
-"""The whole chain, free of Hydra: from a teacher to a student that is trained, exported, checked and timed."""
+"""The whole chain, free of Hydra: from a teacher to students that are trained, exported, checked and timed."""
 
 import copy
-import hashlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
-from lightning.pytorch.loggers import CSVLogger, Logger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import preflight
-from distill.benchmark.comparison import compare_models
-from distill.console import console, print_line, print_notice, silence_libraries
-from distill.contracts import EncodedSplits, Examples, Loader, Scores, Splits, Task
+from distill import seeds
+from distill.console import silence_libraries
+from distill.contracts import EncodedSplits, Examples, Loader
 from distill.data import batching
-from distill.data.mixing import MixedExamples, labelled_only
 from distill.edge import Bundle
-from distill.edge.bundle import session
-from distill.errors import first_line
 from distill.export.abstention import check_dev
-from distill.export.bundle import FILES, ScoredSplits, write_bundle
-from distill.export.gate import ExportedFile, recommended
-from distill.export.onnx import export_onnx
-from distill.export.quantization import quantize
-from distill.files import JsonObject, atomic_directory, is_intact, make_directory, replace_file, write_text
-from distill.ladder import Ladder, warn_of_size
-from distill.losses import HardLabels, Objective
+from distill.files import make_directory
+from distill.ladder import Ladder
 from distill.models import checks
-from distill.models.forward import input_names
 from distill.plan import Encoding, Plan, Student, check_plan, choose_training
-from distill.records import report
-from distill.records.predictions import write_predictions
 from distill.records.record import Run
+from distill.stages import Stages, task_record
 from distill.teaching import teacher as teaching
-from distill.teaching.outputs import ComputedOutputs, check_size, earlier_decision, outputs_for_training
-from distill.teaching.teacher import PreparedTeacher, TeacherSource
-from distill.training import fitting
-from distill.training.auto import describe_choices
-from distill.training.evaluate import evaluate, evaluate_splits, split_metrics
-from distill.training.module import DistillationModule
-
-ENOUGH_MASS = 0.98  # Of a teacher's probability, in the logits that are cached.
+from distill.teaching.outputs import check_size
+from distill.teaching.teacher import TeacherSource
 
 
 def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> None:
@@ -53,6 +34,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     """
     task = plan.task
     check_plan(source, plan)
+    seeds.check(plan)
     silence_libraries()
     make_directory(plan.cache_dir)
     found, substituted = teaching.locate(source, task)
@@ -62,97 +44,76 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     preparation = teaching.Preparation(
         task=task, splits=splits, cache_dir=plan.cache_dir, run_directory=run.directory,
         device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,
-        rehearse=lambda model, tokenizer, examples: _rehearse(
-            ladder, plan, source, model, tokenizer, encode(tokenizer) if plan.augment else examples
+        rehearse=lambda model, tokenizer, examples: _choose_student(
+            ladder, plan, source, model, tokenizer, lambda: encode(tokenizer) if plan.augment else examples
         ),
     )  # fmt: skip
     teacher = teaching.prepare(found, preparation, requested=source.weights.name, substituted=substituted)
-    student = ladder.choose(teacher.model, teacher.tokenizer)
-    made = student.make(teacher.model, task)
-    _check_student(made, student.name, plan, teacher.model, teacher.tokenizer)
-    examples = encode(teacher.tokenizer)
-    if isinstance(examples["train"], Examples):
-        epochs = plan.trainer.fixed_epochs
-        check_size(plan.objective, task, teacher.model, examples["train"], source.cache, student=made, epochs=epochs)
-    L.seed_everything(plan.seed, verbose=False)
-    model = student.make(teacher.model, task)
-    start = copy.deepcopy(model) if plan.baseline else None
-    loaders = batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
+    student, examples = _choose_student(
+        ladder, plan, source, teacher.model, teacher.tokenizer, lambda: encode(teacher.tokenizer)
+    )
+    model, start, loaders = _create(student, teacher.model, plan, examples)
     if isinstance(examples["train"], Examples):
         rows = splits.sizes().get("train", 0)
         plan = choose_training(plan, model, examples=rows, steps_per_epoch=len(loaders["train"]))
     if not plan.dry_run:
         teaching.score(teacher, task, examples, source=source, directory=plan.cache_dir / "outputs")
     run.update(task=task_record(task, splits, examples), teacher=teacher.record(), objective=plan.objective.record())
-    stage = _Stage(plan, run, student.name, splits, examples, loaders, teacher)
-    module, outputs = stage.prepare_training(model, source)
-    stage.show(module, outputs)
+    stage = Stages(plan, run, student.name, splits, examples, loaders, teacher)
+    further_plans = seeds.further_plans(plan)
+    if not seeds.is_finished(run, plan):
+        stage.distill(model, start, source, shows=True)
+        if further_plans and not plan.dry_run:
+            seeds.add(run, {**run.record, "seed": plan.seed})
     if plan.dry_run:
         return
-    if module.teacher is None:
-        teacher.release()  # Its outputs are cached; later stages load it again.
-    scores = stage.train(module, outputs)
-    if start is not None:
-        run.update(baseline=stage.train_baseline(start))
-    if task.decoder is not None:
-        stage.publish(module.student, scores)
+    if further_plans:
+        del model, start
+        for seed_plan, seed_run in seeds.unfinished(run, further_plans):
+            _distill_further(source, student, stage, seed_plan, seed_run)
+        seeds.summarize(run, task)
     stage.close()
 
 
-def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str, Any]:
-    """The `task` of run.json."""
-    sizes = splits.sizes() or {name: len(split) for name, split in examples.items() if isinstance(split, Examples)}
-    truncated = {name: split.truncated for name, split in examples.items() if isinstance(split, Examples)}
-    train = examples["train"]
-    unlabelled = {"unlabelled": train.unlabelled} if isinstance(train, MixedExamples) else {}
-    return {
-        "name": task.name, "kind": task.kind, "metric": task.metric, "pair": task.pair, **task.describe(splits),
-        "examples": {"train": 0, "dev": 0, "test": 0} | sizes, "truncated": truncated,
-        "sha256": data_digest(task, splits, examples), **unlabelled,
-    }  # fmt: skip
+def _distill_further(source: TeacherSource, student: Student, first: Stages, plan: Plan, run: Run) -> None:
+    """Distils the student of a further seed from the teacher and the data of the first stage."""
+    model, start, loaders = _create(student, first.teacher.model, plan, first.examples)
+    replace(first, plan=plan, run=run, loaders=loaders).distill(model, start, source)
 
 
-def data_digest(task: Task, splits: Splits, examples: EncodedSplits) -> str:
-    """Stands for the data that a training depends on: of labelled rows the content, of raw text the sequences."""
-    train = examples["train"]
-    if not task.over_vocabulary:
-        return f"{splits.sha256}-{train.digest}" if isinstance(train, MixedExamples) else splits.sha256
-    return "-".join(split.digest for split in examples.values() if isinstance(split, Examples))
+def _create(
+    student: Student, teacher: PreTrainedModel, plan: Plan, examples: EncodedSplits
+) -> tuple[PreTrainedModel, PreTrainedModel | None, dict[str, Loader]]:
+    """Returns a student with the weights of the plan's seed, its copy for the baseline if there is one, and loaders."""
+    L.seed_everything(plan.seed, verbose=False)
+    model = student.make(teacher, plan.task)
+    start = copy.deepcopy(model) if plan.baseline else None
+    return model, start, batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Writes an ordinary checkpoint directory, whole or not at all."""
-    with atomic_directory(directory) as temporary:
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-
-
-def training_record(
-    fit: fitting.Fit, module: DistillationModule, outputs: ComputedOutputs | None = None
-) -> dict[str, Any]:
-    """The `training` of run.json."""
-    return {
-        **asdict(fit),
-        "teacher_seconds": module.teacher_seconds + (outputs.seconds if outputs else 0.0),
-        "teacher_cache": outputs.record() if outputs else None,
-    }
-
-
-def _rehearse(
+def _choose_student(
     ladder: Ladder,
     plan: Plan,
     source: TeacherSource,
-    model: PreTrainedModel,
+    teacher: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    examples: EncodedSplits,
-) -> None:
-    """Raises UserError for a student that cannot follow a teacher, before that teacher is fine-tuned."""
-    student = ladder.choose(model, tokenizer)
-    made = student.make(model, plan.task)
-    _check_student(made, student.name, plan, model, tokenizer)
+    encode: Callable[[], EncodedSplits],
+) -> tuple[Student, EncodedSplits]:
+    """Returns the student within the budget and the tokenized splits.
+
+    Raises:
+        UserError: for a student that cannot follow the teacher. This is called before the teacher is fine-tuned too.
+    """
+    student = ladder.choose(teacher, tokenizer)
+    model = student.make(teacher, plan.task)
+    _check_student(model, student.name, plan, teacher, tokenizer)
+    examples = encode()
     if isinstance(examples["train"], Examples):
-        epochs = plan.trainer.fixed_epochs
-        check_size(plan.objective, plan.task, model, examples["train"], source.cache, student=made, epochs=epochs)
+        check_size(
+            plan.objective, plan.task, teacher, examples["train"], source.cache, student=model,
+            epochs=plan.trainer.fixed_epochs,
+        )  # fmt: skip
+    return student, examples
 
 
 def _check_student(
@@ -164,201 +125,6 @@ def _check_student(
     checks.check_outputs(plan.objective, teacher=teacher, student=student)
     checks.check_sizes(plan.objective, teacher=teacher, student=student)
     checks.check_head(student, teacher, name=name)
-
-
-@dataclass(frozen=True)
-class _Stage:
-    """The stages of a distillation, once its teacher is ready."""
-
-    plan: Plan
-    run: Run
-    student_name: str
-    splits: Splits
-    examples: EncodedSplits
-    loaders: Mapping[str, Loader]
-    teacher: PreparedTeacher
-
-    def prepare_training(
-        self, student: PreTrainedModel, source: TeacherSource
-    ) -> tuple[DistillationModule, "_OutputsOrReason"]:
-        """The module to train, and the teacher's cached outputs or the reason why it runs in every step."""
-        plan, teacher, settings = self.plan, self.teacher, self.plan.trainer
-        steps, last = len(self.loaders["train"]), self.run.directory / "checkpoints" / "last.ckpt"
-        if plan.dry_run:
-            outputs, reason = None, "nothing is computed in a dry run" if plan.objective.needs_teacher else None
-        else:
-            outputs, reason = outputs_for_training(
-                teacher, plan.objective, plan.task, self.examples["train"], cache=source.cache,
-                directory=plan.cache_dir / "outputs", epochs=settings.total_steps(steps) / steps, student=student,
-                earlier=earlier_decision(self.run.record, last) if plan.resume else None,
-            )  # fmt: skip
-            self.run.update(teacher_outputs={"cached": outputs is not None, "reason": reason})
-        mass = outputs.outputs.mass() if outputs is not None and plan.task.over_vocabulary else 1.0
-        if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:
-            print_notice(
-                f"the {source.cache.top_k} largest logits hold {mass:.1%} of the teacher's probability, and the "
-                "student learns nothing of the rest: raise teacher.cache.top_k, or set teacher.cache.enabled=false"
-            )
-        plan.objective.connect(checks.encoder_size(student), checks.encoder_size(teacher.model))
-        runs_teacher = plan.objective.needs_teacher and outputs is None
-        module = DistillationModule(
-            student=student, objective=plan.objective, task=plan.task,
-            teacher=teacher.running() if runs_teacher else None,
-            cached_outputs=outputs.outputs if outputs else None, **settings.optimization(steps),
-        )  # fmt: skip
-        return module, _OutputsOrReason(outputs, reason)
-
-    def show(self, module: DistillationModule, outputs: "_OutputsOrReason") -> None:
-        """Prints the summary before training."""
-        plan, teacher, task = self.plan, self.teacher, self.plan.task
-        seconds = fitting.estimate_seconds(module, self.loaders["train"], self.loaders["dev"], plan.trainer)
-        score = f", {task.metric} {teacher.metrics[task.metric]:.4f} on dev" if teacher.metrics else ""
-        preflight.show(
-            [
-                ("teacher", f"{teacher.resolved} ({teacher.origin}){score}"),
-                ("student", preflight.describe_student(teacher.model, module.student)),
-                ("vocabulary", checks.check_vocabulary(teacher.model, module.student, teacher.tokenizer)),
-                ("task", preflight.describe_task(task, self.run.record["task"], self.splits)),
-                ("tokens", preflight.describe_lengths(self.examples, task.max_length)),
-                ("batches", preflight.describe_batches(self.loaders["train"], plan.trainer)),
-                ("teacher outputs", preflight.describe_outputs(module, outputs.reason)),
-                ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
-                ("training", preflight.describe_training(module, plan.trainer, seconds * (2 if plan.baseline else 1))),
-                *(("chosen", line) for line in describe_choices(plan.chosen)),
-            ]
-        )
-        preflight.warn_of_stream(self.loaders["train"], plan.trainer)
-        preflight.warn_of_head(plan.objective)
-
-    def train(self, module: DistillationModule, outputs: "_OutputsOrReason") -> dict[str, Scores]:
-        """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
-        fit = self._fit(module, self.run.directory, self.plan.logger(self.run.directory), title="student")
-        student, task = module.student.eval(), self.plan.task
-        if task.compares_with_teacher:
-            student.to(self.plan.trainer.device())
-            scores = {"dev": evaluate(student, task, self.loaders["dev"], reference=self.teacher.running())}
-        else:
-            scores = evaluate_splits(student.cpu(), task, self.loaders)
-        metrics = split_metrics(task, scores)
-        student.cpu()
-        self.run.update(
-            training=training_record(fit, module, outputs.outputs) | {"chosen": self.plan.chosen},
-            student={
-                "name": self.student_name, "parameters": checks.count_parameters(student), "metrics": metrics,
-                "layers": getattr(student.config, "teacher_layers", None),
-            },
-        )  # fmt: skip
-        save_model(student, self.teacher.tokenizer, self.run.directory / "student")
-        return scores
-
-    def train_baseline(self, student: PreTrainedModel) -> dict[str, Any]:
-        """The same student from the same start, with the same steps, trained on the hard labels alone."""
-        objective = Objective(name="supervised", terms={"hard": HardLabels()})
-        module = DistillationModule(
-            student=student, objective=objective, task=self.plan.task,
-            **self.plan.trainer.optimization(len(self.loaders["train"])),
-        )  # fmt: skip
-        examples = labelled_only(self.examples)
-        if examples is not self.examples:
-            loaders = batching.all_loaders(examples, steps=module.total_steps, **self.plan.trainer.batches())
-            return replace(self, examples=examples, loaders=loaders)._train_baseline(module)
-        return self._train_baseline(module)
-
-    def _train_baseline(self, module: DistillationModule) -> dict[str, Any]:
-        directory = self.run.directory / "baseline"
-        fit = self._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="baseline")
-        scores = evaluate_splits(module.student.cpu(), self.plan.task, self.loaders)
-        return {"metrics": split_metrics(self.plan.task, scores), "seconds": fit.seconds}
-
-    def publish(self, student: PreTrainedModel, scores: dict[str, Scores]) -> None:
-        """Exports, checks and times the student, and writes the bundle with its model card."""
-        run, plan = self.run, self.plan
-        bundle, splits = run.directory / "bundle", cast(ScoredSplits, self.splits)
-        print_line(f"Exporting to ONNX, quantizing, and scoring both files on {', '.join(scores)}")
-        with atomic_directory(bundle) as directory:
-            formats, file_scores = write_bundle(
-                directory, model=student, tokenizer=self.teacher.tokenizer, task=plan.task, splits=splits,
-                scores=scores, settings=plan.export,
-            )  # fmt: skip
-            run.update(export=formats, retention=_retention(run.record, plan.task.metric, formats))
-            write_text(directory / "README.md", report.render_model_card(run.record, splits.labels))
-        models = {"teacher": self.teacher.scores, "student": scores, **file_scores}
-        write_predictions(run.directory, models, task=plan.task, splits=splits, settings=plan.record)
-        # The bundle is whole already, whatever becomes of the timing.
-        run.update(benchmark=self._time(student, bundle, formats))
-        replace_file(bundle, "README.md", report.render_model_card(run.record, splits.labels))
-
-    def close(self) -> None:
-        """Writes the report and prints where everything is."""
-        run, formats = self.run, self.run.record["export"]
-        write_text(run.directory / "report.md", report.render_report(run.record))
-        console.print()
-        console.print(report.summary_table(run.record))
-        print_line(f"Report   {run.directory / 'report.md'}")
-        print_line(f"Student  {run.directory / 'student'}")
-        if not formats:
-            return
-        chosen, bundle = recommended(formats), run.directory / "bundle"
-        if chosen is None:
-            print_notice("no exported file passed its gate; report.md has the differences")
-        warn_of_size(self.plan, formats, chosen)
-        print_line(f"Bundle   {bundle}" + (f"  (recommended: {FILES[chosen]})" if chosen else ""))
-        print_line(f"Try it   python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")
-
-    def _fit(self, module: DistillationModule, directory: Path, logger: Logger, *, title: str) -> fitting.Fit:
-        data = data_digest(self.plan.task, self.splits, self.examples)
-        return fitting.fit(
-            module, self.loaders["train"], self.loaders["dev"], settings=self.plan.trainer,
-            checkpoints=directory / "checkpoints", logger=logger, title=title, resume=self.plan.resume,
-            identity={"data": data, "teacher": self.teacher.fingerprint},
-        )  # fmt: skip
-
-    def _time(
-        self, student: PreTrainedModel, bundle: Path, formats: Mapping[str, ExportedFile]
-    ) -> list[dict[str, Any]]:
-        """Latencies of student and, unless it is left out, teacher in torch and in ONNX, measured in turns."""
-        if not self.plan.benchmark.enabled:
-            return []
-        student_files = {format: bundle / row["file"] for format, row in formats.items()}
-        models = {"teacher": (self.teacher.model, self._teacher_files())} if self.plan.benchmark.teacher else {}
-        models["student"] = (student, student_files)
-        return compare_models(models, tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark)
-
-    def _teacher_files(self) -> dict[str, Path]:
-        """The teacher's own ONNX files, cached under its weights, its inputs and the recipe; none if they fail."""
-        settings = self.plan.export
-        recipe = f"{'channel' if settings.per_channel else 'tensor'}-{7 if settings.reduce_range else 8}"
-        teacher, tokenizer = self.teacher.model, self.teacher.tokenizer
-        key = hashlib.sha256(" ".join([self.teacher.weights, *input_names(teacher, tokenizer)]).encode()).hexdigest()
-        directory = self.plan.cache_dir / "onnx" / f"{key[:16]}-{recipe}"
-        if not is_intact(directory):
-            try:
-                with atomic_directory(directory, reuse_intact=True) as temporary:
-                    export_onnx(teacher, temporary / FILES["fp32"], tokenizer=tokenizer)
-                    quantize(temporary / FILES["fp32"], temporary / FILES["int8"], settings)
-                    for file in FILES.values():
-                        session(temporary / file)
-            except Exception as error:  # Of any library. The run needs these files for some rows of a table alone.
-                reason = first_line(error)
-                print_notice(f"the teacher is timed in torch alone, because its ONNX files cannot be made: {reason}")
-                return {}
-        return {format: directory / file for format, file in FILES.items()}
-
-
-@dataclass(frozen=True)
-class _OutputsOrReason:
-    """The teacher's cached outputs, or the reason why it runs in every step; neither if no term needs it."""
-
-    outputs: ComputedOutputs | None
-    reason: str | None
-
-
-def _retention(record: JsonObject, metric: str, formats: Mapping[str, ExportedFile]) -> dict[str, float | None]:
-    """The student's metric over the teacher's; None where the teacher's is 0 or below and a share means nothing."""
-    teacher = record["teacher"]["metrics"][metric]
-    values = {"torch": record["student"]["metrics"][metric]}
-    values |= {name: row["metrics"][metric] for name, row in formats.items()}
-    return {name: value / teacher if teacher > 0 else None for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -382,6 +148,16 @@ class Result:
     def retention(self) -> dict[str, float | None] | None:
         """The student's metric over the teacher's, in torch and of each exported file."""
         return cast("dict[str, float | None] | None", self.record["retention"])
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Mean and standard deviation of every metric over the seeds; empty for one seed."""
+        return cast(dict[str, Any], self.record["summary"])
+
+    @property
+    def comparison(self) -> dict[str, Any]:
+        """The student's difference from its baseline and its teacher, with 95% interval and p."""
+        return cast(dict[str, Any], self.record["comparison"])
 
     @property
     def bundle(self) -> Bundle:

@@ -361,6 +361,10 @@ class Task(Protocol):
         """
         ...
 
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        """The metric of each example `[N]` where the task's metric is their mean, None where it is no mean."""
+        ...
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the items that both predict alike."""
         ...

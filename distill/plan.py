@@ -35,6 +35,7 @@ class Plan:
 
     Args:
         seed: sets the student's fresh weights.
+        seeds: number of students, with the seeds `seed`, `seed` + 1, ... of the weights and of the training.
         baseline: trains the same student from the same start without the teacher too.
         budget: limits of the exported student, which choose its depth.
         record: determines what the run's directory holds.
@@ -55,6 +56,7 @@ class Plan:
     budget: Budget = field(default_factory=Budget)
     record: RecordSettings = field(default_factory=RecordSettings)
     seed: int = 0
+    seeds: int = 1
     baseline: bool = False
     resume: bool = False
     dry_run: bool = False

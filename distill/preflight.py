@@ -61,11 +61,12 @@ def describe_batches(train: Loader, settings: TrainerSettings) -> str:
     return f"{settings.step_size()} in a step{mixed}, {buckets.padding():.1%} padding"
 
 
-def describe_training(module: DistillationModule, settings: TrainerSettings, seconds: float) -> str:
-    """Describes the number of steps, the precision and the estimated `seconds` of the training."""
+def describe_training(module: DistillationModule, settings: TrainerSettings, seconds: float, *, seeds: int = 1) -> str:
+    """Describes the number of steps, the precision and the estimated `seconds` of the training of all seeds."""
+    several = f" for {seeds} seeds" if seeds > 1 else ""
     limit = "up to " if settings.patience is not None else ""
     steps = f"{limit}{module.total_steps:,} steps in {settings.resolved_precision()}"
-    return f"{steps}, {limit or 'about '}{format_duration(seconds)}"
+    return f"{steps}, {limit or 'about '}{format_duration(seconds)}{several}"
 
 
 def describe_outputs(module: DistillationModule, reason: str | None) -> str:

@@ -22,7 +22,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("training",),
     ("teaching", "export", "benchmark", "records"),
-    ("preflight", "plan", "ladder", "chain"),
+    ("preflight", "plan", "ladder", "seeds", "stages", "chain"),
     ("jobs",),
     ("__main__", "api", "__init__"),
 )
@@ -33,7 +33,9 @@ WITHIN = {
     "hub": {"errors", "files"},
     "options": {"errors"},
     "ladder": {"plan"},
-    "chain": {"preflight", "plan", "ladder"},
+    "seeds": {"plan"},
+    "stages": {"preflight", "plan", "ladder", "seeds"},
+    "chain": {"plan", "ladder", "seeds", "stages"},
 }
 # Units that import less than their level allows.
 ONLY = {"edge": {"errors", "files"}}

@@ -10,7 +10,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill import chain
+from distill import stages
 from distill.data import batching
 from distill.data.mixing import MixedExamples
 from distill.losses import HardLabels, LogitMSE, Objective, PseudoLabels, SoftTargets
@@ -37,7 +37,7 @@ def test_a_run_mixes_its_texts_and_records_them(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for stage in ("publish", "close"):  # The export has its own tests.
-        monkeypatch.setattr(chain._Stage, stage, lambda *arguments: None)
+        monkeypatch.setattr(stages.Stages, stage, lambda *arguments: None)
     source = d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
     task = classification(unlabelled=UNLABELLED, unlabelled_share=0.25)
     trainer = d.TrainerSettings(learning_rate=1e-3, batch_size=8, max_epochs=2, precision="32-true", seed=1)

@@ -38,6 +38,7 @@ def plan(config: DictConfig) -> Plan:
         task=instantiate(config.task),
         cache_dir=cache_dir(config),
         seed=config.seed,
+        seeds=config.seeds,
         baseline=config.baseline,
         resume=bool(config.resume),
         dry_run=config.dry_run,

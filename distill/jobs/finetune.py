@@ -2,13 +2,13 @@
 
 from omegaconf import DictConfig
 
-from distill.chain import save_model, task_record
 from distill.console import print_line, silence_libraries
 from distill.contracts import Task
 from distill.files import make_directory
 from distill.jobs import build, pretrain
 from distill.records.predictions import write_predictions
 from distill.records.record import Run
+from distill.stages import save_model, task_record
 from distill.teaching import teacher as teaching
 from distill.training.settings import TrainerSettings
 

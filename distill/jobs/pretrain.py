@@ -7,7 +7,6 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
 
 from distill import preflight
-from distill.chain import save_model, task_record, training_record
 from distill.console import console, print_line, print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Loader
 from distill.data import batching
@@ -18,6 +17,7 @@ from distill.models import checks
 from distill.models.loading import Start
 from distill.records import report
 from distill.records.record import Run
+from distill.stages import save_model, task_record, training_record
 from distill.tasks import MaskedLM
 from distill.tasks.masked_lm import TextData
 from distill.teaching.teacher import TeacherSource, adopt_special_tokens

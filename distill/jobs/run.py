@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,12 +18,13 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from distill.console import print_line, print_notice
 from distill.errors import UserError, first_line
-from distill.files import write_text
+from distill.files import make_directory, write_text
 from distill.jobs import build
 from distill.jobs.distill import run_distill
 from distill.jobs.finetune import run_finetune
 from distill.jobs.pretrain import run_pretrain
 from distill.jobs.upgrade import upgrade
+from distill.records.comparison import SWEEP_RUNS
 from distill.records.record import Run, create_run, open_run
 from distill.records.tracking import tracked
 
@@ -35,6 +37,7 @@ JOBS: dict[str, Callable[[DictConfig, Run], None]] = {
 # Prefixes of the options that a job ignores: on raw text, and on labelled rows.
 _IGNORED_WITHOUT_STUDENT = (
     "student",
+    "seeds",
     "teacher.finetune",
     "teacher.cache",
     "export",
@@ -58,6 +61,7 @@ _IGNORED = {
         "objective",
         "logger",
         "seed",
+        "seeds",
         "budget",
         "augment",
         "task.unlabelled",
@@ -79,6 +83,7 @@ def run_job(config: DictConfig) -> Path | None:
     if resumed is not None:
         config, run = resumed
         job = _select_job(config)
+        _list_in_sweep(run)
         if run.record["status"] == "finished":
             print_line(f"{run.directory} is finished already: see {run.directory / 'report.md'}")
             return run.directory
@@ -87,6 +92,7 @@ def run_job(config: DictConfig) -> Path | None:
     else:
         job = _select_job(config)
         run = _create_run(config)
+        _list_in_sweep(run)
     record = build.instantiate(config.record)
     with tracked(run, resume_with=f"python -m distill resume={run.directory}", texts=record.texts):
         job(config, run)
@@ -180,6 +186,15 @@ def _create_run(config: DictConfig) -> Run:
     )  # fmt: skip
     write_text(run.directory / "config.yaml", OmegaConf.to_yaml(_with_absolute_paths(config)))
     return run
+
+
+def _list_in_sweep(run: Run) -> None:
+    """Adds the run to the list of its sweep, which job=compare reads."""
+    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+        sweep = Path(str(HydraConfig.get().sweep.dir))
+        make_directory(sweep)
+        with open(sweep / SWEEP_RUNS, "a", encoding="utf-8") as file:
+            file.write(f"{os.path.relpath(run.directory, sweep)}\n")
 
 
 def _find_run(config: DictConfig) -> tuple[DictConfig, Run] | None:

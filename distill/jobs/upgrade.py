@@ -33,6 +33,7 @@ def upgrade(config: DictConfig) -> DictConfig:
     upgraded.setdefault("budget", {"_target_": "distill.benchmark.budget.Budget", "mb": None, "ms": None})
     upgraded.setdefault("record", {"_target_": "distill.records.settings.RecordSettings", "texts": True})
     upgraded.setdefault("augment", {"name": "none"})
+    upgraded.setdefault("seeds", 1)
     for name in ("teacher", "substitute"):
         if name in upgraded:
             upgraded[name].setdefault("accept_weak", False)

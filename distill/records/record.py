@@ -23,10 +23,14 @@ LOCK = ".lock"  # Of the process that works in the directory.
 
 @dataclass
 class Run:
-    """The directory of a run and the current content of its run.json, which `update` writes after every stage."""
+    """The directory of a run and the current content of its run.json, which `update` writes after every stage.
+
+    `file` is the name of the file, which is another one for a further seed of a run.
+    """
 
     directory: Path
     record: dict[str, Any] = field(default_factory=dict)
+    file: str = RECORD
 
     def update(self, **values: object) -> None:
         """Sets fields of the record and writes it."""
@@ -34,9 +38,9 @@ class Run:
         self.save()
 
     def save(self) -> None:
-        """Writes run.json."""
+        """Writes the record."""
         self.record["sha256"] = digest(self.record)
-        write_json(self.directory / RECORD, self.record)
+        write_json(self.directory / self.file, self.record)
 
 
 def digest(record: JsonObject) -> str:
@@ -45,16 +49,16 @@ def digest(record: JsonObject) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def open_run(directory: Path, *, needs: tuple[str, ...] = ("run.json",)) -> Run:
-    """Returns the run of an earlier process.
+def open_run(directory: Path, *, needs: tuple[str, ...] = (), file: str = RECORD) -> Run:
+    """Returns the run of an earlier process, whose record is `file`.
 
     Raises:
-        UserError: if the directory lacks one of the files `needs`, or run.json is damaged.
+        UserError: if the directory lacks the record or one of the files `needs`, or the record is damaged.
     """
-    for name in needs:
+    for name in (file, *needs):
         if not (directory / name).is_file():
             raise UserError(f"{directory} is no run: it has no {name}")
-    path = directory / RECORD
+    path = directory / file
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -65,7 +69,7 @@ def open_run(directory: Path, *, needs: tuple[str, ...] = ("run.json",)) -> Run:
         raise UserError(f"{path} is damaged or of a later version: its schema is {record.get('schema')!r}")
     if (record["schema"] == SCHEMA or "sha256" in record) and record.get("sha256") != digest(record):
         raise UserError(f"{path} is damaged: its content does not have the SHA-256 that it names")
-    return Run(directory, record)
+    return Run(directory, record, file)
 
 
 def create_run(parent: Path, **fields: object) -> Run:
@@ -84,7 +88,7 @@ def create_run(parent: Path, **fields: object) -> Run:
             directory.mkdir()
         except FileExistsError:
             continue
-        return Run(directory, _new_record(**fields))
+        return Run(directory, create_record(**fields))
     raise UserError(f"{parent} has 10,000 runs of this second: choose another output_dir")
 
 
@@ -97,14 +101,15 @@ def create_run_in(directory: Path, **fields: object) -> Run:
     make_directory(directory)
     if any(entry.name != LOCK for entry in directory.iterdir()):
         raise UserError(f"{directory} is not empty: give another directory, or resume=True to resume its run")
-    return Run(directory, _new_record(**fields))
+    return Run(directory, create_record(**fields))
 
 
-def _new_record(**fields: object) -> dict[str, Any]:
+def create_record(**fields: object) -> dict[str, Any]:
+    """Returns the record of a run that has no results yet."""
     return dict(
         schema=SCHEMA, status="running", error=None, version=__version__, **fields, task=None,
         objective=None, teacher=None, student=None, baseline=None, retention=None, training=None, export={},
-        benchmark=[], budget=None, environment=environment(),
+        benchmark=[], budget=None, seeds=[], summary={}, comparison={}, environment=environment(),
     )  # fmt: skip
 
 

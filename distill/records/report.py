@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import ChainableUndefined, Environment, PackageLoader, Undefined
@@ -31,7 +31,11 @@ def render_report(record: Record) -> str:
     A part of the record that is missing or empty has no section.
     """
     columns, *rows = _metric_table(record)
-    return _render("report.md.jinja", record, title=_title(record), metric_columns=columns, metric_rows=rows)
+    seed_columns, *seed_rows = _seed_table(record)
+    return _render(
+        "report.md.jinja", record, title=_title(record), metric_columns=columns, metric_rows=rows,
+        seed_columns=seed_columns, seed_rows=seed_rows,
+    )  # fmt: skip
 
 
 def render_model_card(record: Record, labels: Sequence[str]) -> str:
@@ -45,6 +49,53 @@ def render_model_card(record: Record, labels: Sequence[str]) -> str:
         prediction=task.get("prediction") or _default_prediction(task, labels),
     )  # fmt: skip
     return str(ModelCard(f"---\n{_card_data(record).to_yaml()}\n---\n\n{body}"))
+
+
+def comparison_sentences(record: Record) -> list[str]:
+    """Returns one sentence for each comparison of the student, and one about the spread over several seeds."""
+    seeds = [str(entry["seed"]) for entry in record.get("seeds") or []]
+    sentences = [
+        f"Metrics of students are mean ± standard deviation over the seeds {', '.join(seeds)}; student/ and bundle/ "
+        f"are those of seed {seed}, the first one and not the best."
+        for seed in seeds[:1]
+    ]
+    comparison = record.get("comparison") or {}
+    openings = {"baseline": "With the teacher", "teacher": "Against the teacher itself"}
+    return sentences + [
+        f"{opening}: {describe_difference(comparison[name], record['task'])}."
+        for name, opening in openings.items()
+        if name in comparison
+    ]
+
+
+def describe_difference(difference: Record, task: Record) -> str:
+    """Returns a difference in words: `+0.8 points of accuracy, 95% interval +0.2 to +1.4, 3 seeds, p = 0.02`.
+
+    A metric of which less is better is no share, and has no points.
+    """
+    lower_is_better = task.get("selects") == "min"
+    unit = f"in {task['metric']} (less is better)" if lower_is_better else f"points of {task['metric']}"
+    counted = "dev examples" if difference["over"] == "examples" else f"seed{'s' if difference['number'] > 1 else ''}"
+    words = [f"{format_points(difference['difference'], task)} {unit}"]
+    if difference["interval"] is not None:
+        low, high = (format_points(end, task) for end in difference["interval"])
+        words.append(f"95% interval {low} to {high}")
+    words.append(f"{difference['number']:,} {counted}")
+    if difference["p"] is not None:
+        words.append("p < 0.001" if difference["p"] < 0.001 else f"p = {difference['p']:.2g}")
+    return ", ".join(words)
+
+
+def format_points(value: float, task: Record) -> str:
+    """Returns a difference with its sign, a share in points: `+0.8`."""
+    return f"{value:+.3f}" if task.get("selects") == "min" else f"{100 * value:+.1f}"
+
+
+def format_spread(spread: Record | None) -> str:
+    """Returns a mean with its standard deviation: `0.9128 ± 0.0012`."""
+    if spread is None:
+        return MISSING
+    return _number(spread["mean"], ".4f") + ("" if spread["std"] is None else f" ± {spread['std']:.4f}")
 
 
 def summary_table(record: Record) -> Table:
@@ -78,6 +129,12 @@ def _first_timing(rows: Sequence[Record]) -> Record | None:
     return min(rows, key=lambda row: (row["batch"], row["length"]), default=None)
 
 
+def render_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table."""
+    macros: Any = _templates().get_template("macros.md.jinja").module
+    return str(macros.table(columns, rows)).strip()
+
+
 def example_argument(task: Record) -> str:
     """Returns the argument that the example command of a bundle shows, quoted for a shell."""
     if task.get("example"):
@@ -90,13 +147,15 @@ def _file_rows(record: Record) -> list[tuple[str, ...]]:
     teacher_metric = record["teacher"]["metrics"].get(metric)
     reference = select_timing(record, "teacher", "torch")
 
-    def row(name: str, model: Record, metrics: Record, timing: Record | None, size: int | None) -> tuple[str, ...]:
-        value = metrics.get(metric)
+    def row(
+        name: str, model: Record, metrics: Record, timing: Record | None, size: int | None, spread: Record | None = None
+    ) -> tuple[str, ...]:
+        value = spread["mean"] if spread else metrics.get(metric)
         share = value / teacher_metric if value is not None and teacher_metric and teacher_metric > 0 else None
         p50 = timing["p50_ms"] if timing else None
         speed_up = reference["p50_ms"] / p50 if reference and p50 else None
         return (
-            name, _millions(model.get("parameters")), _number(value, ".4f"), _number(share, ".1%"), _megabytes(size),
+            name, _millions(model.get("parameters")), _value(value, spread), _number(share, ".1%"), _megabytes(size),
             _number(p50, ".2f", " ms"), _number(speed_up, ".1f", "x"),
         )  # fmt: skip
 
@@ -106,10 +165,44 @@ def _file_rows(record: Record) -> list[tuple[str, ...]]:
     for name, file in record["export"].items():
         mark = "" if file["gate"] == "passed" else f" (gate {file['gate']})"
         timing = select_timing(record, "student", f"onnx-{name}")
-        rows.append(row(f"student {name}{mark}", student, file["metrics"], timing, file["bytes"]))
+        spread = _spread(record, metric, name)
+        rows.append(row(f"student {name}{mark}", student, file["metrics"], timing, file["bytes"], spread))
     if record["baseline"]:
-        rows.append(row("baseline, no teacher (torch)", student, record["baseline"]["metrics"], None, None))
+        spread = _spread(record, metric, "baseline")
+        rows.append(row("baseline, no teacher (torch)", student, record["baseline"]["metrics"], None, None, spread))
     return rows
+
+
+def _spread(record: Record, metric: str, model: str | None) -> Record | None:
+    """Returns the spread of a metric over seeds: of the student, an exported file or the baseline; None for one seed.
+
+    `model` is the name of the file or `baseline`, and None for the student in torch and for models without a spread.
+    """
+    summary = (record.get("summary") or {}).get(metric, {})
+    found = summary if model == "torch" else summary.get("baseline") if model == "baseline" else None
+    return found or summary.get("files", {}).get(model) or None
+
+
+def _value(value: Number, spread: Record | None) -> str:
+    return format_spread(spread) if spread else _number(value, ".4f")
+
+
+def _seed_table(record: Record) -> list[tuple[str, ...]]:
+    """Returns the task's metric of every seed and all of its models, the header first."""
+    seeds, metric = record.get("seeds") or [], record["task"]["metric"]
+    names = list(seeds[0]["export"]) if seeds else []
+    with_baseline = any(entry["baseline"] for entry in seeds)
+    rows = [
+        (
+            str(entry["seed"]),
+            *(_number(model.get(metric), ".4f") for model in (
+                entry["metrics"], *(entry["export"][name]["metrics"] for name in names),
+                *([entry["baseline"]["metrics"]] if with_baseline else []),
+            )),
+        )
+        for entry in seeds
+    ]  # fmt: skip
+    return [("seed", "student (torch)", *names, *(["baseline"] if with_baseline else [])), *rows]
 
 
 def _metric_table(record: Record) -> list[tuple[str, ...]]:
@@ -120,22 +213,23 @@ def _metric_table(record: Record) -> list[tuple[str, ...]]:
     teacher, student, export = record["teacher"], record["student"], record["export"]
     suffix = " (torch)" if export else ""
     name = "teacher" if student else "model"
-    before = [(f"{name}, before training", teacher, teacher["before"])] if teacher.get("before") else []
-    models = [*before, (f"{name}{suffix}", teacher, teacher["metrics"])]
+    before = [(f"{name}, before training", teacher, teacher["before"], None)] if teacher.get("before") else []
+    models: list[tuple[str, Record, Record, str | None]]
+    models = [*before, (f"{name}{suffix}", teacher, teacher["metrics"], None)]
     if student:
-        models.append((f"student{suffix}", student, student["metrics"]))
-    models += [(f"student {format}", student, file["metrics"]) for format, file in export.items()]
+        models.append((f"student{suffix}", student, student["metrics"], "torch"))
+    models += [(f"student {format}", student, file["metrics"], format) for format, file in export.items()]
     if record["baseline"]:
-        models.append(("baseline, no teacher (torch)", student, record["baseline"]["metrics"]))
-    metrics = list(dict.fromkeys(metric for _, _, values in models for metric in values))
+        models.append(("baseline, no teacher (torch)", student, record["baseline"]["metrics"], "baseline"))
+    metrics = list(dict.fromkeys(metric for _, _, values, _ in models for metric in values))
     parameters = () if export else ("parameters",)
     rows = [
         (
             name,
             *(_millions(model.get(column)) for column in parameters),
-            *(_number(values.get(metric), ".4f") for metric in metrics),
+            *(_value(values.get(metric), _spread(record, metric, spread)) for metric in metrics),
         )
-        for name, model, values in models
+        for name, model, values, spread in models
     ]
     return [("", *parameters, *metrics), *rows]
 
@@ -194,7 +288,7 @@ def _render(template: str, record: Record, **values: object) -> str:
     }
     text = _templates().get_template(template).render(
         **sections, **values, columns=summary_columns(record), rows=summary_rows(record),
-        timings=timings,
+        timings=timings, comparisons=comparison_sentences(record),
         software=[f"{name} {environment[name]}" for name in SOFTWARE if environment.get(name)],
     )  # fmt: skip
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"

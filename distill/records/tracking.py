@@ -60,16 +60,22 @@ def _track(run: Run, resume_with: str, *, texts: bool) -> Iterator[None]:
             run.update(status="failed", error=message.splitlines()[0])
         raise
     finally:
-        if "wandb" in sys.modules:
-            # An open logger would also receive the next run of a sweep.
-            sys.modules["wandb"].finish()
+        finish_loggers()
     run.update(status="finished")
+
+
+def finish_loggers() -> None:
+    """Closes a logger that would otherwise also receive the next training."""
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].finish()
 
 
 def _describe_progress(run: Run, resume_with: str) -> str:
     """Returns the message of an interrupted run: its checkpoint and the command that resumes it."""
-    for stage in ("baseline", "", "teacher"):  # The latest first.
-        last = run.directory / stage / "checkpoints" / "last.ckpt"
+    further = sorted(run.directory.glob("seeds/*"), key=lambda directory: int(directory.name), reverse=True)
+    students = [stage for directory in (*further, run.directory) for stage in (directory / "baseline", directory)]
+    for stage in (*students, run.directory / "teacher"):  # The latest first.
+        last = stage / "checkpoints" / "last.ckpt"
         if last.is_file():
             return f"interrupted: {last} holds the training so far; {resume_with} goes on from there"
     return f"interrupted before the first checkpoint; {resume_with} begins again, with the teacher if it was ready"

@@ -225,6 +225,9 @@ class Classification:
             "probability": self.confidences(scores).tolist(),
         }
 
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        return (self.predictions(scores) == scores.labels).astype(np.float64) if self.metric == "accuracy" else None
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         return float((self.predictions(scores) == self.predictions(reference)).mean())
 

@@ -205,6 +205,10 @@ class MaskedLM:
         labels = [of_example.tolist() for of_example in np.split(scores.labels, ends)]
         return {"label": labels, "prediction": [None] * examples, "probability": [None] * examples}
 
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        """None, because the perplexity is no mean."""
+        return None
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the items that both predict rightly, or both wrongly."""
         return float((scores.columns["correct"] == reference.columns["correct"]).mean())

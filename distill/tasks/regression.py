@@ -142,6 +142,10 @@ class Regression:
         numbers = scores.columns["logits"][:, 0].tolist()
         return {"label": scores.labels.tolist(), "prediction": numbers, "probability": [None] * len(numbers)}
 
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        """None, because a correlation is no mean."""
+        return None
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the numbers that differ by less than 1% of the reference's range."""
         expected = reference.columns["logits"]

@@ -242,6 +242,10 @@ class TokenClassification:
             columns[name] = [[splits.labels[tag] for tag in tags] for tags in columns[name]]
         return columns
 
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        """None, because F1 is no mean."""
+        return None
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the words to which both give the same tag."""
         tags, expected = (of.columns["logits"].argmax(axis=-1) for of in (scores, reference))

@@ -5,7 +5,7 @@ import gc
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from distill.training.settings import ADDED, TrainerSettings, check_budget, chec
 
 FORMAT = 4  # Of a fine-tuned teacher in the cache.
 # Called with model, tokenizer and examples before the fine-tuning; raises an error if the student does not suit them.
-Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase, EncodedSplits], None]
+Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase, EncodedSplits], object]
 
 
 class Weights(Protocol):
@@ -124,7 +124,7 @@ class PreparedTeacher:
         self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
         self.device, self.seconds = device, seconds
         self.metrics: dict[str, float] = {}
-        self.scores: dict[str, Scores] = {}
+        self.scores: Mapping[str, Scores] = {}  # On the splits that are scored.
         self.notices = list(notices)
         self._load = load
         self._model = None if model is None else freeze(model)

@@ -117,12 +117,8 @@ def _fit(
     last = PortableModelCheckpoint(dirpath=checkpoints, filename="last", enable_version_counter=False)
     last_path = checkpoints / "last.ckpt"
     resuming = resume and last_path.is_file()
-    saver = Checkpoints(
-        last_path,
-        every=settings.checkpoint_steps,
-        identity={**identity, **_describe_training(module, len(train), settings)},
-        steps=steps,
-    )
+    identity = {**identity, **_describe_training(module, len(train), settings)}
+    saver = Checkpoints(last_path, every=settings.checkpoint_steps, identity=identity, steps=steps)
     if resuming:
         saver.skip_finished_steps()
     timer = Timer()  # Its state is in the checkpoint, so that a resumed run continues counting.
@@ -132,6 +128,7 @@ def _fit(
     trainer = _create_trainer(module, settings, steps_per_epoch=len(train), callbacks=callbacks, logger=logger)
     with _copy_before_sharding(module, settings), _accelerate(module.student, settings), saver.stop_on_signals():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
+    steps.skip = 0  # A training that had ended skipped none, and the next one with these batches must not either.
     soup = None
     if distributed.rank() == 0:
         with _accelerate(module.student, settings):

@@ -533,6 +533,8 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     ),
     "an invalid record.texts": (_options("record.texts=perhaps"), "got record.texts=perhaps, expected true or false"),
     "a negative seed": (_options("seed=-1"), "got seed=-1, expected a whole number"),
+    "no seeds": (_options("seeds=0"), "got seeds=0, expected a whole number of at least 1"),
+    "a word as seeds": (_options("seeds=three"), "got seeds=three, expected a whole number of at least 1"),
     "an unknown accelerator": (
         _options("trainer.accelerator=tpu"),
         "got trainer.accelerator=tpu, expected one of auto, cpu, gpu, cuda, mps",

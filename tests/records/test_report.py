@@ -94,6 +94,56 @@ def test_a_baseline_has_a_row_of_its_own() -> None:
     assert rows[-1] == ("baseline, no teacher (torch)", "10.0 M", "0.4500", "50.0%", "-", "-", "-")
 
 
+def several_seeds() -> dict[str, Any]:
+    """A record with three seeds: mean and deviation of the students, and differences from baseline and teacher."""
+    files = {"fp32": {"mean": 0.855, "std": 0.0123}, "int8": {"mean": 0.81, "std": 0.02}}
+    baseline = {"metrics": {"accuracy": 0.8}, "seconds": 1.0}
+    single = record()
+    entry = {"metrics": {"accuracy": 0.86}, "export": single["export"], "baseline": baseline}
+    compared = {"difference": 0.008, "interval": [0.002, 0.014], "p": 0.0213, "over": "seeds", "number": 3}
+    against = {"difference": -0.045, "interval": None, "p": None, "over": "seeds", "number": 3}
+    return record(
+        baseline=baseline, seeds=[entry | {"seed": seed} for seed in (4, 5, 6)],
+        comparison={"teacher": against, "baseline": compared},
+        summary={
+            "accuracy": {"mean": 0.86, "std": 0.01, "files": files, "baseline": {"mean": 0.84, "std": 0.005}},
+        },
+    )  # fmt: skip
+
+
+def test_several_seeds_are_shown_as_mean_and_deviation() -> None:
+    content = several_seeds()
+    assert [row[:4] for row in report.summary_rows(content)] == [
+        ("teacher (torch)", "20.0 M", "0.9000", "100.0%"),
+        ("student fp32", "10.0 M", "0.8550 ± 0.0123", "95.0%"),
+        ("student int8 (gate failed)", "10.0 M", "0.8100 ± 0.0200", "90.0%"),
+        ("baseline, no teacher (torch)", "10.0 M", "0.8400 ± 0.0050", "93.3%"),
+    ]
+    assert "| 5 | 0.8600 | 0.9000 | 0.8100 | 0.8000 |" in report.render_report(content)
+    without_export = content | {"export": {}, "seeds": [entry | {"export": {}} for entry in content["seeds"]]}
+    assert ("student", "10.0 M", "0.8600 ± 0.0100") in report.summary_rows(without_export)
+
+
+def test_comparisons_are_plain_sentences() -> None:
+    content = several_seeds()
+    spread, with_teacher, against = report.comparison_sentences(content)
+    assert "over the seeds 4, 5, 6; student/ and bundle/ are those of seed 4, the first one and not the best" in spread
+    assert with_teacher == ("With the teacher: +0.8 points of accuracy, 95% interval +0.2 to +1.4, 3 seeds, p = 0.021.")
+    assert against == "Against the teacher itself: -4.5 points of accuracy, 3 seeds."
+    for text in (report.render_report(content), report.render_model_card(content, ["no", "yes"])):
+        for sentence in (spread, with_teacher, against):
+            assert f"- {sentence}\n" in text
+    assert report.comparison_sentences(record()) == []
+
+
+def test_comparison_over_examples_and_of_a_metric_of_which_less_is_better() -> None:
+    difference = {"difference": -1.5, "interval": [-2.0, -1.0], "p": 0.0002, "over": "examples", "number": 1200}
+    task = {"metric": "perplexity", "selects": "min"}
+    assert report.describe_difference(difference, task) == (
+        "-1.500 in perplexity (less is better), 95% interval -2.000 to -1.000, 1,200 dev examples, p < 0.001"
+    )
+
+
 def test_without_an_export_the_summary_has_all_metrics_of_every_model() -> None:
     content = language_model_record(baseline={"metrics": {"loss": 2.5}})
     assert report.summary_columns(content) == ("", "parameters", "loss", "perplexity", "agreement_top1")

@@ -1,0 +1,146 @@
+"""Statistics of a comparison: mean and deviation over seeds, a paired t-test, and a paired bootstrap over examples."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TypedDict
+
+import numpy as np
+
+from distill.contracts import Scores, Task
+
+LEVEL = 0.95  # Of the intervals.
+RESAMPLES = 10_000  # For a metric that is a mean over examples.
+# For other metrics, which a resample computes anew: at most this number, at least a quarter of it, and in between so
+# many that they have about `RESAMPLED_ITEMS` items together.
+METRIC_RESAMPLES = 1_000
+RESAMPLED_ITEMS = 2_000_000
+_BATCH = 2_000_000  # Numbers that the bootstrap of a mean holds at a time.
+
+
+class Spread(TypedDict):
+    """Mean and standard deviation of a metric over seeds (of a sample, with n - 1); None for a single seed."""
+
+    mean: float
+    std: float | None
+
+
+class Difference(TypedDict):
+    """The difference of two models in a metric, the first minus the second.
+
+    Attributes:
+        difference: of the means over seeds, or of the metrics on dev.
+        interval: its two ends, at 95%; None where it cannot be computed.
+        p: of the hypothesis that there is no difference, two-sided; None where it cannot be computed.
+        over: `seeds` or `examples`, which the uncertainty is about.
+        number: of these.
+    """
+
+    difference: float
+    interval: list[float] | None
+    p: float | None
+    over: str
+    number: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Returns the mean and the standard deviation of the values of several seeds."""
+    return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else None}
+
+
+def compare_seeds(values: Sequence[float], others: Sequence[float]) -> Difference:
+    """Compares two models over seeds by the paired t-test, with Student's interval of the mean difference.
+
+    The differences of a pair must come from the same seed. Without a spread of the differences, and for one seed, there
+    is neither an interval nor a p.
+    """
+    from scipy import stats
+
+    differences = np.asarray(values, dtype=np.float64) - np.asarray(others, dtype=np.float64)
+    result: Difference = {
+        "difference": float(differences.mean()), "interval": None, "p": None, "over": "seeds",
+        "number": len(differences),
+    }  # fmt: skip
+    if len(differences) > 1 and np.ptp(differences) > 1e-12:
+        test = stats.ttest_1samp(differences, 0.0)  # The paired t-test is that of the differences.
+        ends = test.confidence_interval(LEVEL)
+        result["interval"], result["p"] = [float(ends.low), float(ends.high)], float(test.pvalue)
+    return result
+
+
+def compare_examples(task: Task, scores: Scores, other: Scores, *, only_means: bool = False) -> Difference | None:
+    """Compares two models on the same dev examples by a paired bootstrap, with the percentiles of the differences.
+
+    Whole examples are drawn, with all of their items. p is twice the smaller share of resamples whose difference is on
+    one side of 0 (with it), where the observed sample counts as one. The resamples are the same in every run.
+
+    Args:
+        only_means: returns None for a metric that is no mean over examples, because resampling it takes seconds.
+    """
+    scores, other = scores.by_example(), other.by_example()
+    difference = task.metrics(scores)[task.metric] - task.metrics(other)[task.metric]
+    values, other_values = task.example_metric(scores), task.example_metric(other)
+    if values is not None and other_values is not None:
+        number, drawn = len(values), _resample_mean(values - other_values)
+    elif only_means:
+        return None
+    else:
+        number, drawn = len(np.unique(scores.example_id)), _resample_metric(task, scores, other)
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    smaller = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
+    return {
+        "difference": float(difference), "interval": [float(low), float(high)],
+        "p": min(1.0, 2 * (smaller + 1) / (len(drawn) + 1)), "over": "examples", "number": number,
+    }  # fmt: skip
+
+
+def _resample_mean(differences: np.ndarray) -> np.ndarray:
+    """Returns the mean of every resample of the examples' differences, `[RESAMPLES]`."""
+    return _resample(differences, np.mean, RESAMPLES, vectorized=True)
+
+
+def _resample_metric(task: Task, scores: Scores, other: Scores) -> np.ndarray:
+    """Returns the difference of the task's metric in every resample of the examples."""
+    _, first, counts = np.unique(scores.example_id, return_index=True, return_counts=True)
+
+    def difference(examples: np.ndarray) -> float:
+        index = _items_of(first[examples], counts[examples])
+        example_id = np.repeat(np.arange(len(examples)), counts[examples])
+        values = [task.metrics(_take(of, index, example_id))[task.metric] for of in (scores, other)]
+        return values[0] - values[1]
+
+    resamples = int(np.clip(RESAMPLED_ITEMS // counts.sum(), METRIC_RESAMPLES // 4, METRIC_RESAMPLES))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # A resample may lack a class.
+        return _resample(np.arange(len(first)), difference, resamples, vectorized=False)
+
+
+def _resample(
+    data: np.ndarray, statistic: Callable[..., float | np.ndarray], number: int, *, vectorized: bool
+) -> np.ndarray:
+    """Returns the statistic of resamples of the data, the same in every run."""
+    from scipy.stats import bootstrap
+
+    if len(data) == 1:  # scipy expects two.
+        return np.repeat(statistic(data), number)
+    result = bootstrap(
+        (data,), statistic, n_resamples=number, batch=max(1, _BATCH // len(data)), vectorized=vectorized,
+        method="percentile", random_state=0,
+    )  # fmt: skip
+    return np.array(result.bootstrap_distribution)
+
+
+def _items_of(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Returns the items of examples that begin at `first` and have `counts` items each.
+
+    >>> _items_of(np.array([4, 0, 4]), np.array([2, 1, 2])).tolist()
+    [4, 5, 0, 4, 5]
+    """
+    starts = counts.cumsum() - counts
+    index: np.ndarray = np.arange(counts.sum()) + np.repeat(first - starts, counts)
+    return index
+
+
+def _take(scores: Scores, index: np.ndarray, example_id: np.ndarray) -> Scores:
+    columns = {name: column[index] for name, column in scores.columns.items()}
+    return Scores(columns, scores.labels[index], example_id)

@@ -1,0 +1,132 @@
+"""Several students in one run: their plans and records, and what `seeds=N` adds to run.json.
+
+The first student is published in `student/` and `bundle/`, not the best one. A student chosen by its metric on dev has
+a metric that is too high, by more the more seeds there are. The first one is an ordinary draw, and its weights are
+those of a run with `seeds=1`. Every other student has a directory `seeds/<seed>` with its own checkpoints, model and
+bundle, so that a user can still choose another one.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from distill.console import print_line
+from distill.contracts import Scores, Task
+from distill.errors import OptionError
+from distill.files import JsonObject
+from distill.options import show_value
+from distill.plan import Plan
+from distill.records.record import Run, create_record, open_run
+from distill.records.statistics import Difference, Spread, compare_examples, compare_seeds, spread
+from distill.records.tracking import finish_loggers
+
+RECORD = "seed.json"  # Of a further student, with the fields of run.json.
+SHARED = ("job", "command", "config_sha256", "version", "task", "objective", "teacher", "environment")
+LARGEST = 2**32 - 1  # Seed of the libraries.
+
+
+def check(plan: Plan) -> None:
+    """Raises OptionError for a number of seeds that cannot be."""
+    if not isinstance(plan.seeds, int) or isinstance(plan.seeds, bool) or plan.seeds < 1:
+        raise OptionError("seeds", show_value(plan.seeds), "a whole number of at least 1")
+    highest = max(plan.seed, plan.trainer.seed) + plan.seeds - 1
+    if plan.seeds > 1 and highest > LARGEST:
+        raise OptionError("seeds", str(plan.seeds), f"a last seed of at most {LARGEST}, and it is {highest}")
+
+
+def further_plans(plan: Plan) -> list[Plan]:
+    """Returns the plans of all students but the first, which are not timed. Call it before the first training."""
+    return [
+        replace(
+            plan, seed=plan.seed + number, objective=copy.deepcopy(plan.objective),
+            trainer=replace(plan.trainer, seed=plan.trainer.seed + number),
+            benchmark=replace(plan.benchmark, enabled=False),
+        )
+        for number in range(1, plan.seeds)
+    ]  # fmt: skip
+
+
+def is_finished(run: Run, plan: Plan) -> bool:
+    """Returns whether the first student of several is in the record of its run already."""
+    return plan.seeds > 1 and any(entry["seed"] == plan.seed for entry in run.record.get("seeds") or [])
+
+
+def unfinished(run: Run, plans: Sequence[Plan]) -> Iterator[tuple[Plan, Run]]:
+    """Yields each further plan that is not finished, with the run in its own directory, and collects the results."""
+    for number, plan in enumerate(plans, 2):
+        finish_loggers()  # An open one would receive this training too.
+        directory = run.directory / "seeds" / str(plan.seed)
+        name = f"seed {plan.seed}, student {number} of {plan.seeds}"
+        if (directory / RECORD).is_file():
+            seed_run = open_run(directory, file=RECORD)
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+            seed_run = Run(directory, create_record(seed=plan.seed), RECORD)
+        if seed_run.record["status"] == "finished":
+            print_line(f"Finished before: {name}")
+        else:
+            print_line(f"Now {name}")
+            seed_run.update(**{field: run.record[field] for field in SHARED if field in run.record})
+            yield plan, seed_run
+            seed_run.update(status="finished")
+        add(run, seed_run.record)
+
+
+def add(run: Run, record: JsonObject) -> None:
+    """Adds the results of a seed to the record of its run."""
+    entry = {
+        "seed": record["seed"], "metrics": record["student"]["metrics"], "retention": record["retention"],
+        "export": record["export"], "baseline": record["baseline"], "comparison": record["comparison"],
+        "seconds": record["training"]["seconds"],
+    }  # fmt: skip
+    others = [other for other in run.record.get("seeds") or [] if other["seed"] != entry["seed"]]
+    run.update(seeds=sorted([*others, entry], key=lambda other: int(other["seed"])))
+
+
+def summarize(run: Run, task: Task) -> None:
+    """Sets mean and deviation of every metric, and the comparisons over seeds."""
+    seeds, metric = run.record["seeds"], task.metric
+    values = [entry["metrics"][metric] for entry in seeds]
+    teacher = run.record["teacher"]["metrics"][metric]
+    comparison = {"teacher": compare_seeds(values, [teacher] * len(values))}
+    if all(entry["baseline"] for entry in seeds):
+        baselines = [entry["baseline"]["metrics"][metric] for entry in seeds]
+        comparison["baseline"] = compare_seeds(values, baselines)
+    summary = {name: _summarize_metric(name, seeds) for name in seeds[0]["metrics"]}
+    run.update(summary=summary, comparison=comparison)
+
+
+def _summarize_metric(name: str, seeds: Sequence[JsonObject]) -> dict[str, object]:
+    """Returns the spread of a metric: of the students in torch, of each of their files, and of the baselines."""
+    files = {
+        file: spread([entry["export"][file]["metrics"][name] for entry in seeds])
+        for file in seeds[0]["export"]
+        if name in seeds[0]["export"][file]["metrics"]
+    }
+    result: dict[str, Any] = {**_of([entry["metrics"] for entry in seeds], name), "files": files}
+    if all(entry["baseline"] for entry in seeds):
+        result["baseline"] = _of([entry["baseline"]["metrics"] for entry in seeds], name)
+    return result
+
+
+def _of(metrics: Sequence[Mapping[str, float]], name: str) -> Spread:
+    return spread([values[name] for values in metrics])
+
+
+def compare(
+    task: Task, scores: Scores, *, baseline: Scores | None, teacher: Scores | None, plan: Plan
+) -> dict[str, Difference]:
+    """Compares a student with its baseline and its teacher over the dev examples.
+
+    A metric that is no mean over examples takes seconds to resample. It is compared in a run with one seed and a
+    baseline alone: several seeds are compared with each other, and other runs did not ask.
+    """
+    others = {"baseline": baseline, "teacher": teacher}
+    only_means = not plan.baseline or plan.seeds > 1
+    results = {
+        name: compare_examples(task, scores, other, only_means=only_means)
+        for name, other in others.items()
+        if other is not None
+    }
+    return {name: result for name, result in results.items() if result is not None}

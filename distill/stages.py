@@ -1,0 +1,305 @@
+"""The stages of one student, from its training to its measured bundle, and their fields of run.json."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from lightning.pytorch.loggers import CSVLogger, Logger
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill import preflight, seeds
+from distill.benchmark.comparison import compare_models
+from distill.console import console, print_line, print_notice
+from distill.contracts import EncodedSplits, Examples, Loader, Scores, Splits, Task
+from distill.data import batching
+from distill.data.mixing import MixedExamples, labelled_only
+from distill.edge.bundle import session
+from distill.errors import first_line
+from distill.export.bundle import FILES, ScoredSplits, write_bundle
+from distill.export.gate import ExportedFile, recommended
+from distill.export.onnx import export_onnx
+from distill.export.quantization import quantize
+from distill.files import JsonObject, atomic_directory, is_intact, replace_file, write_text
+from distill.ladder import warn_of_size
+from distill.losses import HardLabels, Objective
+from distill.models import checks
+from distill.models.forward import input_names
+from distill.plan import Plan
+from distill.records import report
+from distill.records.predictions import write_predictions
+from distill.records.record import Run
+from distill.teaching.outputs import ComputedOutputs, earlier_decision, outputs_for_training
+from distill.teaching.teacher import PreparedTeacher, TeacherSource
+from distill.training import fitting
+from distill.training.auto import describe_choices
+from distill.training.evaluate import evaluate, evaluate_splits, split_metrics
+from distill.training.module import DistillationModule
+
+ENOUGH_MASS = 0.98  # Of a teacher's probability, in the logits that are cached.
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of the distillation of one student, once its teacher is ready."""
+
+    plan: Plan
+    run: Run
+    student_name: str
+    splits: Splits
+    examples: EncodedSplits
+    loaders: Mapping[str, Loader]
+    teacher: PreparedTeacher
+
+    def distill(
+        self, model: PreTrainedModel, start: PreTrainedModel | None, source: TeacherSource, *, shows: bool = False
+    ) -> None:
+        """Distils one student. `start` is its copy for the baseline; `shows` prints the summary before training."""
+        plan, run = self.plan, self.run
+        module, outputs = self.prepare_training(model, source)
+        if shows:
+            self.show(module, outputs)
+        if plan.dry_run:
+            return
+        if module.teacher is None:
+            self.teacher.release()  # Its outputs are cached; later stages load it again.
+        scores, baseline = self.train(module, outputs), None
+        if start is not None:
+            record, baseline = self.train_baseline(start)
+            run.update(baseline=record)
+        teacher = self.teacher.scores.get("dev")
+        run.update(comparison=seeds.compare(plan.task, scores["dev"], baseline=baseline, teacher=teacher, plan=plan))
+        if plan.task.decoder is not None:
+            self.publish(module.student, scores)
+
+    def prepare_training(
+        self, student: PreTrainedModel, source: TeacherSource
+    ) -> tuple[DistillationModule, "_OutputsOrReason"]:
+        """The module to train, and the teacher's cached outputs or the reason why it runs in every step."""
+        plan, teacher, settings = self.plan, self.teacher, self.plan.trainer
+        steps, last = len(self.loaders["train"]), self.run.directory / "checkpoints" / "last.ckpt"
+        if plan.dry_run:
+            outputs, reason = None, "nothing is computed in a dry run" if plan.objective.needs_teacher else None
+        else:
+            outputs, reason = outputs_for_training(
+                teacher, plan.objective, plan.task, self.examples["train"], cache=source.cache,
+                directory=plan.cache_dir / "outputs", epochs=settings.total_steps(steps) / steps, student=student,
+                earlier=earlier_decision(self.run.record, last) if plan.resume else None,
+            )  # fmt: skip
+            self.run.update(teacher_outputs={"cached": outputs is not None, "reason": reason})
+        mass = outputs.outputs.mass() if outputs is not None and plan.task.over_vocabulary else 1.0
+        if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:
+            print_notice(
+                f"the {source.cache.top_k} largest logits hold {mass:.1%} of the teacher's probability, and the "
+                "student learns nothing of the rest: raise teacher.cache.top_k, or set teacher.cache.enabled=false"
+            )
+        plan.objective.connect(checks.encoder_size(student), checks.encoder_size(teacher.model))
+        runs_teacher = plan.objective.needs_teacher and outputs is None
+        module = DistillationModule(
+            student=student, objective=plan.objective, task=plan.task,
+            teacher=teacher.running() if runs_teacher else None,
+            cached_outputs=outputs.outputs if outputs else None, **settings.optimization(steps),
+        )  # fmt: skip
+        return module, _OutputsOrReason(outputs, reason)
+
+    def show(self, module: DistillationModule, outputs: "_OutputsOrReason") -> None:
+        """Prints the summary before training."""
+        plan, teacher, task = self.plan, self.teacher, self.plan.task
+        seconds = fitting.estimate_seconds(module, self.loaders["train"], self.loaders["dev"], plan.trainer)
+        seconds *= plan.seeds * (2 if plan.baseline else 1)
+        score = f", {task.metric} {teacher.metrics[task.metric]:.4f} on dev" if teacher.metrics else ""
+        preflight.show(
+            [
+                ("teacher", f"{teacher.resolved} ({teacher.origin}){score}"),
+                ("student", preflight.describe_student(teacher.model, module.student)),
+                ("vocabulary", checks.check_vocabulary(teacher.model, module.student, teacher.tokenizer)),
+                ("task", preflight.describe_task(task, self.run.record["task"], self.splits)),
+                ("tokens", preflight.describe_lengths(self.examples, task.max_length)),
+                ("batches", preflight.describe_batches(self.loaders["train"], plan.trainer)),
+                ("teacher outputs", preflight.describe_outputs(module, outputs.reason)),
+                ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
+                ("training", preflight.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
+                *(("chosen", line) for line in describe_choices(plan.chosen)),
+            ]
+        )
+        preflight.warn_of_stream(self.loaders["train"], plan.trainer)
+        preflight.warn_of_head(plan.objective)
+
+    def train(self, module: DistillationModule, outputs: "_OutputsOrReason") -> dict[str, Scores]:
+        """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
+        fit = self._fit(module, self.run.directory, self.plan.logger(self.run.directory), title="student")
+        student, task = module.student.eval(), self.plan.task
+        if task.compares_with_teacher:
+            student.to(self.plan.trainer.device())
+            scores = {"dev": evaluate(student, task, self.loaders["dev"], reference=self.teacher.running())}
+        else:
+            scores = evaluate_splits(student.cpu(), task, self.loaders)
+        metrics = split_metrics(task, scores)
+        student.cpu()
+        self.run.update(
+            training=training_record(fit, module, outputs.outputs) | {"chosen": self.plan.chosen},
+            student={
+                "name": self.student_name, "parameters": checks.count_parameters(student), "metrics": metrics,
+                "layers": getattr(student.config, "teacher_layers", None),
+            },
+        )  # fmt: skip
+        save_model(student, self.teacher.tokenizer, self.run.directory / "student")
+        return scores
+
+    def train_baseline(self, student: PreTrainedModel) -> tuple[dict[str, Any], Scores]:
+        """The same student from the same start, with the same steps, trained on the hard labels alone.
+
+        Returns its record and its scores on dev.
+        """
+        objective = Objective(name="supervised", terms={"hard": HardLabels()})
+        module = DistillationModule(
+            student=student, objective=objective, task=self.plan.task,
+            **self.plan.trainer.optimization(len(self.loaders["train"])),
+        )  # fmt: skip
+        examples = labelled_only(self.examples)
+        if examples is not self.examples:
+            loaders = batching.all_loaders(examples, steps=module.total_steps, **self.plan.trainer.batches())
+            return replace(self, examples=examples, loaders=loaders)._train_baseline(module)
+        return self._train_baseline(module)
+
+    def _train_baseline(self, module: DistillationModule) -> tuple[dict[str, Any], Scores]:
+        directory = self.run.directory / "baseline"
+        fit = self._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="baseline")
+        scores = evaluate_splits(module.student.cpu(), self.plan.task, self.loaders)
+        return {"metrics": split_metrics(self.plan.task, scores), "seconds": fit.seconds}, scores["dev"]
+
+    def publish(self, student: PreTrainedModel, scores: dict[str, Scores]) -> None:
+        """Exports, checks and times the student, and writes the bundle with its model card."""
+        run, plan = self.run, self.plan
+        bundle, splits = run.directory / "bundle", cast(ScoredSplits, self.splits)
+        print_line(f"Exporting to ONNX, quantizing, and scoring both files on {', '.join(scores)}")
+        with atomic_directory(bundle) as directory:
+            formats, file_scores = write_bundle(
+                directory, model=student, tokenizer=self.teacher.tokenizer, task=plan.task, splits=splits,
+                scores=scores, settings=plan.export,
+            )  # fmt: skip
+            run.update(export=formats, retention=_retention(run.record, plan.task.metric, formats))
+            write_text(directory / "README.md", report.render_model_card(run.record, splits.labels))
+        models = {"teacher": self.teacher.scores, "student": scores, **file_scores}
+        write_predictions(run.directory, models, task=plan.task, splits=splits, settings=plan.record)
+        # The bundle is whole already, whatever becomes of the timing.
+        run.update(benchmark=self._time(student, bundle, formats))
+        replace_file(bundle, "README.md", report.render_model_card(run.record, splits.labels))
+
+    def close(self) -> None:
+        """Writes the report and prints where everything is."""
+        run, formats = self.run, self.run.record["export"]
+        write_text(run.directory / "report.md", report.render_report(run.record))
+        if formats and self.plan.seeds > 1:  # The first student was published before the others were trained.
+            labels = cast(ScoredSplits, self.splits).labels
+            replace_file(run.directory / "bundle", "README.md", report.render_model_card(run.record, labels))
+        console.print()
+        console.print(report.summary_table(run.record))
+        for sentence in report.comparison_sentences(run.record):
+            print_line(sentence)
+        print_line(f"Report   {run.directory / 'report.md'}")
+        print_line(f"Student  {run.directory / 'student'}")
+        if not formats:
+            return
+        chosen, bundle = recommended(formats), run.directory / "bundle"
+        if chosen is None:
+            print_notice("no exported file passed its gate; report.md has the differences")
+        warn_of_size(self.plan, formats, chosen)
+        print_line(f"Bundle   {bundle}" + (f"  (recommended: {FILES[chosen]})" if chosen else ""))
+        print_line(f"Try it   python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")
+
+    def _fit(self, module: DistillationModule, directory: Path, logger: Logger, *, title: str) -> fitting.Fit:
+        data = data_digest(self.plan.task, self.splits, self.examples)
+        return fitting.fit(
+            module, self.loaders["train"], self.loaders["dev"], settings=self.plan.trainer,
+            checkpoints=directory / "checkpoints", logger=logger, title=title, resume=self.plan.resume,
+            identity={"data": data, "teacher": self.teacher.fingerprint},
+        )  # fmt: skip
+
+    def _time(
+        self, student: PreTrainedModel, bundle: Path, formats: Mapping[str, ExportedFile]
+    ) -> list[dict[str, Any]]:
+        """Latencies of student and, unless it is left out, teacher in torch and in ONNX, measured in turns."""
+        if not self.plan.benchmark.enabled:
+            return []
+        student_files = {format: bundle / row["file"] for format, row in formats.items()}
+        models = {"teacher": (self.teacher.model, self._teacher_files())} if self.plan.benchmark.teacher else {}
+        models["student"] = (student, student_files)
+        return compare_models(models, tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark)
+
+    def _teacher_files(self) -> dict[str, Path]:
+        """The teacher's own ONNX files, cached under its weights, its inputs and the recipe; none if they fail."""
+        settings = self.plan.export
+        recipe = f"{'channel' if settings.per_channel else 'tensor'}-{7 if settings.reduce_range else 8}"
+        teacher, tokenizer = self.teacher.model, self.teacher.tokenizer
+        key = hashlib.sha256(" ".join([self.teacher.weights, *input_names(teacher, tokenizer)]).encode()).hexdigest()
+        directory = self.plan.cache_dir / "onnx" / f"{key[:16]}-{recipe}"
+        if not is_intact(directory):
+            try:
+                with atomic_directory(directory, reuse_intact=True) as temporary:
+                    export_onnx(teacher, temporary / FILES["fp32"], tokenizer=tokenizer)
+                    quantize(temporary / FILES["fp32"], temporary / FILES["int8"], settings)
+                    for file in FILES.values():
+                        session(temporary / file)
+            except Exception as error:  # Of any library. The run needs these files for some rows of a table alone.
+                reason = first_line(error)
+                print_notice(f"the teacher is timed in torch alone, because its ONNX files cannot be made: {reason}")
+                return {}
+        return {format: directory / file for format, file in FILES.items()}
+
+
+@dataclass(frozen=True)
+class _OutputsOrReason:
+    """The teacher's cached outputs, or the reason why it runs in every step; neither if no term needs it."""
+
+    outputs: ComputedOutputs | None
+    reason: str | None
+
+
+def _retention(record: JsonObject, metric: str, formats: Mapping[str, ExportedFile]) -> dict[str, float | None]:
+    """The student's metric over the teacher's; None where the teacher's is 0 or below and a share means nothing."""
+    teacher = record["teacher"]["metrics"][metric]
+    values = {"torch": record["student"]["metrics"][metric]}
+    values |= {name: row["metrics"][metric] for name, row in formats.items()}
+    return {name: value / teacher if teacher > 0 else None for name, value in values.items()}
+
+
+def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str, Any]:
+    """The `task` of run.json."""
+    sizes = splits.sizes() or {name: len(split) for name, split in examples.items() if isinstance(split, Examples)}
+    truncated = {name: split.truncated for name, split in examples.items() if isinstance(split, Examples)}
+    train = examples["train"]
+    unlabelled = {"unlabelled": train.unlabelled} if isinstance(train, MixedExamples) else {}
+    return {
+        "name": task.name, "kind": task.kind, "metric": task.metric, "selects": task.selects,
+        "pair": task.pair, **task.describe(splits),
+        "examples": {"train": 0, "dev": 0, "test": 0} | sizes, "truncated": truncated,
+        "sha256": data_digest(task, splits, examples), **unlabelled,
+    }  # fmt: skip
+
+
+def data_digest(task: Task, splits: Splits, examples: EncodedSplits) -> str:
+    """Stands for the data that a training depends on: of labelled rows the content, of raw text the sequences."""
+    train = examples["train"]
+    if not task.over_vocabulary:
+        return f"{splits.sha256}-{train.digest}" if isinstance(train, MixedExamples) else splits.sha256
+    return "-".join(split.digest for split in examples.values() if isinstance(split, Examples))
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Writes an ordinary checkpoint directory, whole or not at all."""
+    with atomic_directory(directory) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+
+
+def training_record(
+    fit: fitting.Fit, module: DistillationModule, outputs: ComputedOutputs | None = None
+) -> dict[str, Any]:
+    """The `training` of run.json."""
+    return {
+        **asdict(fit),
+        "teacher_seconds": module.teacher_seconds + (outputs.seconds if outputs else 0.0),
+        "teacher_cache": outputs.record() if outputs else None,
+    }

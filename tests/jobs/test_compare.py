@@ -1,0 +1,91 @@
+"""Tests of job=compare and of the sweep over all recipes."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill import __main__ as command_line
+from distill import chain
+from distill.__main__ import config_directory
+from tests.test_seeds import write_metrics
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command line in this process; returns the exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["distill", *arguments])
+        code = command_line.main()
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_recipes_are_compared_in_one_table_and_a_failed_one_with_its_error(
+    command: Command, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data_dir: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(chain, "write_bundle", write_metrics)
+    teacher.save_pretrained(tmp_path / "teacher")
+    tokenizer.save_pretrained(tmp_path / "teacher")
+    code, output, error = command(
+        "+experiment=recipes", "objective=hinton,supervised,language_model", "+teacher=pretrained",
+        "+student=distilbert",
+        f"teacher.path={tmp_path / 'teacher'}", "teacher.accept_weak=true", "task=sst2", f"task.data_dir={data_dir}",
+        "task.max_length=32", "trainer.max_steps=2", "seeds=2", "benchmark.enabled=false", "cache_dir=cache",
+    )  # fmt: skip
+    assert code == 2
+    assert "has the term mlm, which cannot learn task sst2" in error
+    [sweep] = (tmp_path / "runs" / "sweeps").iterdir()
+    rows = {row["run"]: row for row in csv.DictReader((sweep / "recipes.csv").read_text().splitlines())}
+    assert set(rows) == {"objective=hinton", "objective=supervised", "objective=language_model"}
+    for path in (tmp_path / "runs" / "sst2").rglob("run.json"):
+        record = json.loads(path.read_text())
+        if record["status"] == "finished":
+            row = rows[f"objective={record['objective']['name']}"]
+            assert float(row["mean"]) == record["summary"]["accuracy"]["files"]["fp32"]["mean"]
+            assert row["seeds"] == "0 1"
+    assert rows["objective=language_model"]["error"].startswith("UserError: objective language_model has the term mlm")
+    assert rows["objective=hinton"]["difference"]
+    table = (sweep / "recipes.md").read_text()
+    for text in ("| objective=hinton |", "cannot learn task sst2", "paired by seed"):
+        assert text in table
+    assert "Table    " in output
+    assert "recipes.md" in output
+    code, output, error = command("job=compare", f"job.runs={tmp_path / 'runs'}")
+    assert code == 0, error
+    assert (tmp_path / "runs" / "comparison.csv").read_text() == (sweep / "recipes.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], "job=compare has no runs to compare: add job.runs=DIR"),
+        (["job.runs=nowhere"], "job.runs=nowhere is no directory: give that of a sweep, or one with runs below it"),
+        (["job.runs=."], "job.runs=. has no distillation: give the directory of a sweep, or one with runs"),
+        (["job.runs=.", "seeds=2"], "job=compare reads only job.*: leave out seeds=2"),
+    ],
+)
+def test_bad_options_are_reported_in_one_line(command: Command, options: list[str], expected: str) -> None:
+    code, _, error = command("job=compare", *options)
+    assert (code, len(error.strip().splitlines())) == (2, 1)
+    assert expected in error
+
+
+def test_recipes_sweep_over_every_objective_for_labelled_data() -> None:
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        swept = compose("config", ["+experiment=recipes"], return_hydra_config=True).hydra
+    assert swept.mode.name == "MULTIRUN"
+    assert swept.sweeper.params.objective == "glob(*,exclude=language_model)"
+    assert (config_directory() / "objective" / "language_model.yaml").is_file()
+    assert (config_directory() / "objective" / "supervised.yaml").is_file()

@@ -1,0 +1,139 @@
+"""Tests that the table of several runs groups seeds, pairs them with the reference, and shows what failed."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scipy import stats
+
+from distill.errors import UserError
+from distill.records import comparison
+from distill.records.record import Run, create_record
+
+
+def write_run(
+    root: Path, number: int, name: str, scores: dict[int, float], *, error: str | None = None, **options: Any
+) -> Path:
+    """Writes a run with one seed, or with several in the form of `seeds=N`."""
+    directory = root / "toy" / f"2026-01-01_00-00-{number:02}"
+    directory.mkdir(parents=True)
+    config = {"seed": min(scores, default=0), "seeds": max(1, len(scores)), "output_dir": str(root), "logger": {"a": 1}}
+    config |= {"objective": {"name": name, "terms": {name: {"weight": 1.0}}}, "student": {"name": "small"}}
+    (directory / "config.yaml").write_text(yaml.safe_dump({**config, **options}))
+    record = create_record(job="distill", seed=config["seed"]) | {"status": "finished", "objective": {"name": name}}
+    task = {"name": "toy", "metric": "accuracy", "selects": "max"}
+    if error is not None:
+        record |= {"status": "failed", "error": error}
+    entries = [
+        {
+            "seed": seed, "metrics": {"accuracy": 0.0}, "export": {"fp32": {"metrics": {"accuracy": value}}},
+            "retention": {"torch": 0.1, "fp32": value / 0.8}, "seconds": 10.0 + seed,
+        }
+        for seed, value in scores.items()
+    ]  # fmt: skip
+    if len(entries) == 1:
+        [entry] = entries
+        record |= {"task": task, "training": {"seconds": entry["seconds"]}, "student": {"metrics": entry["metrics"]}}
+        record |= {name: entry[name] for name in ("export", "retention")}
+    elif entries:
+        record |= {"task": task, "seeds": entries}
+    Run(directory, record).save()
+    return directory
+
+
+def rows_of(root: Path) -> list[comparison.Row]:
+    return comparison.compare_runs(comparison.find_runs(root))
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_row(tmp_path: Path) -> None:
+    """One objective has a run for each seed, and the other one a run with three seeds."""
+    for seed, value in enumerate((0.72, 0.76, 0.74)):
+        write_run(tmp_path, seed, "hinton", {seed: value})
+    write_run(tmp_path, 9, "supervised", {0: 0.70, 1: 0.71, 2: 0.72})
+    first, second = rows_of(tmp_path)
+    assert (first.label, second.label) == ("objective=hinton", "objective=supervised")
+    assert first.values == {0: 0.72, 1: 0.76, 2: 0.74}
+    assert first.spread() == {"mean": pytest.approx(0.74), "std": pytest.approx(0.02)}
+    assert (first.kept, first.seconds) == (pytest.approx(0.74 / 0.8), 11.0)
+    assert (len(first.directories), len(second.directories)) == (3, 1)
+    expected = stats.ttest_rel([0.72, 0.76, 0.74], [0.70, 0.71, 0.72])
+    assert first.difference is not None
+    assert first.difference["difference"] == pytest.approx(0.03)
+    assert first.difference["p"] == pytest.approx(expected.pvalue)
+    assert second.difference is None
+
+
+def test_table_has_the_metric_the_difference_and_the_error_of_every_row(tmp_path: Path) -> None:
+    write_run(tmp_path, 0, "hinton", {0: 0.72, 1: 0.76, 2: 0.74})
+    write_run(tmp_path, 1, "supervised", {0: 0.70, 1: 0.71, 2: 0.72})
+    write_run(tmp_path, 2, "broken", {}, error="UserError: it cannot learn this")
+    rows = rows_of(tmp_path)
+    header, *cells = comparison.table(rows)
+    assert header[:2] == ("run", "accuracy")
+    # The differences 2, 5 and 2 points have a deviation of sqrt(3), so the interval is 3 +- 4.303.
+    assert cells == [
+        ("objective=hinton", "0.7400 ± 0.0200", "3", "92.5%", "+3.0 (-1.3 to +7.3)", "11", ""),
+        ("objective=supervised", "0.7100 ± 0.0100", "3", "88.7%", "-", "11", ""),
+        ("objective=broken", "-", "0", "-", "-", "-", "UserError: it cannot learn this"),
+    ]
+    table = comparison.terminal_table(rows)
+    assert list(zip(*(column.cells for column in table.columns), strict=True)) == cells
+    read = list(csv.DictReader(comparison.to_csv(rows).splitlines()))
+    assert [float(read[0][name]) for name in ("mean", "std", "difference")] == pytest.approx([0.74, 0.02, 0.03])
+    assert (read[0]["seeds"], read[2]["error"], read[2]["mean"]) == ("0 1 2", "UserError: it cannot learn this", "")
+
+
+def test_options_that_vary_name_the_rows_and_only_equal_ones_are_compared(tmp_path: Path) -> None:
+    one, two = {"trainer": {"max_steps": 5}}, {"trainer": {"max_steps": 9}}
+    write_run(tmp_path, 0, "hinton", {0: 0.7, 1: 0.8}, **one)
+    write_run(tmp_path, 1, "hinton", {0: 0.75, 1: 0.82}, **two)
+    write_run(tmp_path, 2, "supervised", {0: 0.6, 1: 0.65}, **two)
+    rows = {row.label: row for row in rows_of(tmp_path)}
+    assert set(rows) == {
+        "objective=hinton trainer.max_steps=5", "objective=hinton trainer.max_steps=9",
+        "objective=supervised trainer.max_steps=9",
+    }  # fmt: skip
+    assert rows["objective=hinton trainer.max_steps=5"].difference is None
+    difference = rows["objective=hinton trainer.max_steps=9"].difference
+    assert difference is not None
+    assert difference["difference"] == pytest.approx(0.16)
+
+
+def test_terms_of_one_objective_name_its_rows(tmp_path: Path) -> None:
+    for number, weight in enumerate((1.0, 2.0)):
+        objective = {"name": "hinton", "terms": {"soft": {"weight": weight}}}
+        write_run(tmp_path, number, "hinton", {0: 0.7 + number / 10}, objective=objective)
+    assert [row.label for row in rows_of(tmp_path)] == [
+        "objective.terms.soft.weight=2.0", "objective.terms.soft.weight=1.0",
+    ]  # fmt: skip
+
+
+def test_runs_from_python_have_the_options_of_their_record(tmp_path: Path) -> None:
+    for number, value in enumerate((0.7, 0.8)):
+        directory = write_run(tmp_path, number, "hinton", {number: value})
+        (directory / "config.yaml").unlink()
+    [row] = rows_of(tmp_path)
+    assert (row.label, row.values) == ("objective=hinton", {0: 0.7, 1: 0.8})
+
+
+def test_list_of_a_sweep_selects_its_runs_and_damaged_ones_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = tmp_path / "sweeps" / "now"
+    sweep.mkdir(parents=True)
+    paths = [write_run(tmp_path, number, "hinton", {number: 0.7}) for number in range(3)]
+    (sweep / "runs.txt").write_text("".join(f"../../toy/{path.name}\n" for path in (paths[0], paths[2], paths[0])))
+    assert [path.name for path, _ in comparison.find_runs(sweep)] == [paths[0].name, paths[2].name]
+    (paths[0] / "run.json").write_text("{")
+    assert [path.name for path, _ in comparison.find_runs(sweep)] == [paths[2].name]
+    assert f"{paths[0].name}/run.json is damaged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("nowhere", "job.runs=.*nowhere is no directory"), ("", "job.runs=.* has no distillation")]
+)
+def test_directory_without_runs_is_refused(name: str, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=expected):
+        comparison.find_runs(tmp_path / name)

@@ -1,0 +1,137 @@
+"""Tests that spreads, paired t-tests and paired bootstraps give the values of independent formulas."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import f1_score
+
+from distill.contracts import Scores
+from distill.records import statistics
+from distill.tasks import Classification, Regression, TokenClassification
+
+
+def classified(labels: np.ndarray, right: np.ndarray) -> Scores:
+    """Scores of a model with two classes that predicts the examples `right` rightly and the others wrongly."""
+    predicted = np.where(right, labels, 1 - labels)
+    return Scores({"logits": np.eye(2)[predicted]}, labels, np.arange(len(labels)))
+
+
+def test_spread_is_the_mean_and_the_deviation_of_a_sample() -> None:
+    assert statistics.spread([1.0, 2.0, 6.0]) == {"mean": 3.0, "std": pytest.approx(math.sqrt((4 + 1 + 9) / 2))}
+    assert statistics.spread([0.5]) == {"mean": 0.5, "std": None}
+
+
+def test_comparison_of_seeds_has_the_values_worked_out_by_hand() -> None:
+    # Differences 1, 2, 3: mean 2, standard error 1 / sqrt(3), t = 2 sqrt(3), two degrees of freedom.
+    result = statistics.compare_seeds([11.0, 22.0, 33.0], [10.0, 20.0, 30.0])
+    error, quantile = 1 / math.sqrt(3), 4.302653
+    assert (result["difference"], result["over"], result["number"]) == (2.0, "seeds", 3)
+    assert result["interval"] == pytest.approx([2 - quantile * error, 2 + quantile * error], abs=1e-5)
+    t = 2 / error
+    assert result["p"] == pytest.approx(1 - t / math.sqrt(t**2 + 2))  # Student's distribution with two degrees.
+
+
+def test_comparison_of_seeds_is_the_paired_t_test_of_scipy() -> None:
+    values, others = [0.91, 0.9, 0.93, 0.915], [0.9, 0.905, 0.91, 0.9]
+    expected = stats.ttest_rel(values, others)
+    result = statistics.compare_seeds(values, others)
+    interval = expected.confidence_interval(0.95)
+    assert result["p"] == pytest.approx(expected.pvalue)
+    assert result["interval"] == pytest.approx([interval.low, interval.high])
+
+
+@pytest.mark.parametrize(("values", "others"), [([0.9], [0.8]), ([0.9, 0.8], [0.8, 0.7]), ([0.5, 0.5], [0.5, 0.5])])
+def test_differences_without_a_spread_have_no_interval(values: list[float], others: list[float]) -> None:
+    result = statistics.compare_seeds(values, others)
+    assert result["difference"] == pytest.approx(values[0] - others[0])
+    assert (result["interval"], result["p"], result["number"]) == (None, None, len(values))
+
+
+def test_bootstrap_of_accuracy_has_the_interval_of_the_normal_distribution() -> None:
+    random = np.random.default_rng(1)
+    labels, right, other = random.integers(2, size=2000), random.random(2000) < 0.9, random.random(2000) < 0.87
+    result = statistics.compare_examples(
+        Classification(text="text"), classified(labels, right), classified(labels, other)
+    )
+    assert result is not None
+    differences = right.astype(float) - other
+    error = differences.std() / math.sqrt(2000)
+    assert result["difference"] == pytest.approx(differences.mean())
+    assert result["interval"] == pytest.approx(
+        [differences.mean() - 1.96 * error, differences.mean() + 1.96 * error], abs=0.1 * error
+    )
+    assert result["p"] == pytest.approx(2 * stats.norm.sf(abs(differences.mean()) / error), abs=0.01)
+    assert (result["over"], result["number"]) == ("examples", 2000)
+
+
+def test_bootstrap_is_paired_and_the_same_in_every_run() -> None:
+    """The order of the items does not matter, because examples are paired by their ids."""
+    random = np.random.default_rng(2)
+    labels, right = random.integers(2, size=300), random.random(300) < 0.8
+    other = right.copy()
+    other[:6] = ~other[:6]
+    task, one, two = Classification(text="text"), classified(labels, right), classified(labels, other)
+    shuffled = random.permutation(300)
+    two = Scores({"logits": two.columns["logits"][shuffled]}, labels[shuffled], shuffled)
+    first, second = (statistics.compare_examples(task, one, two) for _ in range(2))
+    assert first == second
+    assert first is not None
+    assert first["interval"] is not None
+    # Six examples differ; unpaired, the interval would have a half-width of 1.96 * sqrt(2 * 0.8 * 0.2 / 300) = 0.064.
+    assert max(map(abs, first["interval"])) <= 12 / 300
+
+
+def test_bootstrap_of_a_metric_that_is_no_mean_computes_it_anew_in_every_resample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 60)
+    random = np.random.default_rng(3)
+    labels, right, other = random.integers(2, size=80), random.random(80) < 0.95, random.random(80) < 0.6
+    task = Classification(text="text", labels=["no", "yes"], metrics=["f1"])
+    one, two = classified(labels, right), classified(labels, other)
+    result = statistics.compare_examples(task, one, two)
+    assert result is not None
+    f1 = [f1_score(labels, scores.columns["logits"].argmax(axis=1)) for scores in (one, two)]
+    assert result["difference"] == pytest.approx(f1[0] - f1[1])
+    assert result["interval"] is not None
+    low, high = result["interval"]
+    assert 0 < low < result["difference"] < high
+    assert result["p"] == pytest.approx(2 / 61)  # No resample is on the other side.
+    assert statistics.compare_examples(task, one, two, only_means=True) is None
+
+
+def test_bootstrap_of_tags_draws_sentences_and_not_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sentences have one entity of two words. The model finds that of the first sentence alone.
+
+    A resample has the first sentence 0, 1 or 2 times, and then the F1 is 0, 2/3 or 1: other values come of words alone.
+    """
+    monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 60)
+    task = TokenClassification(data="nowhere")
+    task.labels = ("O", "B-x", "I-x")
+    labels, found = np.array([1, 2, 0, 1, 2]), np.array([1, 2, 0, 0, 0])
+    example_id = np.array([0, 0, 0, 1, 1])
+    seen: set[float] = set()
+    original = task.metrics
+    monkeypatch.setattr(task, "metrics", lambda scores: seen.add(round(original(scores)["f1"], 9)) or original(scores))
+    one, nothing = (
+        Scores({"logits": np.eye(3)[predicted]}, labels, example_id) for predicted in (found, np.zeros(5, int))
+    )
+    result = statistics.compare_examples(task, one, nothing)
+    assert result is not None
+    assert (result["difference"], result["number"]) == (pytest.approx(2 / 3), 2)
+    assert seen == {0.0, round(2 / 3, 9), 1.0}
+
+
+def test_single_example_and_correlations_can_be_resampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 40)
+    one = classified(np.array([1]), np.array([True]))
+    result = statistics.compare_examples(Classification(text="text"), one, classified(np.array([1]), np.array([False])))
+    assert result is not None
+    assert (result["difference"], result["interval"]) == (1.0, [1.0, 1.0])
+    numbers = np.arange(12.0)
+    scores = Scores({"logits": numbers[:, None]}, numbers, np.arange(12))
+    result = statistics.compare_examples(Regression(text="text"), scores, scores)
+    assert result is not None
+    assert (result["difference"], result["p"]) == (0.0, 1.0)
