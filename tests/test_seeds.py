@@ -15,7 +15,7 @@ from scipy import stats
 from transformers import PreTrainedTokenizerBase
 
 import distill as d
-from distill import chain
+from distill import stages
 from distill.contracts import Scores, Task
 from distill.errors import Interrupted, OptionError
 from distill.training import fitting
@@ -50,23 +50,23 @@ def distill(tokenizer: PreTrainedTokenizerBase, data_dir: Path, tmp_path_factory
 
 def write_metrics(
     directory: Path, *, task: Task, scores: Mapping[str, Scores], **others: object
-) -> dict[str, dict[str, Any]]:
-    """Stands for `write_bundle`, which takes seconds: the files have the metrics of the student in torch."""
+) -> tuple[dict[str, dict[str, Any]], dict[str, Mapping[str, Scores]]]:
+    """Stands for `write_bundle`, which takes seconds: the files have the scores of the student in torch."""
     file = {"bytes": 1, "max_abs_diff": 0.0, "max_probability_diff": 0.0, "agreement": 1.0, "drop": 0.0}
     file |= {"metrics": split_metrics(task, scores), "gate": "passed", "recipe": "none"}
-    return {name: file | {"file": f"{name}.onnx"} for name in ("fp32", "int8")}
+    return {name: file | {"file": f"{name}.onnx"} for name in ("fp32", "int8")}, {"fp32": scores, "int8": scores}
 
 
 @pytest.fixture
 def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "write_bundle", write_metrics)
+    monkeypatch.setattr(stages, "write_bundle", write_metrics)
 
 
 @pytest.fixture(scope="module")
 def several(distill: Distill) -> tuple[d.Result, str]:
     """A run with the seeds 3, 4 and 5 and their baselines, and what it printed."""
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
-        patch.setattr(chain, "write_bundle", write_metrics)
+        patch.setattr(stages, "write_bundle", write_metrics)
         return distill("several", seed=3, seeds=3, baseline=True), printed.getvalue()
 
 

@@ -29,7 +29,7 @@ class MovingAverage(Callback):
     checkpoint holds the average. `last.ckpt` holds the raw weights, and the average as the state of this callback.
     Buffers are not averaged.
 
-    Lightning's WeightAveraging does not fit (tried with 2.6): checkpoints with `save_weights_only` hold the raw
+    Lightning's WeightAveraging does not fit (by its source, 2.6): checkpoints with `save_weights_only` hold the raw
     weights, `last.ckpt` holds the average in their place, and the module is copied together with its teacher.
     """
 

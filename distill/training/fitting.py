@@ -128,7 +128,8 @@ def _fit(
     trainer = _create_trainer(module, settings, steps_per_epoch=len(train), callbacks=callbacks, logger=logger)
     with _copy_before_sharding(module, settings), _accelerate(module.student, settings), saver.stop_on_signals():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
-    steps.skip = 0  # A training that had ended skipped none, and the next one with these batches must not either.
+    if resuming:
+        steps.skip = 0  # A training that had ended skipped none, and the next one with these batches must not either.
     soup = None
     if distributed.rank() == 0:
         with _accelerate(module.student, settings):
