@@ -72,12 +72,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def restored_logging() -> Iterator[None]:
     """Restores the levels and loggers that Hydra changes for its process when a test runs the command."""
-    names = [name for name, logger in logging.root.manager.loggerDict.items() if isinstance(logger, logging.Logger)]
-    level, disabled = logging.root.level, {name: logging.getLogger(name).disabled for name in names}
+    level, disabled = logging.root.level, {name for name, logger in _loggers().items() if logger.disabled}
     yield
     logging.root.setLevel(level)
-    for name, was_disabled in disabled.items():
-        logging.getLogger(name).disabled = was_disabled
+    for name, logger in _loggers().items():
+        logger.disabled = name in disabled  # Also of a logger that the test has created.
+
+
+def _loggers() -> dict[str, logging.Logger]:
+    loggers = logging.root.manager.loggerDict
+    return {name: logger for name, logger in loggers.items() if isinstance(logger, logging.Logger)}
 
 
 @pytest.fixture(scope="session")

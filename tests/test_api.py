@@ -49,12 +49,13 @@ def test_every_python_block_runs(
     )  # fmt: skip
     BertModel(config).save_pretrained(tmp_path / "encoder")
     tokenizer.save_pretrained(tmp_path / "encoder")
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"TIMING": TIMING}
     for block in blocks("python", document):
         block = block.replace("google-bert/bert-base-uncased", str(tmp_path / "encoder"))
         block = block.replace("max_epochs=3)", f"max_epochs=15, **{QUICK})")
         # A student of so few steps may lose more in int8 than a gate allows.
-        block = block.replace('directory="runs/first"', 'directory="runs/first", export=d.ExportSettings(max_drop=1.0)')
+        options = 'directory="runs/first", export=d.ExportSettings(max_drop=1.0), benchmark=TIMING'
+        block = block.replace('directory="runs/first"', options)
         exec(compile(ast.parse(block), document.name, "exec"), names)
     if "result" in names:
         assert names["result"].record["status"] == "finished"

@@ -1,12 +1,14 @@
 """Tests of whole runs at toy size: their output, files, cache and resumption."""
 
 import csv
+import io
 import json
 import os
 import subprocess
 import sys
 import time
 import weakref
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,16 @@ def run_command(*arguments: str, cwd: Path, **environment: str) -> subprocess.Co
         timeout=300,
         check=False,
     )
+
+
+def run_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the command in this process, which saves the seconds of the imports."""
+    output, error = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(error):
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["distill", *arguments])
+        code = command_line.main()
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), error.getvalue())
 
 
 def read_records(output: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -180,7 +192,7 @@ def test_wandb_logs_offline(chain: dict[str, Any]) -> None:
 
 def test_a_finished_run_is_not_run_again(chain: dict[str, Any]) -> None:
     directory, _ = chain["runs"][0]
-    again = run_command(f"resume={directory}", cwd=chain["root"])
+    again = run_here(f"resume={directory}", cwd=chain["root"])
     assert again.returncode == 0
     assert "finished already" in again.stdout
 
@@ -190,7 +202,7 @@ def test_a_run_stopped_after_training_resumes_without_training_again(chain: dict
     directory, record = chain["runs"][0]
     decision = {"cached": False, "reason": "the disk was full"}  # Is kept, so that a training continues as it began.
     Run(directory, {**record, "status": "running", "export": {}, "teacher_outputs": decision}).save()
-    resumed = run_command("resume=true", *chain["arguments"], "baseline=true", cwd=chain["root"])
+    resumed = run_here("resume=true", *chain["arguments"], "baseline=true", cwd=chain["root"])
     assert resumed.returncode == 0, resumed.stderr
     assert f"Resuming {directory}" in resumed.stdout
     assert "computed in every step: the disk was full" in resumed.stdout
@@ -237,7 +249,7 @@ def test_terminated_fine_tuning_of_a_teacher_resumes_to_identical_weights(
 
 def test_a_sweep_computes_the_teacher_outputs_once(chain: dict[str, Any]) -> None:
     output = chain["root"] / "cached"
-    done = run_command(
+    done = run_here(
         "-m", *chain["arguments"], f"output_dir={output}", "trainer.max_steps=1", "benchmark.enabled=false",
         "objective=hinton", "objective.terms.soft.temperature=1,4", "seed=0,1", cwd=chain["root"],
     )  # fmt: skip
@@ -282,7 +294,7 @@ def test_the_teacher_is_freed_unless_training_needs_it(
 
 def test_a_sweep_makes_a_run_for_every_value(chain: dict[str, Any]) -> None:
     output = chain["root"] / "sweep"
-    done = run_command(
+    done = run_here(
         "-m", *chain["arguments"], f"output_dir={output}", "trainer.max_steps=1",
         "objective.terms.soft.temperature=1,4", "benchmark.enabled=false", cwd=chain["root"],
     )  # fmt: skip
@@ -406,13 +418,13 @@ def test_the_finetune_job_reuses_a_fine_tuned_teacher_and_accepts_a_trained_one(
     chain: dict[str, Any], data_dir: Path, encoder_dir: Path
 ) -> None:
     output = chain["root"] / "finetune"
-    done = run_command(*chain["finetune"], f"output_dir={output}", cwd=chain["root"])
+    done = run_here(*chain["finetune"], f"output_dir={output}", cwd=chain["root"])
     assert done.returncode == 0, done.stderr
     assert "fine-tuned before, reused" in done.stdout
     [(directory, record)] = read_records(output)
     assert record["status"] == "finished"
     assert (directory / "predictions.parquet").is_file()
-    other = run_command(
+    other = run_here(
         "job=finetune", "+teacher=pretrained", f"teacher.path={directory / 'teacher' / 'model'}",
         "teacher.finetune=false", "task.max_length=32", "task=sst2", f"task.data_dir={data_dir}",
         f"cache_dir={chain['root'] / 'cache'}",
@@ -439,7 +451,7 @@ def test_a_damaged_cached_teacher_is_fine_tuned_again(chain: dict[str, Any]) -> 
     [entry] = (chain["root"] / "cache" / "teachers").iterdir()
     with open(entry / "model.safetensors", "r+b") as file:
         file.truncate(1000)
-    done = run_command(*chain["finetune"], f"output_dir={chain['root'] / 'again'}", cwd=chain["root"])
+    done = run_here(*chain["finetune"], f"output_dir={chain['root'] / 'again'}", cwd=chain["root"])
     assert done.returncode == 0, done.stderr
     assert "is damaged and made again" in done.stdout
     [(_, record)] = read_records(chain["root"] / "again")
@@ -464,7 +476,7 @@ def test_a_regression_on_pairs_trains_and_exports_a_bilstm(tmp_path: Path, encod
         "task.text=[first,second]", "task.label=score", f"cache_dir={tmp_path / 'cache'}",
         f"output_dir={tmp_path / 'runs'}", *SMALL, *TEACHER, "export.max_drop=0.2",
     )  # fmt: skip
-    done = run_command(*shared, "+student=bilstm", "student.hidden_dim=16", cwd=tmp_path)
+    done = run_here(*shared, "+student=bilstm", "student.hidden_dim=16", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "a number, score: 0 to 5" in done.stdout
     [(directory, record)] = read_records(tmp_path / "runs")
@@ -480,6 +492,6 @@ def test_a_regression_on_pairs_trains_and_exports_a_bilstm(tmp_path: Path, encod
     assert type(model).__name__ == "BilstmForSequenceClassification"
     assert model.config.pair
     # The next run continues with this student.
-    again = run_command(*shared, "+student=pretrained", f"student.path={directory / 'student'}", cwd=tmp_path)
+    again = run_here(*shared, "+student=pretrained", f"student.path={directory / 'student'}", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "13 tensors copied, 0 new" in again.stdout
