@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import inspect
 import json
-import logging
 import os
 import platform
 import random
@@ -21,9 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distill import files
+from distill.console import print_notice
 from distill.sentences import split_sentences
-
-logger = logging.getLogger(__name__)
 
 LABELS: tuple[str, ...] = ("python", "numpy", "pandas", "torch", "transformers", "sympy", "networkx")
 
@@ -102,7 +100,7 @@ def prepare_dataset(cache_dir: Path, *, sentences_per_class: int = 3000, seed: i
     if target.exists():
         if files.is_intact(target):
             return target
-        logger.warning("the data set in %s is damaged, its checksums do not match: building it again", target)
+        print_notice(f"the data set in {target} is damaged, its checksums do not match: building it again")
     splits = build_splits(roots, sentences_per_class=sentences_per_class, seed=seed)
     with files.atomic_directory(target) as draft:
         for name, rows in splits.items():
@@ -154,7 +152,7 @@ def build_splits(roots: dict[str, Path], *, sentences_per_class: int, seed: int)
     if size < sentences_per_class:
         counts = {label: len(sentences) for label, sentences in sentences_by_label.items()}
         short = ", ".join(f"{label} {count}" for label, count in counts.items() if count < sentences_per_class)
-        logger.warning("fewer than %d sentences for %s: using %d per class", sentences_per_class, short, size)
+        print_notice(f"fewer than {sentences_per_class} sentences for {short}: using {size} per class")
     dev_size = round(size * DEV_SHARE)
     train: list[dict[str, str]] = []
     dev: list[dict[str, str]] = []
@@ -178,7 +176,7 @@ def collect_sentences(root: Path, *, limit: int, random_order: random.Random, se
     collected: list[str] = []
     reserve: list[str] = []
     for path in paths:
-        texts = extract_docstrings(path.read_bytes(), name=str(path))
+        texts = extract_docstrings(path.read_bytes())
         random_order.shuffle(texts)
         file_limit = min(limit, len(collected) + SENTENCES_PER_FILE)
         while texts and len(collected) < file_limit:
@@ -211,7 +209,7 @@ def list_source_files(root: Path) -> list[Path]:
     return sorted(paths, key=lambda path: path.relative_to(root).as_posix())
 
 
-def extract_docstrings(source: bytes, *, name: str = "<source>") -> list[str]:
+def extract_docstrings(source: bytes) -> list[str]:
     """Returns the docstrings of a module, its classes and functions, and the texts of `add_newdoc` for C code."""
     if (source.count(b'"""') + source.count(b"'''")) * MAX_BYTES_PER_QUOTE < len(source):
         return []  # Parsing is slow and would yield hardly any text.
@@ -221,8 +219,7 @@ def extract_docstrings(source: bytes, *, name: str = "<source>") -> list[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Invalid escapes in the strings of the packages.
             tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        logger.debug("skipping %s, which this version of Python cannot parse: %s", name, error)
+    except (SyntaxError, ValueError):  # A file for another version of Python.
         return []
     return list(_iterate_docstrings(tree))
 

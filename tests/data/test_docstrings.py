@@ -4,7 +4,6 @@ import collections
 import importlib.metadata
 import importlib.util
 import json
-import logging
 import random
 import shutil
 import subprocess
@@ -177,7 +176,7 @@ def test_a_second_call_uses_the_cache(prepared: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "no checksums"])
 def test_a_damaged_cache_entry_is_rebuilt(
-    prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     copy = tmp_path / "data" / prepared.name
     shutil.copytree(prepared, copy)
@@ -185,9 +184,8 @@ def test_a_damaged_cache_entry_is_rebuilt(
         (copy / "dev.jsonl").write_text("half a ro", encoding="utf-8")
     else:
         (copy / ("train.jsonl" if damage == "missing" else files.CHECKSUMS)).unlink()
-    with caplog.at_level(logging.WARNING):
-        assert docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE) == copy
-    assert "is damaged, its checksums do not match: building it again" in caplog.text
+    assert docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE) == copy
+    assert "is damaged, its checksums do not match: building it again" in " ".join(capsys.readouterr().out.split())
     assert (copy / "dev.jsonl").read_bytes() == (prepared / "dev.jsonl").read_bytes()
     assert files.is_intact(copy)
     assert [entry.name for entry in copy.parent.iterdir()] == [copy.name]
@@ -208,14 +206,14 @@ def test_two_processes_at_once_both_succeed_without_importing_the_packages(tmp_p
     assert files.is_intact(paths.pop())
 
 
-def test_the_smallest_class_limits_the_size_of_all_classes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_smallest_class_limits_the_size_of_all_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, words in {"few": ("red", "green"), "many": ("round", "square", "flat", "long")}.items():
         (tmp_path / name).mkdir()
         texts = [f'def {word}():\n    """This one returns the {word} things."""\n' for word in words]
         (tmp_path / name / "file.py").write_text("".join(texts), encoding="utf-8")
     roots = {"few": tmp_path / "few", "many": tmp_path / "many"}
     splits = docstrings.build_splits(roots, sentences_per_class=4, seed=0)
-    assert "fewer than 4 sentences for few 2: using 2 per class" in caplog.text
+    assert "fewer than 4 sentences for few 2: using 2 per class" in " ".join(capsys.readouterr().out.split())
     assert collections.Counter(row["label"] for row in splits["train.jsonl"]) == {"few": 2, "many": 2}
 
 
