@@ -1,0 +1,128 @@
+"""How much of a student's gap to its teacher is the start, the training, the objective, or the data.
+
+    python benchmarks/study.py --results study.jsonl --variants VARIANTS +teacher=minilm teacher.path=DIR task=mrpc ...
+
+Trains a student for each line of the file VARIANTS, which holds options of the command line, and for each seed. One
+line of JSON is appended for each training, and trainings that are in the file already are left out. Students are scored
+in torch on dev; nothing is exported or timed. The word `refit` in a line, which only this script knows, replaces the
+weights of the student's last layer before the training by the ridge regression of the teacher's logits.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import cast
+
+import lightning as L
+import torch
+from hydra import compose, initialize_config_dir
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+import students
+from distill.console import silence_libraries
+from distill.contracts import Examples
+from distill.data import batching
+from distill.data.mixing import labelled_only
+from distill.jobs import build
+from distill.models.forward import run_model
+from distill.plan import Encoding, check_plan, choose_training
+from distill.records.record import create_run
+from distill.stages import Stages
+from distill.teaching import teacher as teaching
+from distill.training import fitting
+from distill.training.evaluate import evaluate
+
+assert students
+CONF = Path(__file__).resolve().parents[1] / "conf"
+REFIT_EXAMPLES = 4000
+
+
+@torch.no_grad()
+def refit_head(student: PreTrainedModel, teacher: PreTrainedModel, examples: Examples, penalty: float = 1e-2) -> None:
+    """Sets the last linear layer of the student to the ridge regression of the teacher's logits."""
+    classes = teacher.config.num_labels
+    head = [module for module in student.modules() if isinstance(module, nn.Linear) and module.out_features == classes]
+    features: list[Tensor] = []
+    targets: list[Tensor] = []
+    hook = head[-1].register_forward_pre_hook(lambda module, inputs: features.append(inputs[0].double()))
+    student.eval()
+    chosen = list(range(min(REFIT_EXAMPLES, len(examples))))
+    for first in range(0, len(chosen), 32):
+        batch = examples[chosen[first : first + 32]]
+        targets.append(run_model(teacher, batch).logits.double())
+        run_model(student, batch)
+    hook.remove()
+    student.train()
+    x, y = torch.cat(features), torch.cat(targets)
+    mean_x, mean_y = x.mean(dim=0), y.mean(dim=0)
+    x, y = x - mean_x, y - mean_y
+    scale = penalty * x.square().sum() / x.shape[1]
+    weight = torch.linalg.solve(x.T @ x + scale * torch.eye(x.shape[1], dtype=x.dtype), x.T @ y)
+    head[-1].weight.copy_(weight.T)
+    head[-1].bias.copy_(mean_y - mean_x @ weight)
+
+
+def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
+    """Trains one student; returns the metrics on dev of teacher, start and student."""
+    config = compose("config", [*overrides, f"seed={seed}"])
+    plan, source = build.plan(config), build.source(config)
+    task = plan.task
+    check_plan(source, plan)
+    splits = task.read(plan.cache_dir)
+    with tempfile.TemporaryDirectory() as directory:
+        run = create_run(Path(directory), job="study", seed=seed)
+        preparation = teaching.Preparation(
+            task=task, splits=splits, cache_dir=plan.cache_dir, run_directory=run.directory,
+            device=plan.trainer.device(),
+        )  # fmt: skip
+        teacher = teaching.prepare(source, preparation, requested=source.weights.name, substituted=False)
+        examples = Encoding(plan, splits)(teacher.tokenizer)
+        L.seed_everything(plan.seed, verbose=False)
+        student = build.student(config).make(teacher.model, task)
+        loaders = batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
+        rows, steps = splits.sizes()["train"], len(loaders["train"])
+        plan = choose_training(plan, student, examples=rows, steps_per_epoch=steps)
+        teaching.score(teacher, task, examples, source=source, directory=plan.cache_dir / "outputs")
+        if refit:
+            refit_head(student, teacher.model, cast(Examples, labelled_only(examples)["train"]))
+        start = task.metrics(evaluate(student, task, loaders["dev"]))[task.metric]
+        stages = Stages(plan, run, "student", splits, examples, loaders, teacher)
+        module, _ = stages.prepare_training(student, source)
+        fit = fitting.fit(
+            module, loaders["train"], loaders["dev"], settings=plan.trainer, checkpoints=run.directory / "checkpoints",
+            logger=None, title="student",
+        )  # fmt: skip
+        value = task.metrics(evaluate(module.student, task, loaders["dev"]))[task.metric]
+    reference = teacher.metrics[task.metric]
+    return {
+        "teacher": reference, "start": start, "student": value, "share": value / reference, "steps": fit.steps,
+        "seconds": round(fit.seconds, 1),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--variants", type=Path, required=True)
+    parser.add_argument("--seeds", default="0")
+    options, common = parser.parse_known_args()
+    silence_libraries()
+    with initialize_config_dir(str(CONF), version_base=None):
+        for line in filter(None, options.variants.read_text().splitlines()):
+            for seed in map(int, options.seeds.split(",")):
+                key = " ".join([*common, line, f"seed={seed}"])
+                lines = options.results.read_text().splitlines() if options.results.exists() else []
+                if any(json.loads(row)["key"] == key for row in lines):
+                    continue
+                words = line.split()
+                overrides = [word for word in words if word not in ("refit", "default")]
+                result = train([*common, *overrides], seed, refit="refit" in words)
+                with options.results.open("a") as file:
+                    task = next(word for word in common if word.startswith("task="))
+                    file.write(json.dumps({"key": key, "task": task, "variant": line, "seed": seed, **result}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
