@@ -2,33 +2,16 @@
 
 import csv
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import __main__ as command_line
 from distill import stages
 from distill.__main__ import config_directory
+from tests.jobs.conftest import Command
 from tests.test_seeds import write_metrics
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command line in this process; returns the exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["distill", *arguments])
-        code = command_line.main()
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_recipes_are_compared_in_one_table_and_a_failed_one_with_its_error(

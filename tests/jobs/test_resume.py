@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,31 +10,16 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from distill import __main__ as command_line
 from distill.errors import UserError
 from distill.jobs.run import _check_paths, _with_absolute_paths
 from distill.records.record import Run, create_run_in, open_run
 from distill.records.tracking import tracked
+from tests.jobs.conftest import Command
 
 FINETUNE = (
     "job=finetune", "+teacher=pretrained", "task=sst2", "task.max_length=32", "teacher.finetune.max_epochs=8",
     "teacher.finetune.learning_rate=3e-3", "teacher.finetune.batch_size=16",
 )  # fmt: skip
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command line in this process; returns the exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["distill", *arguments])
-        code = command_line.main()
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture
