@@ -1,4 +1,4 @@
-"""How much of a student's gap to its teacher is the start, the training, the objective, or the data.
+"""The gap between a student and its teacher: its shares of the start, the training, the objective and the data.
 
     python benchmarks/study.py --results study.jsonl --variants VARIANTS +teacher=minilm teacher.path=DIR task=mrpc ...
 

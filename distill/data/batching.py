@@ -19,6 +19,7 @@ Batch = dict[str, Tensor]
 Step = list[list[int]]
 POOL = 50  # Micro-batches that are sorted by length together; more reduce padding and randomness.
 SCORED_TOKENS = 2048  # In a forward pass without gradients; more do not fit into the caches of a CPU.
+ACCELERATOR_TOKENS = 16_384  # The same on a GPU.
 
 
 class TokenizedExamples(Dataset[Batch]):
@@ -250,6 +251,11 @@ def examples_and_buckets(train: Loader) -> tuple[Examples, LengthBuckets]:
         stream: Any = train.dataset
         return stream.sample, stream.buckets(stream.sample)
     return cast(Examples, train.dataset), cast(LengthBuckets, train.batch_sampler)
+
+
+def scored_tokens(device: torch.device) -> int:
+    """Returns the number of tokens in a forward pass without gradients on this device."""
+    return SCORED_TOKENS if device.type == "cpu" else ACCELERATOR_TOKENS
 
 
 def scoring_steps(lengths: np.ndarray, batch_tokens: int = SCORED_TOKENS) -> Step:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from distill import hub
 from distill.console import ProgressMeter, print_line
 from distill.data.augmentation import Change, Probability
-from distill.data.batching import SCORED_TOKENS, scoring_steps
+from distill.data.batching import scored_tokens, scoring_steps
 from distill.data.tables import Split
 from distill.errors import UnreachableError, UserError
 from distill.files import hash_file
@@ -21,7 +21,6 @@ from distill.models.forward import run_encoder, run_head, to_device
 from distill.models.loading import Start, check_directory, load_directory
 from distill.options import check_arguments
 
-ACCELERATOR_TOKENS = 16_384  # In a forward pass on a GPU.
 _TEXTS_PER_CALL = 4096  # Limits the memory for token ids.
 _FILES = ("*.json", "*.txt", "*.model", "*.safetensors")
 
@@ -79,8 +78,7 @@ class MaskedLMAugmentation:
         options = self.options() | {"model": None}
         paths = sorted(path for pattern in _FILES for path in self._locate().glob(pattern))
         digest = hashlib.sha256("".join(f"{path.name} {hash_file(path)}\n" for path in paths).encode()).hexdigest()
-        versions = [".".join(module.__version__.split(".")[:2]) for module in (torch,)]
-        return [options, digest, versions]
+        return [options, digest, [".".join(torch.__version__.split(".")[:2])]]
 
     def prepare(self, split: Split, mask_token: str | None, device: str) -> Change:
         """Returns the function that changes the texts; `mask_token` is not read, because the model has its own."""
@@ -181,8 +179,7 @@ class _Predictor:
         if not len(rows):
             return found
         lengths = np.array([len(ids[row]) for row in rows])
-        tokens = SCORED_TOKENS if self.device.type == "cpu" else ACCELERATOR_TOKENS
-        for step in scoring_steps(lengths, tokens):
+        for step in scoring_steps(lengths, scored_tokens(self.device)):
             chosen = rows[step]
             picked = {name: [values[row] for row in chosen] for name, values in encoded.items()}
             padded = self.tokenizer.pad(picked, return_tensors="pt")

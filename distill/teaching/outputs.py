@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from distill.console import ProgressMeter, print_line, print_notice
 from distill.contracts import Batch, EncodedSplits, Examples, ItemOutputs, Scores, Stream, Task
-from distill.data.batching import SCORED_TOKENS, scoring_steps
+from distill.data.batching import scored_tokens, scoring_steps
 from distill.data.mixing import seen_examples, shown_in_epoch
 from distill.errors import NumericalError, UserError
 from distill.files import JsonObject
@@ -24,8 +24,6 @@ from distill.losses import Objective
 from distill.models.forward import to_device
 from distill.teaching.output_cache import CachedOutputs, HiddenLayers, OutputCache, library_versions
 from distill.teaching.top_k import take_top_k
-
-ACCELERATOR_TOKENS = 16_384  # In a forward pass of the teacher on a GPU.
 
 
 class HiddenStatesOverflow(UserError):
@@ -339,8 +337,7 @@ def _compute(
     per_example: list[dict[str, Tensor]] = [{} for _ in lengths]
     counts = torch.zeros(len(lengths), dtype=torch.long)
     profile = torch.zeros(teacher.config.vocab_size if task.over_vocabulary else 0, device=teacher.device)
-    on_cpu = teacher.device.type == "cpu"
-    for micro_batch in scoring_steps(lengths, SCORED_TOKENS if on_cpu else ACCELERATOR_TOKENS):
+    for micro_batch in scoring_steps(lengths, scored_tokens(teacher.device)):
         batch = to_device(examples[[first + index for index in micro_batch]], teacher.device)
         items = task.select(batch)
         outputs = task.run(teacher, batch, items, needs)

@@ -173,8 +173,12 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
     assert message in str(caught.value)
 
 
-def test_other_languages_are_augmented_without_a_tagger() -> None:
-    TangAugmentation(language="de", p_pos=0.0).check()
+def test_other_languages_are_augmented_without_a_tagger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "textblob.en", None)
+    augmentation = TangAugmentation(language="de", p_mask=1.0, p_pos=0.0, p_ngram=0.0)
+    augmentation.check()
+    change = augmentation.prepare(Split(["ein guter Film"], None, np.zeros(1)), "[MASK]", "cpu")
+    assert change(0, 0, np.random.default_rng(0)) == "[MASK] [MASK] [MASK]"
 
 
 def test_a_missing_tagger_is_answered_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
