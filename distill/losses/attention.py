@@ -17,7 +17,24 @@ from distill.options import check_arguments
 TeacherLayer = Annotated[int, Field(ge=1)] | None
 
 
-class AttentionScoreMSE(Term):
+class _AttentionTerm(Term):
+    """A term that compares the attention vectors of the pairs of layers that `attention_layers` returns."""
+
+    needs = frozenset({"attention_vectors"})
+    reads_logits = False
+
+    def __init__(self, *, weight: float = 1.0) -> None:
+        super().__init__(weight=weight)
+        self._pairs: tuple[tuple[int, int], ...] = ()
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        self._pairs = self.attention_layers(student.layers, teacher.layers)
+
+    def count(self, items: Items) -> Tensor:
+        return items["attention_mask"].sum()
+
+
+class AttentionScoreMSE(_AttentionTerm):
     """Squared error between the attention scores before the softmax, `Q K^T / sqrt(D)`, of matched layers.
 
     `1/A * sum_a MSE(A_student,a, A_teacher,a)` for each pair of layers, summed over the pairs: equations 7 and 11 of
@@ -28,22 +45,16 @@ class AttentionScoreMSE(Term):
         layers: the teacher's layer of each student layer: `uniform`, `last`, or a list of layers counted from 1.
     """
 
-    needs = frozenset({"attention_vectors"})
-    reads_logits = False
     compares_heads = True
 
     @check_arguments
     def __init__(self, *, weight: float = 1.0, layers: Layers = "uniform") -> None:
         super().__init__(weight=weight)
         self.layers = layers if isinstance(layers, str) else list(layers)
-        self._pairs: tuple[tuple[int, int], ...] = ()
 
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
         match_layers(self.layers, student.layers, teacher.layers)
         _check_heads(student, teacher)
-
-    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
-        self._pairs = self.attention_layers(student.layers, teacher.layers)
 
     def attention_layers(self, student_depth: int, teacher_depth: int) -> tuple[tuple[int, int], ...]:
         return match_layers(self.layers, student_depth, teacher_depth)
@@ -63,7 +74,7 @@ class AttentionScoreMSE(Term):
         return total, self.count(items)
 
 
-class MiniLM(Term):
+class MiniLM(_AttentionTerm):
     """KL divergence of the last layers' attention distributions and value relations (arXiv 2002.10957).
 
     Equations 3 to 7 of Wang et al.: `sum KL(A_teacher || A_student) / (A |x|)`, with `A = softmax(Q K^T / sqrt(D))`,
@@ -71,25 +82,13 @@ class MiniLM(Term):
     of heads, and `|x|` counts the tokens except padding. Neither distribution gives padding a probability.
     """
 
-    needs = frozenset({"attention_vectors"})
-    reads_logits = False
     compares_heads = True
-
-    def __init__(self, *, weight: float = 1.0) -> None:
-        super().__init__(weight=weight)
-        self._pairs: tuple[tuple[int, int], ...] = ()
 
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
         _check_heads(student, teacher)
 
-    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
-        self._pairs = self.attention_layers(student.layers, teacher.layers)
-
     def attention_layers(self, student_depth: int, teacher_depth: int) -> tuple[tuple[int, int], ...]:
         return ((student_depth, teacher_depth),)
-
-    def count(self, items: Items) -> Tensor:
-        return items["attention_mask"].sum()
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
         tokens = items["attention_mask"].bool()
@@ -111,7 +110,7 @@ class MiniLM(Term):
         return total, self.count(items)
 
 
-class MiniLMv2(Term):
+class MiniLMv2(_AttentionTerm):
     """KL divergence of the relations between queries, between keys and between values (arXiv 2012.15828).
 
     Equations 5 to 8 of Wang et al.: `sum KL(R_teacher || R_student) / (A_r |x|)` with `R = softmax(Q Q^T / sqrt(D_r))`,
@@ -126,16 +125,12 @@ class MiniLMv2(Term):
             The paper has the last one of base models, and layer 21 of 24 of BERT-large.
     """
 
-    needs = frozenset({"attention_vectors"})
-    reads_logits = False
-
     @check_arguments
     def __init__(
         self, *, weight: float = 1.0, relation_heads: PositiveInt = 48, teacher_layer: TeacherLayer = None
     ) -> None:
         super().__init__(weight=weight)
         self.relation_heads, self.teacher_layer = relation_heads, teacher_layer
-        self._pairs: tuple[tuple[int, int], ...] = ()
 
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
         widths = [size.attention_width for size in (teacher, student) if size.attention_width is not None]
@@ -152,14 +147,8 @@ class MiniLMv2(Term):
                 "or null for the last"
             )
 
-    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
-        self._pairs = self.attention_layers(student.layers, teacher.layers)
-
     def attention_layers(self, student_depth: int, teacher_depth: int) -> tuple[tuple[int, int], ...]:
         return ((student_depth, self.teacher_layer or teacher_depth),)
-
-    def count(self, items: Items) -> Tensor:
-        return items["attention_mask"].sum()
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
         tokens = items["attention_mask"].bool()
