@@ -362,3 +362,23 @@ def test_the_report_has_the_cost_of_the_teachers_outputs(
     content = record()
     content["training"] |= {"teacher_seconds": seconds, "teacher_cache": cache}
     assert f"- Teacher outputs: {expected}\n" in report.render_report(content)
+
+
+def test_the_report_says_how_the_weights_and_the_options_were_chosen() -> None:
+    chosen = {
+        "learning_rate": {"value": 2e-4, "reason": "the student has pre-trained layers"},
+        "patience": {"value": None, "reason": "the learning rate reaches zero only in the last step"},
+    }
+    soup = {"steps": [4, 6, 8], "metric": 0.9, "best": 0.8, "taken": True}
+    training = record()["training"] | {"chosen": chosen, "soup": soup, "stopped_early": 8}
+    lines = report.render_report(record(training=training)).splitlines()
+    assert [line for line in lines if line.startswith(("- Stopped", "- Weights", "- Chosen"))] == [
+        "- Stopped early: at step 8, because accuracy on dev no longer improved",
+        "- Weights: the average of those at steps 4, 6, 8",
+        "- Chosen: trainer.learning_rate=0.0002, because the student has pre-trained layers",
+        "- Chosen: trainer.patience=null, because the learning rate reaches zero only in the last step",
+    ]
+    training = record()["training"] | {"soup": soup | {"taken": False}}
+    document = report.render_report(record(training=training))
+    assert "- Weights: those of the best evaluation, because the average of the last 3 is worse on dev\n" in document
+    assert "Chosen" not in document and "Stopped" not in document
