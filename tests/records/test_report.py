@@ -381,4 +381,5 @@ def test_the_report_says_how_the_weights_and_the_options_were_chosen() -> None:
     training = record()["training"] | {"soup": soup | {"taken": False}}
     document = report.render_report(record(training=training))
     assert "- Weights: those of the best evaluation, because the average of the last 3 is worse on dev\n" in document
-    assert "Chosen" not in document and "Stopped" not in document
+    assert "Chosen" not in document
+    assert "Stopped" not in document
