@@ -1,63 +1,151 @@
-"""Dynamic int8 quantization of an ONNX file."""
+"""Recipes of quantization: each turns a float32 ONNX file into a smaller one."""
 
-import logging
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnx import TensorProto, helper
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    CalibrationMethod,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
 
-from distill.edge.bundle import data_file, list_model_files
-from distill.export.onnx import EXTERNAL_DATA_BYTES
-from distill.export.settings import ExportSettings
+from distill.edge.bundle import list_model_files, session
+from distill.export import graph
 
-
-def quantize(fp32: Path, int8: Path, settings: ExportSettings) -> str:
-    """Writes an int8 copy and returns its recipe in words. Activations are quantized at run time."""
-    graph = onnx.load(str(fp32))
-    is_large = len(list_model_files(fp32)) > 1
-    del graph.graph.value_info[:]  # The shapes of the exporter's example contradict the quantized graph.
-    cleaned = int8.with_suffix(".cleaned")
-    onnx.save(graph, str(cleaned), save_as_external_data=is_large, location=data_file(cleaned).name)
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)  # Silences advice to preprocess the graph, which changes nothing here.
-    try:
-        quantize_dynamic(
-            cleaned, int8, weight_type=QuantType.QInt8, per_channel=settings.per_channel,
-            reduce_range=settings.reduce_range, nodes_to_exclude=_find_small_lookups(graph),
-            use_external_data_format=is_large,
-        )  # fmt: skip
-    finally:
-        root.setLevel(level)
-        for path in list_model_files(cleaned):
-            path.unlink()
-    _join_files(int8)
-    bits = "7-bit range" if settings.reduce_range else "8-bit range"
-    return (
-        f"dynamic, weights {'per channel' if settings.per_channel else 'per tensor'} in a {bits}, positions in float32"
-    )
+Feed = dict[str, np.ndarray]
+QUANTILE = 0.95  # Of the channels of an activation: no channel is larger after the smoothing.
+BLOCK = 128  # Weights that share a scale, where activations stay in float.
 
 
-def _join_files(path: Path) -> None:
-    """Writes a model in one file if it is small enough."""
-    files = list_model_files(path)
-    if len(files) > 1 and sum(file.stat().st_size for file in files) <= EXTERNAL_DATA_BYTES:
-        onnx.save(onnx.load(str(path)), str(path))
-        data_file(path).unlink()
+@dataclass(frozen=True)
+class Material:
+    """The file that is quantized, and what recipes need besides.
 
-
-def _find_small_lookups(graph: onnx.ModelProto) -> list[str]:
-    """Returns the names of the embedding look-ups except the one in the largest table.
-
-    A quantized table has one scale for all rows. With position embeddings in float32, a DistilBERT of 70 MB is 0.6 MB
-    larger, and the drop on SST-2 is 0.000 instead of 0.010.
+    Args:
+        fp32: the float32 file.
+        bits: of an int8 weight that are used: 8, or 7 for a processor that would saturate on more.
+        feeds: returns batches of calibration text; called once for each measurement.
     """
-    sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in graph.graph.initializer}
-    tables = {
-        node.name: sizes[node.input[0]]
-        for node in graph.graph.node
-        if node.op_type == "Gather" and node.input[0] in sizes
-    }
-    largest = max(tables, key=lambda name: tables[name], default=None)
-    return [name for name in tables if name != largest]
+
+    fp32: Path
+    bits: int
+    feeds: Callable[[], Iterable[Feed]]
+
+    def graph(self) -> onnx.ModelProto:
+        """Returns a new copy of the graph, which a recipe may change."""
+        return graph.load(self.fp32)
+
+    @cached_property
+    def products(self) -> list[str]:
+        """The names of the products with a constant matrix."""
+        return [product.name for product in graph.find_products(self.graph())]
+
+    @cached_property
+    def largest(self) -> Mapping[str, np.ndarray]:
+        """The largest absolute value of each channel of the inputs of the products, on the calibration text."""
+        model = self.graph()
+        names = sorted({product.source for product in graph.find_products(model)})
+        model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+        path = self.fp32.with_suffix(".activations")
+        graph.save(model, path)
+        largest: dict[str, np.ndarray] = {}
+        try:
+            run = session(path)
+            for feed in self.feeds():
+                for name, values in zip(names, run.run(names, feed), strict=True):
+                    channels = np.abs(values).reshape(-1, values.shape[-1]).max(axis=0)
+                    largest[name] = np.maximum(largest.get(name, channels), channels)
+        finally:
+            graph.remove_model(path)
+        return largest
+
+
+def dynamic(material: Material, path: Path, *, keep: Sequence[str] = (), smoothed: bool = False) -> None:
+    """Writes int8 weights with a scale for each output channel; activations are quantized while the model runs.
+
+    Args:
+        keep: names of the products whose matrices stay in float32.
+        smoothed: whether outliers of the activations are moved into the weights first (`graph.smooth`).
+    """
+    model = material.graph()
+    if smoothed:
+        graph.smooth(model, material.largest, QUANTILE)
+    graph.quantize_tables(model)
+    with _intermediate(model, path) as source, graph.quiet_quantizer():
+        quantize_dynamic(
+            source, path, weight_type=QuantType.QInt8, per_channel=True, reduce_range=material.bits == 7,
+            op_types_to_quantize=["MatMul", "LSTM"], nodes_to_exclude=list(keep),
+            use_external_data_format=_is_large(source),
+        )  # fmt: skip
+
+
+def static(material: Material, path: Path) -> None:
+    """Writes int8 weights, and activations whose range was measured on the calibration text.
+
+    An answer does not depend on the other texts of its batch. Products of two activations stay in float32.
+    """
+    model = material.graph()
+    graph.smooth(model, material.largest, QUANTILE)
+    graph.quantize_tables(model)
+    known = {product.name for product in graph.find_products(model)}
+    others = [node.name for node in model.graph.node if node.op_type == "MatMul" and node.name not in known]
+    with _intermediate(model, path) as source, graph.quiet_quantizer():
+        quantize_static(
+            source, path, _Reader(material.feeds()), quant_format=QuantFormat.QDQ, op_types_to_quantize=["MatMul"],
+            per_channel=True, reduce_range=material.bits == 7, activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8, nodes_to_exclude=others, use_external_data_format=_is_large(source),
+            calibrate_method=CalibrationMethod.MinMax,
+        )  # fmt: skip
+
+
+def weight_only(material: Material, path: Path) -> None:
+    """Writes int8 weights with a scale for each block; every activation vector has scales of its own."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    model = material.graph()
+    graph.quantize_tables(model)
+    with graph.quiet_quantizer():
+        quantizer = MatMulNBitsQuantizer(model, bits=8, block_size=BLOCK, is_symmetric=True, accuracy_level=4)
+        quantizer.process()
+    graph.save(quantizer.model.model, path)
+
+
+def float16(material: Material, path: Path) -> None:
+    """Writes weights in float16; everything is computed in float32."""
+    model = material.graph()
+    graph.halve_weights(model)
+    graph.save(model, path)
+
+
+class _Reader(CalibrationDataReader):
+    """Gives the quantizer one batch at a time."""
+
+    def __init__(self, feeds: Iterable[Feed]) -> None:
+        self.feeds = iter(feeds)
+
+    def get_next(self) -> Feed | None:
+        return next(self.feeds, None)
+
+
+@contextlib.contextmanager
+def _intermediate(model: onnx.ModelProto, path: Path) -> Iterator[Path]:
+    """Writes a graph beside `path`, and deletes it afterwards."""
+    source = path.with_suffix(".source")
+    graph.save(model, source)
+    try:
+        yield source
+    finally:
+        graph.remove_model(source)
+
+
+def _is_large(path: Path) -> bool:
+    return len(list_model_files(path)) > 1

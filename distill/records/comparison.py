@@ -19,7 +19,7 @@ from distill.errors import UserError
 from distill.files import JsonObject
 from distill.records.record import RECORD, open_run
 from distill.records.report import MISSING, format_points, format_spread
-from distill.records.statistics import Difference, Spread, compare_seeds, spread
+from distill.training.statistics import Difference, Spread, compare_seeds, spread
 
 SWEEP_RUNS = "runs.txt"  # In the directory of a sweep: the directory of each run, relative to it.
 REFERENCE = "supervised"
