@@ -373,6 +373,10 @@ class Task(Protocol):
         """Largest difference of a probability over all items; of numbers, as a share of the reference's range."""
         ...
 
+    def calibration_error(self, scores: Scores) -> float | None:
+        """The expected calibration error; None for predictions without a probability."""
+        ...
+
     def weakness(self, scores: Scores) -> str | None:
         """The reason why a teacher with these scores on dev should not teach, None if it may.
 

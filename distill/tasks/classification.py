@@ -234,6 +234,9 @@ class Classification:
     def probability_diff(self, scores: Scores, reference: Scores) -> float:
         return rows.probability_diff(scores, reference)
 
+    def calibration_error(self, scores: Scores) -> float | None:
+        return rows.calibration_error(scores)
+
     def weakness(self, scores: Scores) -> str | None:
         constant = np.zeros_like(scores.columns["logits"])
         constant[:, np.bincount(scores.labels).argmax()] = 1

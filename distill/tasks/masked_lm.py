@@ -218,6 +218,10 @@ class MaskedLM:
         probabilities, expected = (np.exp(-of.columns["loss"].astype(np.float64)) for of in (scores, reference))
         return float(np.abs(probabilities - expected).max())
 
+    def calibration_error(self, scores: Scores) -> float | None:
+        """None, because the scores have no probability of the prediction."""
+        return None
+
     def weakness(self, scores: Scores) -> str | None:
         """None, because every language model may teach."""
         return None

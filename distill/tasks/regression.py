@@ -147,9 +147,9 @@ class Regression:
         return None
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
-        """Share of the numbers that differ by less than 1% of the reference's range."""
+        """Share of the numbers that differ by less than 5% of the reference's range."""
         expected = reference.columns["logits"]
-        tolerance = 0.01 * max(float(np.ptp(expected)), 1e-6)
+        tolerance = 0.05 * max(float(np.ptp(expected)), 1e-6)
         return float((np.abs(scores.columns["logits"] - expected) < tolerance).mean())
 
     def probability_diff(self, scores: Scores, reference: Scores) -> float:
@@ -157,6 +157,10 @@ class Regression:
         expected = reference.columns["logits"]
         scale = max(float(np.ptp(expected)), float(np.ptp(reference.labels))) or 1.0
         return float(np.abs(scores.columns["logits"] - expected).max()) / scale
+
+    def calibration_error(self, scores: Scores) -> float | None:
+        """None, because a number has no probability."""
+        return None
 
     def weakness(self, scores: Scores) -> str | None:
         constant = np.full_like(scores.columns["logits"], scores.labels.mean())

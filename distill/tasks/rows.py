@@ -30,6 +30,7 @@ Columns = str | int | Sequence[str | int]
 MaxLength = Annotated[int, Field(ge=3, description="at least 3 tokens")]
 Share = Annotated[float, Field(gt=0, lt=1, description="a share between 0 and 1")]
 Amount = Annotated[int, Field(ge=1)]
+CALIBRATION_BINS = 15
 
 
 def labelled_text(
@@ -149,6 +150,19 @@ def probability_diff(scores: Scores, reference: Scores) -> float:
     """The largest difference of the probabilities of two models' `logits [n, C]`."""
     probabilities, expected = (softmax(of.columns["logits"].astype(np.float64)) for of in (scores, reference))
     return float(np.abs(probabilities - expected).max())
+
+
+def calibration_error(scores: Scores) -> float:
+    """The expected calibration error of `logits [n, C]` (Guo et al., arXiv 1706.04599, equation 3).
+
+    The items are put into `CALIBRATION_BINS` bins of equal width by the probability of their prediction. The error is
+    the mean over the items of the difference of accuracy and mean probability in their bin.
+    """
+    probabilities = softmax(scores.columns["logits"].astype(np.float64))
+    confidences, correct = probabilities.max(axis=-1), probabilities.argmax(axis=-1) == scores.labels
+    bins = np.minimum((confidences * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    gaps = np.bincount(bins, weights=correct - confidences, minlength=CALIBRATION_BINS)
+    return float(np.abs(gaps).sum() / len(confidences))
 
 
 def compute_metrics(functions: Mapping[str, Callable[[], float]], names: Sequence[str]) -> dict[str, float]:

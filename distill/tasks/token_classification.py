@@ -254,6 +254,9 @@ class TokenClassification:
     def probability_diff(self, scores: Scores, reference: Scores) -> float:
         return rows.probability_diff(scores, reference)
 
+    def calibration_error(self, scores: Scores) -> float | None:
+        return rows.calibration_error(scores)
+
     def weakness(self, scores: Scores) -> str | None:
         return "finds no entity of dev" if self.metrics(scores)["f1"] == 0 else None
 

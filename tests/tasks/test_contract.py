@@ -205,6 +205,8 @@ def test_an_evaluation_concatenates_the_items_of_all_batches(case: Case) -> None
     assert case.task.metric in metrics
     assert case.task.agreement(ordered, ordered) == 1.0
     assert case.task.probability_diff(ordered, ordered) == 0.0
+    error = case.task.calibration_error(ordered)
+    assert error is None or 0 <= error <= 1
 
 
 def test_the_order_of_segments_is_scored_once_a_pair() -> None:

@@ -131,10 +131,21 @@ def test_agreement_is_the_share_of_equal_or_near_predictions() -> None:
     reference = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     assert CLASSES.agreement(scores_of(np.flip(reference, 0)), scores_of(reference)) == 0.5
     numbers = np.array([[0.0], [5.0], [10.0], [3.0]])
-    # 1% of the range is 0.1.
-    near = numbers + np.array([[0.05], [-0.05], [0.2], [0.0]])
+    # 5% of the range is 0.5.
+    near = numbers + np.array([[0.4], [-0.4], [0.6], [0.0]])
     assert NUMBER.agreement(scores_of(near), scores_of(numbers)) == 0.75
     assert NUMBER.agreement(scores_of(np.zeros((2, 1))), scores_of(np.zeros((2, 1)))) == 1.0
+
+
+def test_the_calibration_error_is_the_gap_between_probability_and_accuracy() -> None:
+    """Four items at 0.9 of which three are right, one at 0.6 that is wrong: (4 x 0.15 + 1 x 0.6) / 5."""
+    logits = np.log([[0.1, 0.9], [0.1, 0.9], [0.9, 0.1], [0.9, 0.1], [0.4, 0.6]])
+    labels = np.array([1, 1, 0, 1, 0])
+    assert CLASSES.calibration_error(scores_of(logits, labels)) == pytest.approx(0.24)
+    certain = np.array([[0.0, 100.0]])  # A probability of 1 is in the last bin.
+    assert CLASSES.calibration_error(scores_of(certain, np.array([1]))) == pytest.approx(0.0)
+    assert NUMBER.calibration_error(scores_of(np.zeros((2, 1)))) is None
+    assert MaskedLM().calibration_error(scores_of(np.zeros((2, 1)))) is None
 
 
 def test_the_probability_difference_is_the_largest_over_all_items() -> None:
