@@ -1,7 +1,7 @@
 """Predicts with a bundle through onnxruntime, tokenizers and numpy."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,7 @@ from tokenizers import Encoding, Tokenizer
 
 from distill.edge import decode
 from distill.edge.manifest import read_manifest
+from distill.edge.processor import ANY, runs, this_target
 from distill.errors import UserError, first_line
 from distill.files import hash_file
 
@@ -51,6 +52,7 @@ class Bundle:
             )
         if self.model not in models:
             raise UserError(f"{directory} has no model {self.model}, expected one of {', '.join(models)}")
+        self._check_target()
         self.threshold: float | None = self.manifest["thresholds"].get(self.model)
         if self.threshold is not None and "probability" not in self.decoder.fields:
             raise UserError(f"{directory} is damaged: the decoder {self.manifest['decoder']} has no thresholds")
@@ -64,6 +66,14 @@ class Bundle:
         """Returns the logits `[n, C]` of the items of each record. Records of similar length share a batch."""
         examples = [self.decoder.read(record) for record in self._records(records, None)]
         return [logits for _, logits in self._run(examples, batch_size)]
+
+    def inputs(
+        self, records: Sequence[decode.Record], *, batch_size: int = 32
+    ) -> Iterator[dict[str, NDArray[np.int64]]]:
+        """Yields the model's inputs `[B, L]` for the records. Records of similar length share a batch."""
+        encodings = self._encode([self.decoder.read(record) for record in self._records(records, None)])
+        for batch in _batches(encodings, batch_size):
+            yield self._make_inputs([encodings[i] for i in batch])
 
     def logits(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, batch_size: int = 32
@@ -114,12 +124,9 @@ class Bundle:
     def _run(self, examples: Sequence[decode.Example], batch_size: int) -> list[tuple[Tokens, NDArray[np.floating]]]:
         """Returns the tokens of the items of each example, and their logits `[n, C]`."""
         _check_count("batch_size", batch_size)
-        inputs = [example.text if example.pair is None else (example.text, example.pair) for example in examples]
-        encodings: list[Encoding] = self.tokenizer.encode_batch(inputs)
-        order = sorted(range(len(encodings)), key=lambda i: len(encodings[i].ids))
+        encodings = self._encode(examples)
         outputs: list[Any] = [None] * len(encodings)
-        for start in range(0, len(order), batch_size):
-            batch = order[start : start + batch_size]
+        for batch in _batches(encodings, batch_size):
             try:
                 logits = self.session.run(["logits"], self._make_inputs([encodings[i] for i in batch]))[0]
             except Exception as error:  # The errors of onnxruntime have no class in common.
@@ -128,6 +135,11 @@ class Bundle:
             for row, i in enumerate(batch):
                 outputs[i] = self._select_items(examples[i], encodings[i], logits[row])
         return outputs
+
+    def _encode(self, examples: Sequence[decode.Example]) -> list[Encoding]:
+        inputs = [example.text if example.pair is None else (example.text, example.pair) for example in examples]
+        encodings: list[Encoding] = self.tokenizer.encode_batch(inputs)
+        return encodings
 
     def _select_items(
         self, example: decode.Example, encoding: Encoding, logits: NDArray[np.floating]
@@ -156,6 +168,19 @@ class Bundle:
                 array[row, columns] = values
             inputs[name] = array
         return inputs
+
+    def _check_target(self) -> None:
+        """Raises UserError for a model that gives wrong answers on this processor, with the one to take instead."""
+        targets, device = self.manifest["targets"], this_target()
+        if runs(targets.get(self.model, ANY), device):
+            return
+        right = [name for name in self.manifest["models"] if runs(targets.get(name, ANY), device)]
+        # The smallest file is named last.
+        instead = f"choose {' or '.join(reversed(right))}" if right else "export it with export.target=avx2"
+        raise UserError(
+            f"{self.directory}: the model {self.model} is for processors of the kind {targets[self.model]}, and this "
+            f"one is {device}, on which int8 sums of it overflow: {instead}"
+        )
 
     def _check_files(self, model: Path) -> None:
         """Raises UserError for a file of the model or the tokenizer that is missing or damaged."""
@@ -203,6 +228,13 @@ class Bundle:
             raise UserError(
                 f"{path} has logits {shape}, expected {axes} axes and {len(self.labels)} classes as in bundle.json"
             )
+
+
+def _batches(encodings: Sequence[Encoding], batch_size: int) -> Iterator[list[int]]:
+    """Yields the positions of the encodings of each batch, the short ones first."""
+    order = sorted(range(len(encodings)), key=lambda i: len(encodings[i].ids))
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
 
 
 def _find_cut(encoding: Encoding) -> int:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from distill.edge.processor import TARGETS
 from distill.errors import UserError
 from distill.files import CHECKSUMS, read_checksums
 
 NAME = "bundle.json"
-FORMAT = 4
-READABLE = (1, 2, 3, 4)
+FORMAT = 5
+READABLE = (1, 2, 3, 4, 5)
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 SIDES = ("left", "right")
 LARGEST = 2**31 - 1  # Of a length and a token id.
@@ -40,6 +41,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     defaults: dict[str, Any] = {} if number > 2 else {"truncation_side": "right"}
     if number < 4:
         defaults["thresholds"] = {}
+    if number < 5:
+        defaults["targets"] = {}
     if number == 1 and "answer" in manifest:  # The decoder had another name.
         defaults["decoder"] = manifest["answer"]
     content: dict[str, Any] = defaults | manifest
@@ -82,9 +85,9 @@ def _check_fields(manifest: Mapping[str, Any], path: Path) -> None:
             f"{path} is damaged: recommended is {_show(manifest['recommended'])}, expected null or one of "
             f"{', '.join(models)}"
         )
-    unknown = [name for name in manifest["thresholds"] if name not in models]
-    if unknown:
-        raise UserError(f"{path} is damaged: thresholds has {unknown[0]}, expected some of {', '.join(models)}")
+    for key in ("thresholds", "targets"):
+        if unknown := [name for name in manifest[key] if name not in models]:
+            raise UserError(f"{path} is damaged: {key} has {unknown[0]}, expected some of {', '.join(models)}")
     for file in (*models.values(), "tokenizer.json"):
         if file not in manifest["files"]:
             raise UserError(f"{path} is damaged: files has no SHA-256 of {file}")
@@ -120,6 +123,10 @@ def _are_shares(value: object) -> bool:
     )
 
 
+def _are_targets(value: object) -> bool:
+    return isinstance(value, dict) and all(target in TARGETS for target in value.values())
+
+
 def _are_checksums(value: object) -> bool:
     return isinstance(value, dict) and all(
         isinstance(digest, str) and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
@@ -146,6 +153,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "models": (_are_files, "the name of a file of the bundle for each model"),
     "recommended": (lambda value: value is None or isinstance(value, str), "null or the name of a model"),
     "thresholds": (_are_shares, "a probability for each model that abstains"),
+    "targets": (_are_targets, f"one of {', '.join(TARGETS)} for each model that is not right everywhere"),
     "files": (_are_checksums, "the SHA-256 of each file"),
 }
 

@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.files import CHECKSUMS, hash_file, write_json
 
-# Format 1 has no decoder, 1 and 2 no side of the truncation, 1 to 3 no thresholds; their bundles are still read.
+# Bundles of earlier formats are still read: 1 has no decoder, 1 and 2 no side of the truncation, 1 to 3 no thresholds,
+# 1 to 4 no targets.
 FORMATS: dict[int, dict[str, Any]] = {
     1: {"kind": "sequence", "answer": "classes"},
     2: {"kind": "classification", "answer": "classes", "decoder": "classes"},
@@ -18,10 +19,14 @@ FORMATS: dict[int, dict[str, Any]] = {
         "kind": "classification", "answer": "classes", "decoder": "classes", "truncation_side": "right",
         "thresholds": {},
     },
+    5: {
+        "kind": "classification", "answer": "classes", "decoder": "classes", "truncation_side": "right",
+        "thresholds": {}, "targets": {},
+    },
 }  # fmt: skip
 
 
-def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, *, format: int = 4, **changes: Any) -> None:
+def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, *, format: int = 5, **changes: Any) -> None:
     """Writes a bundle with the logits [number of tokens, 4], or of one label [number of tokens].
 
     `changes` replace values of bundle.json. One of None is left out.

@@ -60,7 +60,7 @@ def test_softmax_of_large_logits_is_finite() -> None:
 @pytest.mark.parametrize(
     ("change_to", "expected"),
     [
-        ({"format": 5}, "is of format 5, this version of distill reads 1 to 4: update distill"),
+        ({"format": 6}, "is of format 6, this version of distill reads 1 to 5: update distill"),
         ({"format": True}, "is of format true, this version"),
         ({"format": "3"}, 'is of format "3", this version'),
         ({"labels": []}, "labels is [], expected a list of names, each once"),
@@ -271,7 +271,7 @@ def test_logits_that_are_not_finite_are_no_prediction(bundle: Path, monkeypatch:
     ("damage", "expected"),
     [
         ("no bundle.json", "is no bundle: it has no bundle.json"),
-        ("other format", "is of format 99, this version of distill reads 1 to 4"),
+        ("other format", "is of format 99, this version of distill reads 1 to 5"),
         ("broken json", "is damaged"),
         ("other model", "model.onnx is damaged: its SHA-256 is not the one in bundle.json"),
     ],

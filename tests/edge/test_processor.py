@@ -1,0 +1,70 @@
+"""Tests of the kinds of processor that int8 files are written for."""
+
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from distill.edge import processor
+from distill.edge.bundle import Bundle
+from distill.errors import UserError
+from tests.edge.conftest import write_toy_bundle
+
+
+@pytest.fixture(autouse=True)
+def fresh_cache() -> object:
+    processor.this_target.cache_clear()
+    yield
+    processor.this_target.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "target"),
+    [
+        ("aarch64", set(), "arm64"),
+        ("arm64", set(), "arm64"),
+        ("x86_64", {"avx2", "avx512_vnni"}, "vnni"),
+        ("x86_64", {"avx2", "avx_vnni"}, "vnni"),
+        ("AMD64", {"avx512_clx"}, "vnni"),
+        ("x86_64", {"avx2", "avx512f"}, "avx2"),
+        ("riscv64", set(), "avx2"),
+    ],
+)
+def test_the_target_follows_from_the_processor(
+    monkeypatch: pytest.MonkeyPatch, machine: str, features: set[str], target: str
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(processor, "_features", lambda: features)
+    assert processor.this_target() == target
+
+
+def test_seven_bits_are_right_everywhere_and_eight_where_dot_products_are() -> None:
+    assert {target: processor.weight_bits(target) for target in processor.TARGETS} == {"vnni": 8, "avx2": 7, "arm64": 8}
+    right = {(target, device) for target in processor.TARGETS for device in processor.TARGETS
+             if processor.runs(target, device)}  # fmt: skip
+    assert right == {(t, d) for t in processor.TARGETS for d in processor.TARGETS} - {
+        ("vnni", "avx2"), ("arm64", "avx2"),
+    }  # fmt: skip
+
+
+def test_numpy_names_the_features_where_linux_does_not() -> None:
+    assert processor._numpy_features() is not None
+
+
+def test_a_file_for_another_processor_is_refused_with_the_one_to_take(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = {"fp32": "model.onnx", "int8": "model.onnx", "int8-avx2": "model.onnx"}
+    write_toy_bundle(
+        tmp_path, tokenizer, models=models, recommended="int8", targets={"int8": "vnni", "int8-avx2": "avx2"}
+    )
+    monkeypatch.setattr("distill.edge.bundle.this_target", lambda: "avx2")
+    with pytest.raises(UserError) as error:
+        Bundle(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path}: the model int8 is for processors of the kind vnni, and this one is avx2, on which int8 sums of "
+        "it overflow: choose int8-avx2 or fp32"
+    )
+    assert len(Bundle(tmp_path, model="int8-avx2").predict(["a"])) == 1
+    monkeypatch.setattr("distill.edge.bundle.this_target", lambda: "arm64")
+    assert len(Bundle(tmp_path).predict(["a"])) == 1
