@@ -1,0 +1,107 @@
+"""Tests that a smaller vocabulary reads known texts as before, and others by shorter pieces."""
+
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from distill.errors import UserError
+from distill.export.vocabulary import check_cut, cut_vocabulary
+from tests.conftest import toy_bert
+
+TEXTS = ["the cat sat on the mat", "a zebra ate the tall grass", "crocodiles eat cats, not zebras!"] * 3
+SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
+
+
+def wrap(backend: Tokenizer, **changes: Any) -> PreTrainedTokenizerFast:
+    special = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"} | changes
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+def word_piece() -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=120, special_tokens=SPECIAL))
+    backend.post_processor = processors.BertProcessing(("</s>", 3), ("<s>", 2))
+    return wrap(backend)
+
+
+def byte_bpe() -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    backend.train_from_iterator(TEXTS, trainer)
+    backend.post_processor = processors.RobertaProcessing(("</s>", 3), ("<s>", 2))
+    return wrap(backend)
+
+
+def unigram() -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.Unigram())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=100, special_tokens=SPECIAL, unk_token="<unk>")
+    backend.train_from_iterator(TEXTS, trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 2), ("</s>", 3)]
+    )
+    return wrap(backend)
+
+
+KINDS = {"WordPiece": word_piece, "BPE": byte_bpe, "Unigram": unigram}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_known_texts_have_the_same_pieces_and_the_same_logits(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    model = toy_bert(len(tokenizer)).eval()
+    smaller, cut = cut_vocabulary(model, tokenizer, TEXTS[:1])
+    assert len(cut) < len(tokenizer)
+    assert smaller.config.vocab_size == smaller.get_input_embeddings().weight.shape[0] == len(cut)
+    for text in (TEXTS[0], "the mat"):
+        expected, actual = (each(text, return_tensors="pt") for each in (tokenizer, cut))
+        assert cut.convert_ids_to_tokens(actual["input_ids"][0]) == tokenizer.convert_ids_to_tokens(
+            expected["input_ids"][0]
+        )
+        with torch.no_grad():
+            torch.testing.assert_close(smaller(**actual).logits, model(**expected).logits)
+    assert (cut.pad_token, cut.pad_token_id) == ("<pad>", 0)
+    assert model.config.vocab_size == len(tokenizer)  # The given model and tokenizer are left as they are.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_texts_are_read_by_shorter_pieces_and_keep_their_characters(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    _, cut = cut_vocabulary(toy_bert(len(tokenizer)), tokenizer, TEXTS[:1])
+    text = "crocodiles eat zebras"
+    before, after = (each.tokenize(text) for each in (tokenizer, cut))
+    assert len(after) > len(before)
+    assert "<unk>" not in after
+    joined = ["".join(pieces).replace("##", "").replace("▁", "").replace("Ġ", "") for pieces in (before, after)]
+    assert joined[0] == joined[1]
+
+
+def test_a_pair_has_its_separators(tokenizer: PreTrainedTokenizerBase) -> None:
+    _, cut = cut_vocabulary(toy_bert(len(tokenizer)), tokenizer, ["one two three"])
+    expected, actual = (each.convert_ids_to_tokens(each("one two", "three")["input_ids"]) for each in (tokenizer, cut))
+    assert actual == expected
+    assert actual.count("[SEP]") == 2
+
+
+def test_a_vocabulary_without_an_unknown_piece_is_refused() -> None:
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=60, special_tokens=["<pad>"]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
+    with pytest.raises(UserError, match="export.vocabulary=task and a vocabulary without an unknown piece, so that"):
+        check_cut(tokenizer)
+    check_cut(byte_bpe())  # Its bytes cover every text.
+
+
+def test_a_vocabulary_of_words_is_refused() -> None:
+    backend = Tokenizer(models.WordLevel({"<pad>": 0, "<unk>": 1, "cat": 2}, unk_token="<unk>"))
+    with pytest.raises(UserError, match="a vocabulary of the kind WordLevel, expected one of WordPiece, BPE, Unigram"):
+        check_cut(wrap(backend, cls_token=None, sep_token=None))
