@@ -18,8 +18,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from distill.benchmark import latency
 from distill.export.bundle import FILES
 from distill.export.onnx import export_onnx
-from distill.export.quantization import quantize
-from distill.export.settings import ExportSettings
+from distill.export.quantization import Material, write_dynamic
 from distill.models.forward import input_names
 from distill.tasks import Classification
 from students import bilstm
@@ -49,7 +48,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         files = {name: Path(directory) / file for name, file in FILES.items()}
         export_onnx(student, files["fp32"])
-        quantize(files["fp32"], files["int8"], ExportSettings())
+        write_dynamic(Material(files["fp32"], 7), files["int8"])
         size = sum(parameter.numel() * parameter.element_size() for parameter in teacher.parameters())
         candidates = [latency.Candidate("BERT-large", "torch", input_names(teacher), size, run_teacher)]
         for name, path in files.items():

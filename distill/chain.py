@@ -15,6 +15,8 @@ from distill.contracts import EncodedSplits, Examples, Loader
 from distill.data import batching
 from distill.edge import Bundle
 from distill.export.abstention import check_dev
+from distill.export.bundle import check_calibration
+from distill.export.vocabulary import check_cut
 from distill.files import make_directory
 from distill.ladder import Ladder
 from distill.models import checks
@@ -41,6 +43,8 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     splits = task.read(plan.cache_dir)
     encode, ladder = Encoding(plan, splits), Ladder(student, plan, run)
     check_dev(splits.sizes().get("dev", 0), plan.export.abstain)
+    if task.decoder is not None:
+        check_calibration(splits.sizes().get("train", 0), plan.export)
     preparation = teaching.Preparation(
         task=task, splits=splits, cache_dir=plan.cache_dir, run_directory=run.directory,
         device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,
@@ -125,6 +129,8 @@ def _check_student(
     checks.check_outputs(plan.objective, teacher=teacher, student=student)
     checks.check_sizes(plan.objective, teacher=teacher, student=student)
     checks.check_head(student, teacher, name=name)
+    if plan.export.vocabulary == "task" and plan.task.decoder is not None:
+        check_cut(tokenizer)
 
 
 @dataclass(frozen=True)

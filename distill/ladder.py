@@ -19,10 +19,11 @@ from distill.benchmark import latency
 from distill.benchmark.comparison import NOISE
 from distill.console import console, print_line, print_notice
 from distill.edge.bundle import count_bytes
+from distill.edge.processor import weight_bits
 from distill.errors import UserError
 from distill.export.bundle import FILES
 from distill.export.onnx import export_onnx
-from distill.export.quantization import quantize
+from distill.export.quantization import Material, write_dynamic
 from distill.models.checks import longest
 from distill.models.forward import input_names
 from distill.plan import Plan, Student
@@ -90,7 +91,7 @@ class Ladder:
         with tempfile.TemporaryDirectory() as directory:
             fp32, int8 = (Path(directory) / FILES[name] for name in ("fp32", "int8"))
             export_onnx(model, fp32, tokenizer=tokenizer)
-            quantize(fp32, int8, self.plan.export)
+            write_dynamic(Material(fp32, weight_bits(self.plan.export.targets()[0])), int8)
             candidate = latency.load_onnx_candidate(
                 "student", "onnx-int8", int8, input_names(model, tokenizer), threads
             )  # fmt: skip
@@ -120,7 +121,7 @@ def warn_of_size(plan: Plan, formats: Mapping[str, Mapping[str, Any]], chosen: s
     if mb is None or chosen is None or formats[chosen]["bytes"] <= mb * 1e6:
         return
     print_notice(
-        f"the recommended file {FILES[chosen]} has {formats[chosen]['bytes'] / 1e6:.1f} MB, more than "
+        f"the recommended file {formats[chosen]['file']} has {formats[chosen]['bytes'] / 1e6:.1f} MB, more than "
         f"budget.mb={mb:g}, because a smaller one failed its gate"
     )
 

@@ -18,8 +18,8 @@ from distill.files import JsonObject
 from distill.options import show_value
 from distill.plan import Plan
 from distill.records.record import Run, create_record, open_run
-from distill.training.statistics import Difference, Spread, compare_examples, compare_seeds, spread
 from distill.records.tracking import finish_loggers
+from distill.training.statistics import Difference, Spread, compare_examples, compare_seeds, spread
 
 RECORD = "seed.json"  # Of a further student, with the fields of run.json.
 SHARED = ("job", "command", "config_sha256", "version", "task", "objective", "teacher", "environment")

@@ -1,6 +1,8 @@
 """The stages of one student, from its training to its measured bundle, and their fields of run.json."""
 
+import copy
 import hashlib
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,11 +18,13 @@ from distill.contracts import EncodedSplits, Examples, Loader, Scores, Splits, T
 from distill.data import batching
 from distill.data.mixing import MixedExamples, labelled_only
 from distill.edge.bundle import session
+from distill.edge.processor import weight_bits
 from distill.errors import first_line
 from distill.export.bundle import FILES, ScoredSplits, write_bundle
-from distill.export.gate import ExportedFile, recommended
+from distill.export.gate import UNDECIDED, ExportedFile, recommended
 from distill.export.onnx import export_onnx
-from distill.export.quantization import quantize
+from distill.export.quantization import Material, write_dynamic
+from distill.export.recipe_ladder import closest, describe
 from distill.files import JsonObject, atomic_directory, is_intact, replace_file, write_text
 from distill.ladder import warn_of_size
 from distill.losses import HardLabels, Objective
@@ -35,8 +39,10 @@ from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training import fitting
 from distill.training.auto import describe_choices
 from distill.training.evaluate import evaluate, evaluate_splits, split_metrics
+from distill.training.fake_quantization import fake_quantized
 from distill.training.module import DistillationModule
 
+QAT_RATE = 0.2  # Of the learning rate of the training before.
 ENOUGH_MASS = 0.98  # Of a teacher's probability, in the logits that are cached.
 
 
@@ -71,7 +77,7 @@ class Stages:
         teacher = self.teacher.scores.get("dev")
         run.update(comparison=seeds.compare(plan.task, scores["dev"], baseline=baseline, teacher=teacher, plan=plan))
         if plan.task.decoder is not None:
-            self.publish(module.student, scores)
+            self.publish(module.student, scores, source)
 
     def prepare_training(
         self, student: PreTrainedModel, source: TeacherSource
@@ -169,23 +175,40 @@ class Stages:
         scores = evaluate_splits(module.student.cpu(), self.plan.task, self.loaders)
         return {"metrics": split_metrics(self.plan.task, scores), "seconds": fit.seconds}, scores["dev"]
 
-    def publish(self, student: PreTrainedModel, scores: dict[str, Scores]) -> None:
+    def publish(self, student: PreTrainedModel, scores: dict[str, Scores], source: TeacherSource) -> None:
         """Exports, checks and times the student, and writes the bundle with its model card."""
         run, plan = self.run, self.plan
         bundle, splits = run.directory / "bundle", cast(ScoredSplits, self.splits)
-        print_line(f"Exporting to ONNX, quantizing, and scoring both files on {', '.join(scores)}")
+        print_line(f"Exporting to ONNX, and quantizing until a file passes its gate on {', '.join(scores)}")
         with atomic_directory(bundle) as directory:
-            formats, file_scores = write_bundle(
+            exported = write_bundle(
                 directory, model=student, tokenizer=self.teacher.tokenizer, task=plan.task, splits=splits,
-                scores=scores, settings=plan.export,
+                scores=scores, settings=plan.export, retrain=lambda: self.retrain(student, source),
             )  # fmt: skip
-            run.update(export=formats, retention=_retention(run.record, plan.task.metric, formats))
+            formats = exported.formats
+            retention = _retention(run.record, plan.task.metric, formats)
+            run.update(export=formats, ladder=exported.ladder, retention=retention)
             write_text(directory / "README.md", report.render_model_card(run.record, splits.labels))
-        models = {"teacher": self.teacher.scores, "student": scores, **file_scores}
+        models = {"teacher": self.teacher.scores, "student": scores, **exported.scores}
         write_predictions(run.directory, models, task=plan.task, splits=splits, settings=plan.record)
         # The bundle is whole already, whatever becomes of the timing.
         run.update(benchmark=self._time(student, bundle, formats))
         replace_file(bundle, "README.md", report.render_model_card(run.record, splits.labels))
+
+    def retrain(self, student: PreTrainedModel, source: TeacherSource) -> PreTrainedModel:
+        """Quantization-aware distillation: a copy of the student, trained with the rounding errors of int8."""
+        plan, directory = self.plan, self.run.directory / "qat"
+        shutil.rmtree(directory, ignore_errors=True)
+        settings = replace(
+            plan.trainer, max_epochs=plan.export.qat_epochs, max_steps=None, min_steps=None, soup=1, ema=0.0,
+            patience=None, learning_rate=QAT_RATE * plan.trainer.learning_rate,
+        )  # fmt: skip
+        plan = replace(plan, trainer=settings, objective=copy.deepcopy(plan.objective), resume=False)
+        stages = replace(self, plan=plan)
+        module, _ = stages.prepare_training(copy.deepcopy(student).train(), source)
+        with fake_quantized(module.student, bits=min(map(weight_bits, plan.export.targets()))):
+            stages._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="int8")
+        return module.student.cpu().eval()
 
     def close(self) -> None:
         """Writes the report and prints where everything is."""
@@ -205,8 +228,12 @@ class Stages:
         chosen, bundle = recommended(formats), run.directory / "bundle"
         if chosen is None:
             print_notice("no exported file passed its gate; report.md has the differences")
+        elif formats[chosen]["gate"] == UNDECIDED:
+            print_notice(f"{formats[chosen]['file']} kept the metric, but dev is too small to be sure of it")
+        elif (rung := closest(run.record["ladder"])) is not None:
+            print_notice(f"no recipe of quantization passed its gate; closest came {describe(rung)}")
         warn_of_size(self.plan, formats, chosen)
-        print_line(f"Bundle   {bundle}" + (f"  (recommended: {FILES[chosen]})" if chosen else ""))
+        print_line(f"Bundle   {bundle}" + (f"  (recommended: {formats[chosen]['file']})" if chosen else ""))
         print_line(f"Try it   python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")
 
     def _fit(self, module: DistillationModule, directory: Path, logger: Logger, *, title: str) -> fitting.Fit:
@@ -230,16 +257,15 @@ class Stages:
 
     def _teacher_files(self) -> dict[str, Path]:
         """The teacher's own ONNX files, cached under its weights, its inputs and the recipe; none if they fail."""
-        settings = self.plan.export
-        recipe = f"{'channel' if settings.per_channel else 'tensor'}-{7 if settings.reduce_range else 8}"
+        bits = weight_bits(self.plan.export.targets()[0])
         teacher, tokenizer = self.teacher.model, self.teacher.tokenizer
         key = hashlib.sha256(" ".join([self.teacher.weights, *input_names(teacher, tokenizer)]).encode()).hexdigest()
-        directory = self.plan.cache_dir / "onnx" / f"{key[:16]}-{recipe}"
+        directory = self.plan.cache_dir / "onnx" / f"{key[:16]}-rows-{bits}"
         if not is_intact(directory):
             try:
                 with atomic_directory(directory, reuse_intact=True) as temporary:
                     export_onnx(teacher, temporary / FILES["fp32"], tokenizer=tokenizer)
-                    quantize(temporary / FILES["fp32"], temporary / FILES["int8"], settings)
+                    write_dynamic(Material(temporary / FILES["fp32"], bits), temporary / FILES["int8"])
                     for file in FILES.values():
                         session(temporary / file)
             except Exception as error:  # Of any library. The run needs these files for some rows of a table alone.

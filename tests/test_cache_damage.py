@@ -97,7 +97,7 @@ def remember(patch: pytest.MonkeyPatch, root: Path, name: str) -> None:
         [made] = (root / name / "cache" / "onnx").iterdir()
         shutil.copytree(made, copy)
         patch.setattr(stages, "export_onnx", lambda model, path, **_: shutil.copy(copy / path.name, path))
-        patch.setattr(stages, "quantize", lambda fp32, int8, settings: shutil.copy(copy / int8.name, int8))
+        patch.setattr(stages, "write_dynamic", lambda material, int8: shutil.copy(copy / int8.name, int8))
 
 
 def read_tokens(root: Path, splits: LabelledData, tokenizer: PreTrainedTokenizerBase) -> str:

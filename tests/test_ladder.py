@@ -13,7 +13,7 @@ import distill as d
 from distill.edge.bundle import count_bytes
 from distill.errors import UserError
 from distill.export.onnx import export_onnx
-from distill.export.quantization import quantize
+from distill.export.quantization import Material, write_dynamic
 from distill.ladder import Ladder, warn_of_size
 from distill.plan import Plan, Student, check_plan, default_objective
 from distill.records import report
@@ -129,7 +129,7 @@ def test_the_measured_size_is_that_of_a_student_with_other_weights(
         for parameter in model.parameters():
             parameter.normal_()
     export_onnx(model, tmp_path / "fp32.onnx", tokenizer=tokenizer)
-    quantize(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", plan.export)
+    write_dynamic(Material(tmp_path / "fp32.onnx", 8), tmp_path / "int8.onnx")
     assert row["bytes"] == pytest.approx(count_bytes(tmp_path / "int8.onnx"), rel=1e-3)
     assert row["fp32_bytes"] == pytest.approx(count_bytes(tmp_path / "fp32.onnx"), rel=1e-3)
     assert row["fp32_bytes"] > row["bytes"]
@@ -138,7 +138,9 @@ def test_the_measured_size_is_that_of_a_student_with_other_weights(
 
 
 def test_a_larger_file_is_reported_where_a_smaller_one_failed_its_gate(capsys: pytest.CaptureFixture[str]) -> None:
-    formats = {"fp32": {"bytes": 4_000_000}, "int8": {"bytes": 1_000_000}}
+    formats = {
+        "fp32": {"file": "model.onnx", "bytes": 4_000_000}, "int8": {"file": "model.int8.onnx", "bytes": 1_000_000},
+    }  # fmt: skip
     for chosen in ("int8", None):
         warn_of_size(plan_of(mb=2.0), formats, chosen)
     warn_of_size(plan_of(ms=2.0), formats, "fp32")

@@ -18,6 +18,7 @@ import distill as d
 from distill import stages
 from distill.contracts import Scores, Task
 from distill.errors import Interrupted, OptionError
+from distill.export.bundle import Exported
 from distill.training import fitting
 from distill.training.evaluate import split_metrics
 from tests.conftest import LABELS, toy_bert
@@ -48,13 +49,12 @@ def distill(tokenizer: PreTrainedTokenizerBase, data_dir: Path, tmp_path_factory
     return run
 
 
-def write_metrics(
-    directory: Path, *, task: Task, scores: Mapping[str, Scores], **others: object
-) -> tuple[dict[str, dict[str, Any]], dict[str, Mapping[str, Scores]]]:
+def write_metrics(directory: Path, *, task: Task, scores: Mapping[str, Scores], **others: object) -> Exported:
     """Stands for `write_bundle`, which takes seconds: the files have the scores of the student in torch."""
-    file = {"bytes": 1, "max_abs_diff": 0.0, "max_probability_diff": 0.0, "agreement": 1.0, "drop": 0.0}
+    file: Any = {"bytes": 1, "max_abs_diff": 0.0, "max_probability_diff": 0.0, "agreement": 1.0, "drop": 0.0}
     file |= {"metrics": split_metrics(task, scores), "gate": "passed", "recipe": "none"}
-    return {name: file | {"file": f"{name}.onnx"} for name in ("fp32", "int8")}, {"fp32": scores, "int8": scores}
+    formats = {name: file | {"file": f"{name}.onnx"} for name in ("fp32", "int8")}
+    return Exported(formats, [], {name: dict(scores) for name in formats})
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,6 +94,16 @@ class LabelledData:
         """Returns the training texts, without the second texts of pairs."""
         texts: list[str] = self.splits["train"].texts
         return texts
+
+    def training_texts(self) -> Iterator[str]:
+        """Yields all texts that are trained on, also the second ones of pairs and those without labels."""
+        for part in (self.splits["train"], self.pool):
+            yield from part.texts
+            yield from part.pairs or ()
+
+    def training(self) -> Any:
+        """Returns the labelled rows that are trained on."""
+        return self.splits["train"]
 
     def scored(self) -> dict[str, Any]:
         """Returns the splits that are scored and not trained on, dev first."""

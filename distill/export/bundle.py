@@ -1,25 +1,37 @@
 """Writes a bundle: the float32 and int8 ONNX files with their tokenizer, scored through the edge runtime."""
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.contracts import Scores, Splits, Task
 from distill.edge import bundle as edge
 from distill.edge import decode
 from distill.edge.manifest import FORMAT
+from distill.edge.processor import ANY, runs, this_target, weight_bits
+from distill.errors import UserError
 from distill.export.abstention import measure_abstention
-from distill.export.gate import ExportedFile, compare, passes, recommended
+from distill.export.gate import FAILED, UNCHECKED, ExportedFile, compare, judge, judge_float32, recommended
 from distill.export.onnx import export_onnx
-from distill.export.quantization import quantize
+from distill.export.quantization import Material
+from distill.export.recipe_ladder import FLOAT16, RecipeLadder, Rung
 from distill.export.settings import ExportSettings
+from distill.export.vocabulary import cut_vocabulary
 from distill.files import hash_file, write_json
 from distill.models.forward import input_names
 
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
+HALF = "fp16"  # The name of the file with float16 weights, which few students need.
+CALIBRATION = 256  # Training texts on which ranges of activations are measured, if there are so many.
+CALIBRATION_BATCH = 8
+COMPARED = 256  # Examples on which a file with another vocabulary is compared with torch.
+FP32_LOGIT_DIFF = 1e-3
 
 
 class RawSplit(Protocol):
@@ -33,9 +45,32 @@ class RawSplit(Protocol):
 class ScoredSplits(Splits, Protocol):
     """The data of a task whose students are exported."""
 
+    def training_texts(self) -> Iterable[str]:
+        """Returns all texts that are trained on."""
+        ...
+
+    def training(self) -> RawSplit:
+        """Returns the labelled rows that are trained on."""
+        ...
+
     def scored(self) -> Mapping[str, RawSplit]:
         """Returns the splits that are scored, dev first."""
         ...
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What is known of the files of a bundle.
+
+    Attributes:
+        formats: the `export` of run.json.
+        ladder: the `ladder` of run.json, every recipe that was tried.
+        scores: of each file, by split.
+    """
+
+    formats: dict[str, ExportedFile]
+    ladder: list[Rung]
+    scores: dict[str, dict[str, Scores]]
 
 
 def write_bundle(
@@ -47,47 +82,182 @@ def write_bundle(
     splits: ScoredSplits,
     scores: Mapping[str, Scores],
     settings: ExportSettings,
-) -> tuple[dict[str, ExportedFile], dict[str, dict[str, Scores]]]:
-    """Writes a bundle to `directory` and returns the `export` of run.json, and the scores of each file by split.
+    retrain: Callable[[], PreTrainedModel] | None = None,
+) -> Exported:
+    """Writes a bundle to `directory`: the float32 file, and the smaller ones of a `RecipeLadder` for each target.
 
     Each file is scored through ONNX Runtime, from raw text, and compared with `scores`, those of the torch model. A
     file whose gate failed is never recommended.
+
+    Args:
+        retrain: returns a copy of the model after quantization-aware distillation; None if it cannot be trained.
     """
-    export_onnx(model, directory / FILES["fp32"], tokenizer=tokenizer)
-    recipes = {
-        "fp32": "float32",
-        "int8": quantize(directory / FILES["fp32"], directory / FILES["int8"], settings),
+    fp32, is_cut = directory / FILES["fp32"], settings.vocabulary == "task"
+
+    def export(trained: PreTrainedModel, path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Writes a float32 file; returns the model and the tokenizer whose vocabulary it has."""
+        reader = tokenizer
+        if is_cut:
+            trained, reader = cut_vocabulary(trained, tokenizer, splits.training_texts())
+        export_onnx(trained, path, tokenizer=reader)
+        return trained, reader
+
+    exported, reader = export(model, fp32)
+    _save_tokenizer(reader, directory / "tokenizer.json")
+    manifest = _create_manifest(model=exported, tokenizer=reader, task=task, splits=splits)
+    _update(manifest, directory, {"fp32": fp32.name})
+    scorer = Scorer(edge.Bundle(directory, model="fp32"), splits, scores)
+    retrained = None if retrain is None else lambda path: export(retrain(), path)
+    names, ladder = _quantize(fp32, scorer, task=task, settings=settings, retrain=retrained)
+    names = {"fp32": _Name(fp32.name, "float32", ANY), **names}
+    file_scores = {name: scorer.score_splits(directory / entry.file) for name, entry in names.items()}
+    formats = {
+        name: _describe(directory / entry.file, entry, file_scores[name], scores, task=task, settings=settings)
+        for name, entry in names.items()
     }
-    _save_tokenizer(tokenizer, directory / "tokenizer.json")
-    manifest = _create_manifest(directory, model=model, tokenizer=tokenizer, task=task, splits=splits)
-    write_json(directory / "bundle.json", manifest)
-    formats: dict[str, ExportedFile] = {}
-    file_scores: dict[str, dict[str, Scores]] = {}
+    if not is_cut:
+        formats["fp32"]["gate"] = judge_float32(formats["fp32"], settings)
+    elif not scorer.equals(fp32, exported):
+        formats["fp32"]["gate"] = FAILED
+    manifest |= _summarize(formats)
+    _update(manifest, directory, {name: entry.file for name, entry in names.items()})
+    return Exported(formats, ladder, file_scores)
+
+
+def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:
+    """Returns the fields of bundle.json that follow from the scores of the files."""
+    return {
+        "metrics": {name: row["metrics"] for name, row in formats.items()},
+        "recommended": recommended(formats),
+        "thresholds": {name: row["abstain"]["threshold"] for name, row in formats.items() if row["abstain"]},
+        "targets": {name: row["target"] for name, row in formats.items() if row["target"] != ANY},
+    }
+
+
+@dataclass(frozen=True)
+class _Name:
+    """The file of a model, its recipe in words, and the processors that it was written for."""
+
+    file: str
+    recipe: str
+    target: str
+
+
+def _quantize(
+    fp32: Path, scorer: "Scorer", *, task: Task, settings: ExportSettings, retrain: Callable[[Path], object] | None
+) -> tuple[dict[str, _Name], list[Rung]]:
+    """Writes the files of a ladder for each target beside `fp32`; returns them by name, and all that was tried."""
+    names, ladder, feeds = dict[str, _Name](), list[Rung](), scorer.calibration(settings)
+    for number, (bits, target) in enumerate(_list_targets(settings).items()):
+        int8 = f"int8-{target}" if number else "int8"
+        climber = RecipeLadder(
+            Material(fp32, bits, feeds), target, task, scorer.scores, scorer.score, settings, retrain=retrain
+        )
+        rungs = climber.climb(fp32.with_name(f"model.{int8}.onnx"), fp32.with_name(f"model.{HALF}.onnx"))
+        for rung in (rung for rung in rungs if rung["chosen"]):
+            name, target_of_file = (HALF, ANY) if rung["recipe"] == FLOAT16 else (int8, target)
+            names[name] = _Name(f"model.{name}.onnx", rung["words"], target_of_file)
+        ladder += rungs
+    return names, ladder
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores files with the tokenizer and the decoder of a bundle, on the splits of `scores`, those of torch."""
+
+    bundle: edge.Bundle
+    splits: ScoredSplits
+    scores: Mapping[str, Scores]
+
+    def score(self, path: Path, split: str = "dev") -> Scores:
+        """Returns the scores of a file on the raw examples of a split.
+
+        Raises:
+            ValueError: if an example has another number of items than in the torch model.
+        """
+        reference = self.scores[split]
+        bundle = copy.copy(self.bundle)
+        bundle.model, bundle.session = path.name, edge.session(path)
+        logits = bundle.item_logits(self.splits.scored()[split].records())
+        counts = [len(item_logits) for item_logits in logits]
+        expected = np.bincount(reference.example_id, minlength=len(counts)).tolist()
+        if counts != expected:
+            example = next(i for i, pair in enumerate(zip(counts, expected, strict=True)) if pair[0] != pair[1])
+            raise ValueError(
+                f"the bundle has {counts[example]} items in example {example + 1}, expected {expected[example]} as in "
+                "torch"
+            )
+        return Scores({"logits": np.concatenate(logits)}, reference.labels, reference.example_id)
+
+    def equals(self, path: Path, model: PreTrainedModel) -> bool:
+        """Returns whether a file and the model in torch give the same logits for the beginning of dev."""
+        run, names = edge.session(path), self.bundle.manifest["inputs"]
+        model = model.cpu().float().eval()
+        for feed in self.bundle.inputs(self.splits.scored()["dev"].records()[:COMPARED]):
+            with torch.inference_mode():
+                logits = model(**{name: torch.from_numpy(feed[name]) for name in names}).logits.numpy()
+            if not np.allclose(run.run(["logits"], feed)[0], logits, atol=FP32_LOGIT_DIFF):
+                return False
+        return True
+
+    def score_splits(self, path: Path) -> dict[str, Scores]:
+        """Returns the scores of a file on every split."""
+        return {split: self.score(path, split) for split in self.scores}
+
+    def calibration(self, settings: ExportSettings) -> Callable[[], Iterator[dict[str, np.ndarray]]]:
+        """Returns a function that yields batches of training text, the same in every run.
+
+        Raises:
+            UserError: if there is less text than the user asked for.
+        """
+        records = self.splits.training().records()
+        number = min(CALIBRATION, len(records)) if settings.calibration is None else settings.calibration
+        check_calibration(len(records), settings)
+        chosen = np.sort(np.random.default_rng(0).choice(len(records), size=number, replace=False))
+        return lambda: self.bundle.inputs([records[row] for row in chosen], batch_size=CALIBRATION_BATCH)
+
+
+def check_calibration(examples: int, settings: ExportSettings) -> None:
+    """Raises UserError if there is less training text than the user wants to measure activations on."""
+    if settings.calibration is not None and settings.calibration > examples:
+        raise UserError(
+            f"got export.calibration={settings.calibration}, and the task has {examples:,} training texts: set it to "
+            "at most that, or to null"
+        )
+
+
+def _describe(
+    path: Path,
+    entry: _Name,
+    scores: Mapping[str, Scores],
+    reference: Mapping[str, Scores],
+    *,
+    task: Task,
+    settings: ExportSettings,
+) -> ExportedFile:
+    """Returns the entry of a file in run.json's `export`."""
+    comparison = compare(scores, reference, task=task)
     share = settings.abstain
-    for name, file in FILES.items():
-        bundle = edge.Bundle(directory, model=name)
-        file_scores[name] = {
-            split: _score(bundle, splits.scored()[split], torch_scores) for split, torch_scores in scores.items()
-        }
-        comparison = compare(file_scores[name], scores, task=task)
-        formats[name] = {
-            "file": file, "bytes": edge.count_bytes(directory / file), **comparison,
-            "gate": "passed" if passes(name, comparison, settings) else "failed", "recipe": recipes[name],
-            "abstain": None if share is None else measure_abstention(file_scores[name], task=task, share=share),
-        }  # fmt: skip
-    manifest["metrics"] = {name: row["metrics"] for name, row in formats.items()}
-    manifest["recommended"] = recommended(formats)
-    manifest["thresholds"] = {name: row["abstain"]["threshold"] for name, row in formats.items() if row["abstain"]}
-    write_json(directory / "bundle.json", manifest)
-    return formats, file_scores
+    return {
+        "file": entry.file, "bytes": edge.count_bytes(path), **comparison,
+        "gate": judge(comparison, settings) if runs(entry.target, this_target()) else UNCHECKED,
+        "recipe": entry.recipe, "target": entry.target,
+        "abstain": None if share is None else measure_abstention(scores, task=task, share=share),
+    }  # fmt: skip
+
+
+def _list_targets(settings: ExportSettings) -> dict[int, str]:
+    """Returns the first target for each number of weight bits, because others with that number need no file."""
+    targets: dict[int, str] = {}
+    for target in settings.targets():
+        targets.setdefault(weight_bits(target), target)
+    return targets
 
 
 def _create_manifest(
-    directory: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Splits
+    *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Splits
 ) -> dict[str, Any]:
-    """Returns the content of bundle.json for the files in `directory`, without what follows from their scores."""
-    models = [path for file in FILES.values() for path in edge.list_model_files(directory / file)]
-    files = [*models, directory / "tokenizer.json"]
+    """Returns the content of bundle.json without its models and what follows from their scores."""
     return {
         "format": FORMAT,
         "kind": task.kind,
@@ -104,29 +274,21 @@ def _create_manifest(
             "token_type_ids": tokenizer.pad_token_type_id,
         },
         "padding_side": tokenizer.padding_side,
-        "models": FILES,
+        "models": {},
         "recommended": None,
         "metrics": {},
         "thresholds": {},
-        "files": {path.name: hash_file(path) for path in files},
+        "targets": {},
+        "files": {},
     }
 
 
-def _score(bundle: edge.Bundle, split: RawSplit, reference: Scores) -> Scores:
-    """Returns the scores of a bundle on the raw examples of a split.
-
-    Raises:
-        ValueError: if an example has another number of items than in `reference`, the scores of the torch model.
-    """
-    logits = bundle.item_logits(split.records())
-    counts = [len(item_logits) for item_logits in logits]
-    expected = np.bincount(reference.example_id, minlength=len(counts)).tolist()
-    if counts != expected:
-        example = next(i for i, pair in enumerate(zip(counts, expected, strict=True)) if pair[0] != pair[1])
-        raise ValueError(
-            f"the bundle has {counts[example]} items in example {example + 1}, expected {expected[example]} as in torch"
-        )
-    return Scores({"logits": np.concatenate(logits)}, reference.labels, reference.example_id)
+def _update(manifest: dict[str, Any], directory: Path, models: Mapping[str, str]) -> None:
+    """Writes bundle.json with the names of the models, and the SHA-256 of every file."""
+    paths = [path for file in models.values() for path in edge.list_model_files(directory / file)]
+    manifest["models"] = dict(models)
+    manifest["files"] = {path.name: hash_file(path) for path in (*paths, directory / "tokenizer.json")}
+    write_json(directory / "bundle.json", manifest)
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:

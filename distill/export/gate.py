@@ -9,11 +9,15 @@ from distill.contracts import Scores, Task
 from distill.export.abstention import Abstention
 from distill.export.settings import ExportSettings
 from distill.training.evaluate import split_metrics
+from distill.training.statistics import compare_examples
 
+# `undecided`: usable, but dev is too small to be sure; `unchecked`: this processor cannot run the file rightly.
+PASSED, UNDECIDED, FAILED, UNCHECKED = "passed", "undecided", "failed", "unchecked"
 FP32_AGREEMENT = 0.999
 # Of toys and of three MiniLM models it is 1e-6 at most. A thousandth is more than rounding and less than a mistake.
 FP32_PROBABILITY_DIFF = 1e-3
 ROUNDING = 1e-9  # In floating point, 0.762 - 0.752 is a little more than 0.01.
+SLACK = 2  # The interval of the drop may end at this multiple of `max_drop`.
 
 
 class Comparison(TypedDict):
@@ -25,6 +29,9 @@ class Comparison(TypedDict):
         agreement: share of the items with the same prediction.
         metrics: metrics of the exported file, on every split.
         drop: decrease of the task's metric, negative if it increased.
+        interval: the ends of the 95% interval of the drop, by a paired bootstrap over the examples.
+        ece: expected calibration error; None for a task without probabilities.
+        ece_rise: increase of it.
     """
 
     max_abs_diff: float
@@ -32,6 +39,9 @@ class Comparison(TypedDict):
     agreement: float
     metrics: dict[str, float]
     drop: float
+    interval: list[float]
+    ece: float | None
+    ece_rise: float | None
 
 
 class ExportedFile(Comparison):
@@ -40,8 +50,9 @@ class ExportedFile(Comparison):
     Attributes:
         file: name in the bundle.
         bytes: size on disk, with the weights of a large model that are in a second file.
-        gate: `passed` or `failed`.
+        gate: `passed`, `undecided`, `failed` or `unchecked`.
         recipe: number format of the weights, in words.
+        target: the processors that the file is right on, one of `edge.processor.TARGETS`.
         abstain: the threshold below which it gives no label, with the share and the metrics that follow from it.
     """
 
@@ -49,31 +60,64 @@ class ExportedFile(Comparison):
     bytes: int
     gate: str
     recipe: str
+    target: str
     abstain: Abstention | None
 
 
 def compare(scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, task: Task) -> Comparison:
     """Compares the scores of an exported file with `reference`, those of the torch model."""
-    metrics = split_metrics(task, scores)
-    reference_metrics = task.metrics(reference["dev"])
     logits, expected = scores["dev"].columns["logits"], reference["dev"].columns["logits"]
+    metrics = split_metrics(task, scores)
+    difference = compare_examples(task, reference["dev"], scores["dev"])
+    assert difference is not None  # As it may be with `only_means` alone.
+    interval = difference["interval"]
+    assert interval is not None
+    errors = [task.calibration_error(of["dev"]) for of in (scores, reference)]
     return {
         "max_abs_diff": float(np.abs(logits - expected).max()),
         "max_probability_diff": task.probability_diff(scores["dev"], reference["dev"]),
         "agreement": task.agreement(scores["dev"], reference["dev"]),
         "metrics": metrics,
-        "drop": reference_metrics[task.metric] - metrics[task.metric],
+        "drop": difference["difference"],
+        "interval": interval,
+        "ece": errors[0],
+        "ece_rise": None if errors[0] is None or errors[1] is None else errors[0] - errors[1],
     }
 
 
-def passes(name: str, comparison: Comparison, settings: ExportSettings) -> bool:
-    """Returns whether the drop of the metric is small enough and, for fp32, the predictions are those of torch."""
-    within = comparison["drop"] <= settings.max_drop + ROUNDING
-    equal = comparison["agreement"] >= FP32_AGREEMENT and comparison["max_probability_diff"] <= FP32_PROBABILITY_DIFF
-    return within and (name != "fp32" or equal)
+def judge(comparison: Comparison, settings: ExportSettings) -> str:
+    """Returns `passed`, `undecided` or `failed`.
+
+    A file fails if its metric drops by more than `max_drop`, or if its predictions are others than `min_agreement`,
+    `max_probability_diff` and `max_ece_rise` allow. A file that does not fail passes if the interval of its drop ends
+    at twice `max_drop` at most.
+    """
+    rise = comparison["ece_rise"]
+    holds = (  # A comparison with NaN is false.
+        comparison["drop"] <= settings.max_drop + ROUNDING,
+        comparison["agreement"] >= settings.min_agreement,
+        comparison["max_probability_diff"] <= settings.max_probability_diff,
+        rise is None or rise <= settings.max_ece_rise + ROUNDING,
+    )
+    if not all(holds):
+        return FAILED
+    return PASSED if comparison["interval"][1] <= SLACK * settings.max_drop + ROUNDING else UNDECIDED
+
+
+def judge_float32(comparison: Comparison, settings: ExportSettings) -> str:
+    """Returns `passed` or `failed` for a float32 file, which must have the predictions of torch."""
+    holds = (
+        comparison["drop"] <= settings.max_drop + ROUNDING,
+        comparison["agreement"] >= FP32_AGREEMENT,
+        comparison["max_probability_diff"] <= FP32_PROBABILITY_DIFF,
+    )
+    return PASSED if all(holds) else FAILED
 
 
 def recommended(formats: Mapping[str, ExportedFile]) -> str | None:
-    """Returns the name of the smallest file whose gate passed, None if all failed."""
-    passed = [name for name, row in formats.items() if row["gate"] == "passed"]
-    return min(passed, key=lambda name: int(formats[name]["bytes"]), default=None)
+    """Returns the name of the smallest file that passed its gate, else of the smallest undecided one, else None."""
+    for verdict in (PASSED, UNDECIDED):
+        names = [name for name, row in formats.items() if row["gate"] == verdict]
+        if names:
+            return min(names, key=lambda name: int(formats[name]["bytes"]))
+    return None

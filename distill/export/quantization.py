@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -33,12 +34,12 @@ class Material:
     Args:
         fp32: the float32 file.
         bits: of an int8 weight that are used: 8, or 7 for a processor that would saturate on more.
-        feeds: returns batches of calibration text; called once for each measurement.
+        feeds: returns batches of calibration text, for recipes that measure activations.
     """
 
     fp32: Path
     bits: int
-    feeds: Callable[[], Iterable[Feed]]
+    feeds: Callable[[], Iterable[Feed]] = lambda: ()
 
     def graph(self) -> onnx.ModelProto:
         """Returns a new copy of the graph, which a recipe may change."""
@@ -69,7 +70,7 @@ class Material:
         return largest
 
 
-def dynamic(material: Material, path: Path, *, keep: Sequence[str] = (), smoothed: bool = False) -> None:
+def write_dynamic(material: Material, path: Path, *, keep: Sequence[str] = (), smoothed: bool = False) -> None:
     """Writes int8 weights with a scale for each output channel; activations are quantized while the model runs.
 
     Args:
@@ -80,15 +81,14 @@ def dynamic(material: Material, path: Path, *, keep: Sequence[str] = (), smoothe
     if smoothed:
         graph.smooth(model, material.largest, QUANTILE)
     graph.quantize_tables(model)
-    with _intermediate(model, path) as source, graph.quiet_quantizer():
+    with _quantizer(model, path) as files:
         quantize_dynamic(
-            source, path, weight_type=QuantType.QInt8, per_channel=True, reduce_range=material.bits == 7,
+            **files, weight_type=QuantType.QInt8, per_channel=True, reduce_range=material.bits == 7,
             op_types_to_quantize=["MatMul", "LSTM"], nodes_to_exclude=list(keep),
-            use_external_data_format=_is_large(source),
         )  # fmt: skip
 
 
-def static(material: Material, path: Path) -> None:
+def write_static(material: Material, path: Path) -> None:
     """Writes int8 weights, and activations whose range was measured on the calibration text.
 
     An answer does not depend on the other texts of its batch. Products of two activations stay in float32.
@@ -98,16 +98,16 @@ def static(material: Material, path: Path) -> None:
     graph.quantize_tables(model)
     known = {product.name for product in graph.find_products(model)}
     others = [node.name for node in model.graph.node if node.op_type == "MatMul" and node.name not in known]
-    with _intermediate(model, path) as source, graph.quiet_quantizer():
+    with _quantizer(model, path) as files:
         quantize_static(
-            source, path, _Reader(material.feeds()), quant_format=QuantFormat.QDQ, op_types_to_quantize=["MatMul"],
-            per_channel=True, reduce_range=material.bits == 7, activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8, nodes_to_exclude=others, use_external_data_format=_is_large(source),
+            **files, calibration_data_reader=_Reader(material.feeds()), quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["MatMul"], per_channel=True, reduce_range=material.bits == 7,
+            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, nodes_to_exclude=others,
             calibrate_method=CalibrationMethod.MinMax,
         )  # fmt: skip
 
 
-def weight_only(material: Material, path: Path) -> None:
+def write_weight_only(material: Material, path: Path) -> None:
     """Writes int8 weights with a scale for each block; every activation vector has scales of its own."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
@@ -119,7 +119,7 @@ def weight_only(material: Material, path: Path) -> None:
     graph.save(quantizer.model.model, path)
 
 
-def float16(material: Material, path: Path) -> None:
+def write_float16(material: Material, path: Path) -> None:
     """Writes weights in float16; everything is computed in float32."""
     model = material.graph()
     graph.halve_weights(model)
@@ -137,15 +137,17 @@ class _Reader(CalibrationDataReader):
 
 
 @contextlib.contextmanager
-def _intermediate(model: onnx.ModelProto, path: Path) -> Iterator[Path]:
-    """Writes a graph beside `path`, and deletes it afterwards."""
+def _quantizer(model: onnx.ModelProto, path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the arguments of onnxruntime's quantizers that name files, and saves what they wrote as `graph.save`."""
     source = path.with_suffix(".source")
     graph.save(model, source)
+    is_large = len(list_model_files(source)) > 1
     try:
-        yield source
+        with graph.quiet_quantizer():
+            yield {"model_input": source, "model_output": path, "use_external_data_format": is_large}
+        if is_large:
+            quantized = onnx.load(str(path))
+            graph.remove_model(path)
+            graph.save(quantized, path)
     finally:
         graph.remove_model(source)
-
-
-def _is_large(path: Path) -> bool:
-    return len(list_model_files(path)) > 1

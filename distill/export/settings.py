@@ -1,11 +1,17 @@
 """Settings of an export."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from distill.edge.processor import this_target
 from distill.options import STRICT, raise_option_errors
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Target = Literal["vnni", "avx2", "arm64"]
+Recipe = Literal["dynamic", "smoothed", "mixed", "static", "weight_only", "float16", "qat"]
+RECIPES: tuple[Recipe, ...] = ("smoothed", "dynamic", "mixed", "static", "weight_only", "float16", "qat")
 
 
 @raise_option_errors
@@ -15,12 +21,32 @@ class ExportSettings:
 
     Args:
         max_drop: largest drop of the task's metric on dev with which an exported file passes.
-        reduce_range: whether to limit int8 weights to 7 bits, because processors without VNNI saturate on 8.
+        min_agreement: smallest share of the items on which an int8 file and the torch model predict alike.
+        max_probability_diff: largest difference of a probability of an int8 file; of numbers, a share of their range.
+        max_ece_rise: largest increase of the expected calibration error of an int8 file.
+        recipes: the ladder: the recipes of quantization in the order in which they are tried until one passes.
+        search_evaluations: evaluations of the student with which `mixed` looks for the matrices that stay in float.
+        calibration: training texts on which ranges of activations are measured; None for as many as 256.
+        qat_epochs: epochs of quantization-aware distillation in the recipe `qat`; 0 leaves it out.
+        target: processors that int8 files are written for; `auto` for the one of this machine. The first one counts.
+        vocabulary: `full`, or `task` to drop the rows of the embedding that the task's texts do not need.
         abstain: share of dev with the lowest confidence on which an exported file gives no label; None for none.
-        per_channel: whether to give each output channel of a weight a scale of its own.
     """
 
     max_drop: NonNegativeFloat = 0.01
+    min_agreement: Share = 0.97
+    max_probability_diff: Share = 0.3
+    max_ece_rise: Share = 0.02
+    recipes: Annotated[tuple[Recipe, ...], Field(strict=False, min_length=1)] = RECIPES
+    search_evaluations: PositiveInt = 40
+    calibration: PositiveInt | None = None
+    qat_epochs: NonNegativeInt = 1
+    target: Literal["auto"] | Target | Annotated[tuple[Target, ...], Field(strict=False, min_length=1)] = "auto"
+    vocabulary: Literal["full", "task"] = "full"
     abstain: Annotated[float, Field(gt=0, lt=1)] | None = None
-    reduce_range: bool = True
-    per_channel: bool = True
+
+    def targets(self) -> tuple[str, ...]:
+        """Returns the processors that int8 files are written for, each once."""
+        if isinstance(self.target, str):
+            return (this_target() if self.target == "auto" else self.target,)
+        return tuple(dict.fromkeys(self.target))

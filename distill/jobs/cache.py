@@ -43,7 +43,7 @@ class Kind:
 KINDS = {
     "teachers": Kind("fine-tuned teacher", re.compile(rf".+-{_HEX}{{16}}")),
     "outputs": Kind("teacher outputs", re.compile(rf"{_HEX}{{20}}"), whole=False),
-    "onnx": Kind("teacher ONNX files", re.compile(rf"{_HEX}{{16}}-(channel|tensor)-\d+")),
+    "onnx": Kind("teacher ONNX files", re.compile(rf"{_HEX}{{16}}-(channel|tensor|rows)-\d+")),
     "augmented": Kind("augmented texts", re.compile(rf"{_HEX}{{20}}")),
     "tokens": Kind("tokens", re.compile(rf"{_HEX}{{20}}")),
     # Versions before the readers of `distill.data` cached the rows of files.

@@ -63,5 +63,9 @@ def _upgrade_node(node: Node) -> Node:
     if not isinstance(target, str):
         return node
     target = RENAMED.get(target, target)
+    if target == "distill.export.settings.ExportSettings":
+        node.pop("per_channel", None)  # Always since then.
+        if "reduce_range" in node:
+            node["target"] = "avx2" if node.pop("reduce_range") else "vnni"
     added = ADDED if target == "distill.training.settings.TrainerSettings" else {}
     return {**added, **node, "_target_": target}

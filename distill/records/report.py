@@ -18,7 +18,8 @@ Number = float | Undefined | None  # Undefined is jinja's, for a value that the 
 MISSING = "-"
 FILE_COLUMNS = ("", "parameters", "metric", "of the teacher", "size", "p50", "speed-up")
 SECTIONS = (
-    "task", "objective", "teacher", "student", "baseline", "training", "export", "benchmark", "budget", "environment",
+    "task", "objective", "teacher", "student", "baseline", "training", "export", "ladder", "benchmark", "budget",
+    "environment",
 )  # fmt: skip
 SOFTWARE = ("python", "torch", "transformers", "onnxruntime")
 # Our names of metrics to those of https://huggingface.co/metrics, where the two differ.

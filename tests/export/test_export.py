@@ -18,9 +18,9 @@ from distill.edge.bundle import Bundle, session
 from distill.edge.manifest import FORMAT
 from distill.errors import UserError
 from distill.export.bundle import FILES, write_bundle
-from distill.export.gate import passes, recommended
+from distill.export.gate import judge, judge_float32, recommended
 from distill.export.onnx import export_onnx
-from distill.export.quantization import quantize
+from distill.export.quantization import Material, write_dynamic
 from distill.export.settings import ExportSettings
 from distill.tasks import Classification, TokenClassification
 from distill.training.evaluate import evaluate
@@ -30,6 +30,8 @@ from teachers.embedded import train_tokenizer
 from tests.conftest import LABELS, sentences, toy_bert
 
 LONGEST = 80
+# Everything passes, so that the first recipe is taken.
+LOOSE = ExportSettings(max_drop=1.0, min_agreement=0.0, max_probability_diff=1.0, max_ece_rise=1.0)
 
 
 def inputs(batch: int, length: int, *, padded: bool, vocabulary: int) -> dict[str, np.ndarray]:
@@ -94,15 +96,18 @@ def test_a_bfloat16_model_is_exported_in_float32(tokenizer: PreTrainedTokenizerB
     np.testing.assert_allclose(session(tmp_path / "model.onnx").run(["logits"], feed)[0], expected, atol=2e-5)
 
 
-def test_int8_weights_use_seven_bits(exported: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("bits", "largest"), [(7, 64), (8, 127)])
+def test_int8_weights_use_as_many_bits_as_the_processor_allows(
+    exported: dict[str, Any], tmp_path: Path, bits: int, largest: int
+) -> None:
     """Eight bits saturate on processors without VNNI: two products of 255 x 127 do not fit into 16 bits."""
-    recipe = quantize(exported["directory"] / "student.onnx", tmp_path / "int8.onnx", ExportSettings())
-    assert "7-bit" in recipe
+    write_dynamic(Material(exported["directory"] / "student.onnx", bits), tmp_path / "int8.onnx")
     graph = onnx.load(str(tmp_path / "int8.onnx")).graph
     multiplied = {node.input[1] for node in graph.node if node.op_type == "MatMulInteger"}
     weights = [onnx.numpy_helper.to_array(t) for t in graph.initializer if t.name in multiplied]
     assert weights
-    assert all(weight.dtype == np.int8 and np.abs(weight.astype(int)).max() <= 64 for weight in weights)
+    assert all(weight.dtype == np.int8 for weight in weights)
+    assert largest - 2 <= max(np.abs(weight.astype(int)).max() for weight in weights) <= largest
     assert [path.name for path in tmp_path.iterdir()] == ["int8.onnx"]
 
 
@@ -128,11 +133,10 @@ def write(
     encoded = tokenizer(dev.texts, padding=True, truncation=True, max_length=16, return_tensors="pt")
     with torch.no_grad():
         logits = model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).logits.numpy()
-    formats, _ = write_bundle(
+    return write_bundle(
         directory, model=model, tokenizer=tokenizer, task=task, splits=data_of(dev),
         scores={"dev": scores_of(logits, dev)}, settings=ExportSettings(**settings),
-    )  # fmt: skip
-    return formats
+    ).formats  # fmt: skip
 
 
 def test_a_bundle_equals_torch_from_the_text_on(
@@ -161,7 +165,7 @@ def test_a_collapsed_int8_fails_its_gate_and_is_not_recommended(
 
     def negate_int8(self: Bundle, *args: Any, **kwargs: Any) -> list[Any]:
         logits = original(self, *args, **kwargs)
-        return [-of_record for of_record in logits] if self.model == "int8" else logits
+        return logits if self.model == FILES["fp32"] else [-of_record for of_record in logits]
 
     monkeypatch.setattr(Bundle, "item_logits", negate_int8)
     model = exported["models"]["student"]
@@ -181,7 +185,7 @@ def large(
 ) -> Path:
     """A bundle whose models have their weights in a second file, as those above 1.5 GB have."""
     monkeypatch.setattr("distill.export.onnx.EXTERNAL_DATA_BYTES", 1000)
-    monkeypatch.setattr("distill.export.quantization.EXTERNAL_DATA_BYTES", 1000)
+    monkeypatch.setattr("distill.export.graph.EXTERNAL_DATA_BYTES", 1000)
     formats = write(tmp_path / "draft", exported["models"]["student"], tokenizer, max_drop=1.0)
     bundle = (tmp_path / "draft").rename(tmp_path / "bundle")
     for row in formats.values():
@@ -218,8 +222,8 @@ def test_a_quantized_model_is_in_one_file_if_it_is_small_enough(
 ) -> None:
     monkeypatch.setattr("distill.export.onnx.EXTERNAL_DATA_BYTES", 1000)
     export_onnx(exported["models"]["student"], tmp_path / "large.onnx")
-    quantize(tmp_path / "large.onnx", tmp_path / "int8.onnx", ExportSettings())
-    quantize(exported["directory"] / "student.onnx", tmp_path / "expected.onnx", ExportSettings())
+    write_dynamic(Material(tmp_path / "large.onnx", 7), tmp_path / "int8.onnx")
+    write_dynamic(Material(exported["directory"] / "student.onnx", 7), tmp_path / "expected.onnx")
     assert {path.name for path in tmp_path.iterdir()} == {
         "large.onnx", "large.onnx.data", "int8.onnx", "expected.onnx",
     }  # fmt: skip
@@ -236,20 +240,44 @@ def _labelled_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dev
     return Split(dev.texts, None, logits.argmax(-1).numpy())
 
 
-def test_the_gate_passes_up_to_its_limits_and_fails_beyond() -> None:
-    settings = ExportSettings(max_drop=0.01)
-    for before, after, agreement, difference, name, passed in (
-        (0.762, 0.752, 0.98, 0.3, "int8", True),  # Five of 500, and in floating point a little more.
-        (0.762, 0.750, 0.98, 0.3, "int8", False),
-        (0.762, 0.770, 0.5, 0.3, "int8", True),
-        (0.762, 0.762, 0.998, 1e-5, "fp32", False),
-        (0.762, 0.762, 0.999, 1e-5, "fp32", True),
-        (0.762, 0.762, 1.0, 1e-3, "fp32", True),
-        (0.762, 0.762, 1.0, 2e-3, "fp32", False),
-        (0.762, 0.762, 1.0, math.nan, "fp32", False),
-    ):
-        comparison = {"drop": before - after, "agreement": agreement, "max_probability_diff": difference}
-        assert passes(name, comparison, settings) == passed
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"drop": 0.762 - 0.752}, "passed"),  # Five of 500, and in floating point a little more than 0.01.
+        ({"drop": 0.012}, "failed"),
+        ({"drop": math.nan}, "failed"),
+        ({"interval": [0.0, 0.02]}, "passed"),
+        ({"interval": [-0.03, 0.021]}, "undecided"),
+        ({"agreement": 0.97}, "passed"),
+        ({"agreement": 0.969}, "failed"),
+        ({"max_probability_diff": 0.31}, "failed"),
+        ({"max_probability_diff": math.nan}, "failed"),
+        ({"ece_rise": 0.02}, "passed"),
+        ({"ece_rise": 0.021}, "failed"),
+        ({"ece_rise": None}, "passed"),
+    ],
+)
+def test_the_gate_passes_up_to_its_limits_and_fails_beyond(changes: dict[str, Any], verdict: str) -> None:
+    comparison: Any = {
+        "drop": 0.0, "interval": [0.0, 0.0], "agreement": 0.999, "max_probability_diff": 1e-3, "ece_rise": 0.0,
+    } | changes  # fmt: skip
+    assert judge(comparison, ExportSettings(max_drop=0.01)) == verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"agreement": 0.998}, "failed"),
+        ({"agreement": 0.999}, "passed"),
+        ({"max_probability_diff": 1e-3}, "passed"),
+        ({"max_probability_diff": 2e-3}, "failed"),
+        ({"max_probability_diff": math.nan}, "failed"),
+        ({"drop": 0.011}, "failed"),
+    ],
+)
+def test_a_float32_file_must_have_the_predictions_of_torch(changes: dict[str, float], verdict: str) -> None:
+    comparison: Any = {"drop": 0.0, "agreement": 1.0, "max_probability_diff": 1e-5} | changes
+    assert judge_float32(comparison, ExportSettings(max_drop=0.01, min_agreement=0, max_probability_diff=1)) == verdict
 
 
 def test_an_fp32_file_with_other_probabilities_fails_its_gate_though_every_label_is_the_same(
@@ -290,10 +318,10 @@ def test_a_bundle_truncates_as_in_training(tmp_path: Path, side: str, pair: bool
     with torch.no_grad():
         logits = model(**encoded).logits.numpy()
     dev = Split(texts, pairs, np.array([0, 1, 1]))
-    formats, _ = write_bundle(
+    formats = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, splits=data_of(dev),
-        scores={"dev": scores_of(logits, dev)}, settings=ExportSettings(max_drop=1.0),
-    )  # fmt: skip
+        scores={"dev": scores_of(logits, dev)}, settings=LOOSE,
+    ).formats  # fmt: skip
     assert formats["fp32"]["max_abs_diff"] < 2e-5
     assert Bundle(tmp_path).truncation_side == side
 
@@ -318,10 +346,10 @@ def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path, side:
     examples = task.encode(splits, tokenizer, None)
     scores = {"dev": evaluate(model, task, [[examples["dev"][[row]]] for row in range(len(words))])}
     assert len(scores["dev"].labels) == {"left": 4, "right": 6}[side]
-    formats, _ = write_bundle(
+    formats = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores,
-        settings=ExportSettings(max_drop=1.0),
-    )  # fmt: skip
+        settings=LOOSE,
+    ).formats  # fmt: skip
     assert formats["fp32"]["max_abs_diff"] < 2e-5
 
 

@@ -19,8 +19,7 @@ from distill.data import tables
 from distill.edge.bundle import session
 from distill.errors import UserError
 from distill.export.onnx import export_onnx
-from distill.export.quantization import quantize
-from distill.export.settings import ExportSettings
+from distill.export.quantization import Material, write_dynamic
 from distill.models import checks, cpu_kernels
 from distill.models.forward import input_names
 from distill.tasks import Classification
@@ -137,7 +136,7 @@ def test_a_student_of_the_family_is_built_and_reloaded(family: Any, tmp_path: Pa
 def test_the_teachers_exported_file_equals_torch(family: Any, tmp_path: Path) -> None:
     _, teacher, tokenizer = family
     export_onnx(teacher, tmp_path / "model.onnx")
-    quantize(tmp_path / "model.onnx", tmp_path / "model.int8.onnx", ExportSettings())
+    write_dynamic(Material(tmp_path / "model.onnx", 7), tmp_path / "model.int8.onnx")
     fp32, int8 = (session(tmp_path / file) for file in ("model.onnx", "model.int8.onnx"))
     for texts in (["a lovely film"], ["dull", "a lovely and moving film, funny , warm and clever, every minute", "x"]):
         batch = dict(tokenizer(texts, padding=True, return_tensors="pt"))

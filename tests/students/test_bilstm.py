@@ -20,8 +20,7 @@ from transformers import (
 from distill.edge.bundle import session
 from distill.errors import UserError
 from distill.export.onnx import export_onnx
-from distill.export.quantization import quantize
-from distill.export.settings import ExportSettings
+from distill.export.quantization import Material, write_dynamic
 from distill.tasks import Classification, MaskedLM
 from students import bilstm
 from students.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification, BilstmLayer
@@ -189,7 +188,7 @@ def test_the_exported_files_equal_torch(tmp_path: Path, pair: bool) -> None:
     fp32, int8 = tmp_path / "model.onnx", tmp_path / "model.int8.onnx"
     export_onnx(model(layers=1, pair=pair), tmp_path / "another.onnx")  # The first export must not fix this one.
     export_onnx(network, fp32)
-    quantize(fp32, int8, ExportSettings())
+    write_dynamic(Material(fp32, 7), int8)
     sessions = {path: session(path) for path in (fp32, int8)}
     for batch in (1, 3):
         for length in (1, 7, 64, 300):
@@ -209,5 +208,5 @@ def test_the_embedding_table_is_quantized(tmp_path: Path, teacher: PreTrainedMod
     torch.manual_seed(0)
     config = BilstmConfig(vocab_size=5000, embedding_dim=64, hidden_dim=8, classifier_dim=8, num_labels=2)
     export_onnx(BilstmForSequenceClassification(config), tmp_path / "model.onnx")
-    quantize(tmp_path / "model.onnx", tmp_path / "model.int8.onnx", ExportSettings())
+    write_dynamic(Material(tmp_path / "model.onnx", 7), tmp_path / "model.int8.onnx")
     assert (tmp_path / "model.int8.onnx").stat().st_size < 0.35 * (tmp_path / "model.onnx").stat().st_size

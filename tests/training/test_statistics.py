@@ -8,8 +8,8 @@ from scipy import stats
 from sklearn.metrics import f1_score
 
 from distill.contracts import Scores
-from distill.records import statistics
 from distill.tasks import Classification, Regression, TokenClassification
+from distill.training import statistics
 
 
 def classified(labels: np.ndarray, right: np.ndarray) -> Scores:

@@ -1,0 +1,243 @@
+"""Changes of a float32 ONNX graph that quantization builds on."""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from distill.edge.bundle import data_file, list_model_files
+from distill.export.onnx import EXTERNAL_DATA_BYTES
+
+LARGE_TABLE = 50_000  # Numbers; the rows of a smaller table have no scales of their own, and the table stays in float.
+RECURRENT = ("LSTM", "GRU")
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product with a constant matrix.
+
+    Attributes:
+        name: of the node.
+        source: name of the product's input, `[..., I]`.
+        weight: name of the constant, `[I, O]`.
+    """
+
+    name: str
+    source: str
+    weight: str
+
+
+def load(path: Path) -> onnx.ModelProto:
+    """Returns the graph of a float32 file, ready to be quantized.
+
+    The shapes that the exporter noted for its example are dropped, because they contradict a quantized graph. Constants
+    that a recurrent layer reads through other nodes are folded, or its weights would stay in float. A `Gemm` becomes a
+    product and a sum, so that all products with a constant matrix have one form and keep their names.
+    """
+    model = onnx.load(str(path))
+    if any(node.op_type in RECURRENT for node in model.graph.node):
+        model = _fold_constants(path)
+    del model.graph.value_info[:]
+    for node in [node for node in model.graph.node if node.op_type == "Gemm"]:
+        _split_gemm(model, node)
+    return model
+
+
+def save(model: onnx.ModelProto, path: Path) -> None:
+    """Writes a model as one file, or as two if its weights are large."""
+    data_file(path).unlink(missing_ok=True)
+    is_large = model.ByteSize() > EXTERNAL_DATA_BYTES
+    onnx.save(model, str(path), save_as_external_data=is_large, location=data_file(path).name)
+
+
+def move(source: Path, target: Path) -> None:
+    """Renames a model; one with large weights is written anew, because it names its second file."""
+    remove_model(target)
+    if len(list_model_files(source)) > 1:
+        save(onnx.load(str(source)), target)
+        remove_model(source)
+    else:
+        source.replace(target)
+
+
+def constants(model: onnx.ModelProto) -> dict[str, TensorProto]:
+    """Returns the constant tensors by name."""
+    return {tensor.name: tensor for tensor in model.graph.initializer}
+
+
+def find_products(model: onnx.ModelProto) -> list[Product]:
+    """Returns the products with a constant matrix, in the order of the graph."""
+    known = constants(model)
+    return [
+        Product(node.name, node.input[0], node.input[1])
+        for node in model.graph.node
+        if node.op_type == "MatMul" and node.input[1] in known and len(known[node.input[1]].dims) == 2
+    ]
+
+
+def find_tables(model: onnx.ModelProto) -> dict[str, int]:
+    """Returns the names of the nodes that look up rows of a constant table, with the numbers in the table."""
+    sizes = {name: int(np.prod(tensor.dims)) for name, tensor in constants(model).items() if len(tensor.dims) == 2}
+    return {
+        node.name: sizes[node.input[0]]
+        for node in model.graph.node
+        if node.op_type == "Gather" and node.input[0] in sizes
+    }
+
+
+def quantize_tables(model: onnx.ModelProto) -> None:
+    """Turns each large embedding table `[V, H]` into int8 with a scale for every row.
+
+    A look-up becomes two look-ups and a product. With one scale for the whole table, as the quantizer of onnxruntime
+    has it, the error of MiniLM's table is six times as large.
+    """
+    tables = {name for name, size in find_tables(model).items() if size >= LARGE_TABLE}
+    uses: dict[str, int] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            uses[name] = uses.get(name, 0) + 1
+    for node in [node for node in model.graph.node if node.name in tables and uses[node.input[0]] == 1]:
+        tensor = constants(model)[node.input[0]]
+        table = numpy_helper.to_array(tensor).astype(np.float32)
+        scale = np.abs(table).max(axis=1, keepdims=True) / 127
+        scale[scale == 0] = 1
+        names = [f"{node.input[0]}_{part}" for part in ("int8", "scale")]
+        for name, values in zip(names, (np.round(table / scale).astype(np.int8), scale), strict=True):
+            model.graph.initializer.append(numpy_helper.from_array(values, name))
+        model.graph.initializer.remove(tensor)
+        ids, output = node.input[1], node.output[0]
+        rows, floats, scales = (f"{output}_{part}" for part in ("rows", "floats", "scales"))
+        replacement = [
+            helper.make_node("Gather", [names[0], ids], [rows], name=f"{node.name}_rows"),
+            helper.make_node("Cast", [rows], [floats], name=f"{node.name}_floats", to=TensorProto.FLOAT),
+            helper.make_node("Gather", [names[1], ids], [scales], name=f"{node.name}_scales"),
+            helper.make_node("Mul", [floats, scales], [output], name=f"{node.name}_product"),
+        ]
+        _replace(model, node, replacement)
+
+
+def smooth(model: onnx.ModelProto, largest: Mapping[str, np.ndarray], quantile: float) -> None:
+    """Moves the outliers of the activations into the weights that they are multiplied with.
+
+    One scale holds for all channels of an activation, so that a channel with values far above the others takes the
+    precision of all of them. Such a channel is divided by its excess, and its row of the matrix multiplied (after
+    SmoothQuant, arXiv 2211.10438, equation 3, which scales every channel).
+
+    Args:
+        largest: the largest absolute value of each channel `[I]` of the input of each product.
+        quantile: of the channels, whose value no channel exceeds afterwards.
+    """
+    products: dict[str, list[Product]] = {}
+    for product in find_products(model):
+        products.setdefault(product.source, []).append(product)
+    for source, readers in products.items():
+        limit = np.quantile(largest[source], quantile)
+        if limit <= 0:
+            continue
+        factors = np.maximum(1.0, largest[source] / limit).astype(np.float32)
+        divisor, smoothed = f"{source}_divisor", f"{source}_smoothed"
+        model.graph.initializer.append(numpy_helper.from_array(1 / factors, divisor))
+        known, names = constants(model), {product.name: product for product in readers}
+        nodes = [node for node in model.graph.node if node.name in names]
+        for node in nodes:
+            product = names[node.name]
+            weight = numpy_helper.to_array(known[product.weight])
+            scaled = weight * factors[:, None]
+            name = f"{product.weight}_{product.name}_smoothed"  # Other nodes may read the same matrix.
+            model.graph.initializer.append(numpy_helper.from_array(scaled, name))
+            node.input[0], node.input[1] = smoothed, name
+        _insert(model, nodes[0], [helper.make_node("Mul", [source, divisor], [smoothed], name=f"{source}_smooth")])
+    drop_unused(model)
+
+
+def halve_weights(model: onnx.ModelProto) -> None:
+    """Stores the float32 constants as float16; each is cast back when the model is loaded."""
+    for tensor in list(model.graph.initializer):
+        if tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims) < 2:
+            continue
+        values = numpy_helper.to_array(tensor)
+        if np.abs(values).max(initial=0) > np.finfo(np.float16).max:
+            continue
+        name = f"{tensor.name}_half"
+        model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float16), name))
+        cast = helper.make_node("Cast", [name], [tensor.name], name=f"{tensor.name}_cast", to=TensorProto.FLOAT)
+        model.graph.initializer.remove(tensor)
+        model.graph.node.insert(0, cast)
+
+
+def drop_unused(model: onnx.ModelProto) -> None:
+    """Removes the constants that no node reads."""
+    read = {name for node in model.graph.node for name in node.input}
+    for tensor in [tensor for tensor in model.graph.initializer if tensor.name not in read]:
+        model.graph.initializer.remove(tensor)
+
+
+@contextlib.contextmanager
+def quiet_quantizer() -> Iterator[None]:
+    """Silences the quantizers' advice to preprocess the graph, which changes nothing here."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+
+
+def remove_model(path: Path) -> None:
+    """Deletes the files of a model."""
+    for file in list_model_files(path):
+        file.unlink(missing_ok=True)
+
+
+def _split_gemm(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    """Replaces `x W^T + b` by a product with the transposed constant and a sum."""
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    weight = constants(model).get(node.input[1])
+    plain = attributes.get("alpha", 1.0) == attributes.get("beta", 1.0) == 1.0 and not attributes.get("transA")
+    if weight is None or len(node.input) < 3 or not plain:
+        return
+    name = node.input[1]
+    if attributes.get("transB"):
+        name = f"{node.input[1]}_transposed"
+        if name not in constants(model):
+            values = np.ascontiguousarray(numpy_helper.to_array(weight).T)
+            model.graph.initializer.append(numpy_helper.from_array(values, name))
+    product = f"{node.output[0]}_product"
+    replacement = [
+        helper.make_node("MatMul", [node.input[0], name], [product], name=node.name),
+        helper.make_node("Add", [product, node.input[2]], list(node.output), name=f"{node.name}_bias"),
+    ]
+    _replace(model, node, replacement)
+    drop_unused(model)
+
+
+def _insert(model: onnx.ModelProto, before: onnx.NodeProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    position = list(model.graph.node).index(before)
+    for offset, node in enumerate(nodes):
+        model.graph.node.insert(position + offset, node)
+
+
+def _replace(model: onnx.ModelProto, old: onnx.NodeProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    _insert(model, old, nodes)
+    model.graph.node.remove(old)
+
+
+def _fold_constants(path: Path) -> onnx.ModelProto:
+    """Returns the graph after onnxruntime has computed all that depends on constants alone."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    folded = path.with_suffix(".folded")
+    options.optimized_model_filepath = str(folded)
+    try:
+        onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return onnx.load(str(folded))
+    finally:
+        remove_model(folded)

@@ -1,0 +1,188 @@
+"""Tests of the recipes of quantization on graphs whose answers are known."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from distill.edge.bundle import session
+from distill.export import graph
+from distill.export.quantization import Feed, Material, write_dynamic, write_float16, write_static, write_weight_only
+
+WIDTH = 32
+OUTLIER = 3  # The channel whose activations are a hundred times as large as the others.
+
+
+@pytest.fixture
+def fp32(tmp_path: Path) -> Path:
+    """A table of 2,000 rows, a Gemm with a transposed matrix, and a product with another one."""
+    random = np.random.default_rng(0)
+    table = random.normal(size=(2000, WIDTH)).astype(np.float32) * np.linspace(0.01, 1, 2000, dtype=np.float32)[:, None]
+    table[:, OUTLIER] *= 100
+    constants = {
+        "table": table,
+        "first": random.normal(size=(WIDTH, WIDTH)).astype(np.float32),
+        "bias": random.normal(size=WIDTH).astype(np.float32),
+        "second": random.normal(size=(WIDTH, 2)).astype(np.float32),
+        "axis": np.array([1]),
+        "flat": np.array([-1, WIDTH]),
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["rows"], name="lookup"),
+        helper.make_node("ReduceMean", ["rows", "axis"], ["mean"], keepdims=0),
+        helper.make_node("Gemm", ["mean", "first", "bias"], ["hidden"], name="gemm", transB=1, alpha=1.0, beta=1.0),
+        helper.make_node("MatMul", ["hidden", "second"], ["logits"], name="product"),
+    ]
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "length"])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 2])
+    initializers = [numpy_helper.from_array(values, name) for name, values in constants.items()]
+    content = helper.make_graph(nodes, "toy", [ids], [logits], initializers)
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(content, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), str(path))
+    return path
+
+
+def ids(batch: int = 8) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 2000, (batch, 5))
+
+
+def feeds() -> Iterator[Feed]:
+    yield {"input_ids": ids(64)}
+
+
+def logits_of(path: Path, batch: int = 8) -> np.ndarray:
+    return np.asarray(session(path).run(["logits"], {"input_ids": ids(batch)})[0])
+
+
+def test_a_loaded_graph_has_one_form_of_products_and_the_same_answers(fp32: Path, tmp_path: Path) -> None:
+    model = graph.load(fp32)
+    assert [product.name for product in graph.find_products(model)] == ["gemm", "product"]
+    assert not [node for node in model.graph.node if node.op_type == "Gemm"]
+    graph.save(model, tmp_path / "loaded.onnx")
+    np.testing.assert_allclose(logits_of(tmp_path / "loaded.onnx"), logits_of(fp32), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_a_table_have_scales_of_their_own(fp32: Path, tmp_path: Path) -> None:
+    model = graph.load(fp32)
+    table = numpy_helper.to_array(graph.constants(model)["table"])
+    graph.quantize_tables(model)
+    known = graph.constants(model)
+    assert "table" not in known
+    restored = numpy_helper.to_array(known["table_int8"]) * numpy_helper.to_array(known["table_scale"])
+    largest = np.abs(table).max(axis=1, keepdims=True)
+    assert (np.abs(restored - table) <= largest / 254 + 1e-6).all()
+    graph.save(model, tmp_path / "table.onnx")
+    expected = logits_of(fp32)
+    assert np.abs(logits_of(tmp_path / "table.onnx") - expected).max() < 0.02 * np.ptp(expected)
+
+
+def test_a_row_of_zeros_stays_zero(fp32: Path) -> None:
+    model = graph.load(fp32)
+    table = numpy_helper.to_array(graph.constants(model)["table"]).copy()
+    table[7] = 0
+    graph.constants(model)["table"].CopyFrom(numpy_helper.from_array(table, "table"))
+    graph.quantize_tables(model)
+    assert not numpy_helper.to_array(graph.constants(model)["table_int8"])[7].any()
+
+
+def test_a_small_table_and_one_that_other_nodes_read_stay_in_float(fp32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = graph.load(fp32)
+    model.graph.node.append(helper.make_node("Identity", ["table"], ["copy"]))
+    graph.quantize_tables(model)
+    assert "table" in graph.constants(model)
+    monkeypatch.setattr(graph, "LARGE_TABLE", 10**6)
+    model = graph.load(fp32)
+    graph.quantize_tables(model)
+    assert "table" in graph.constants(model)
+
+
+def test_smoothing_changes_no_answer_and_no_channel_exceeds_the_quantile(fp32: Path, tmp_path: Path) -> None:
+    material = Material(fp32, 8, feeds)
+    largest = material.largest["mean"]
+    assert largest.argmax() == OUTLIER
+    model = material.graph()
+    graph.smooth(model, material.largest, 0.9)
+    graph.save(model, tmp_path / "smooth.onnx")
+    np.testing.assert_allclose(logits_of(tmp_path / "smooth.onnx"), logits_of(fp32), rtol=1e-4, atol=1e-4)
+    smoothed = Material(tmp_path / "smooth.onnx", 8, feeds).largest["mean_smoothed"]
+    assert smoothed.max() <= np.quantile(largest, 0.9) * 1.0001
+
+
+def test_smoothing_brings_the_logits_closer_where_one_channel_is_an_outlier(
+    fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "LARGE_TABLE", 10**6)  # The table in float, so that the products alone differ.
+    errors = {}
+    for smoothed in (False, True):
+        write_dynamic(Material(fp32, 8, feeds), tmp_path / "int8.onnx", smoothed=smoothed)
+        errors[smoothed] = np.abs(logits_of(tmp_path / "int8.onnx", 64) - logits_of(fp32, 64)).mean()
+    assert errors[True] < 0.5 * errors[False]
+
+
+def test_a_kept_matrix_stays_in_float(fp32: Path, tmp_path: Path) -> None:
+    def integer_products(keep: list[str]) -> int:
+        write_dynamic(Material(fp32, 8, feeds), tmp_path / "int8.onnx", keep=keep)
+        return sum(node.op_type == "MatMulInteger" for node in onnx.load(str(tmp_path / "int8.onnx")).graph.node)
+
+    assert [integer_products(keep) for keep in ([], ["gemm"], ["gemm", "product"])] == [2, 1, 0]
+
+
+def test_the_answer_of_a_static_file_does_not_depend_on_its_batch(fp32: Path, tmp_path: Path) -> None:
+    write_static(Material(fp32, 8, feeds), tmp_path / "static.onnx")
+    run = session(tmp_path / "static.onnx")
+    together = run.run(["logits"], {"input_ids": ids()})[0]
+    alone = np.concatenate([run.run(["logits"], {"input_ids": ids()[[row]]})[0] for row in range(8)])
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    types = {node.op_type for node in onnx.load(str(tmp_path / "static.onnx")).graph.node}
+    assert {"QuantizeLinear", "DequantizeLinear"} <= types
+
+
+@pytest.mark.parametrize("recipe", [write_dynamic, write_static, write_weight_only, write_float16])
+def test_every_recipe_is_near_float_and_leaves_one_file(
+    fp32: Path, tmp_path: Path, recipe: object, request: pytest.FixtureRequest
+) -> None:
+    assert callable(recipe)
+    recipe(Material(fp32, 8, feeds), tmp_path / "small.onnx")
+    expected = logits_of(fp32)
+    assert np.abs(logits_of(tmp_path / "small.onnx") - expected).max() < 0.05 * np.ptp(expected)
+    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "small.onnx"}
+    assert (tmp_path / "small.onnx").stat().st_size < 0.6 * fp32.stat().st_size
+
+
+def test_float16_leaves_what_it_cannot_hold(tmp_path: Path, fp32: Path) -> None:
+    model = graph.load(fp32)
+    large = np.full((WIDTH, 2), 1e5, dtype=np.float32)
+    graph.constants(model)["second"].CopyFrom(numpy_helper.from_array(large, "second"))
+    graph.halve_weights(model)
+    known = graph.constants(model)
+    assert known["second"].data_type == TensorProto.FLOAT
+    assert known["table_half"].data_type == TensorProto.FLOAT16
+
+
+def test_the_weights_of_an_lstm_are_quantized(tmp_path: Path) -> None:
+    """The exporter leaves them behind other nodes, which are computed first."""
+    random = np.random.default_rng(0)
+    constants = {
+        "w": random.normal(size=(4 * WIDTH, WIDTH)).astype(np.float32),
+        "r": random.normal(size=(4 * WIDTH, WIDTH)).astype(np.float32),
+        "zero": np.array([0]),
+    }
+    nodes = [
+        helper.make_node("Unsqueeze", ["w", "zero"], ["w3"]),
+        helper.make_node("Unsqueeze", ["r", "zero"], ["r3"]),
+        helper.make_node("LSTM", ["x", "w3", "r3"], ["y"], name="lstm", hidden_size=WIDTH),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["length", "batch", WIDTH])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["length", 1, "batch", WIDTH])
+    initializers = [numpy_helper.from_array(values, name) for name, values in constants.items()]
+    content = helper.make_graph(nodes, "toy", [x], [y], initializers)
+    path = tmp_path / "lstm.onnx"
+    onnx.save(helper.make_model(content, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), str(path))
+    write_dynamic(Material(path, 8), tmp_path / "int8.onnx")
+    assert "DynamicQuantizeLSTM" in {node.op_type for node in onnx.load(str(tmp_path / "int8.onnx")).graph.node}
+    feed = {"x": random.normal(size=(5, 2, WIDTH)).astype(np.float32)}
+    expected, actual = (session(file).run(["y"], feed)[0] for file in (path, tmp_path / "int8.onnx"))
+    assert 0 < np.abs(expected - actual).max() < 0.1

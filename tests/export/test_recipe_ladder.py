@@ -1,0 +1,185 @@
+"""Tests of the order in which recipes are tried, and of what is taken in the end. Files and scores are stand-ins."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distill.contracts import Scores
+from distill.export import quantization, recipe_ladder
+from distill.export.quantization import Material
+from distill.export.recipe_ladder import RecipeLadder, Rung, closest
+from distill.export.settings import ExportSettings
+from distill.tasks import Classification
+from tests.conftest import LABELS
+
+EXAMPLES = 1000
+LABEL = np.arange(EXAMPLES) % 2
+PRODUCTS = ["a", "b", "c", "d"]
+
+
+def scores_with(errors: int, noise: float = 0.0) -> Scores:
+    """Scores of a model that is wrong on the first examples."""
+    logits = np.full((EXAMPLES, 2), -1.0, dtype=np.float32)
+    logits[np.arange(EXAMPLES), LABEL] = 1.0
+    logits[:errors] = logits[:errors, ::-1]
+    return Scores({"logits": logits * (1 + noise)}, LABEL, np.arange(EXAMPLES))
+
+
+class Quantizer:
+    """Stands in for the recipes: a file holds the name of its recipe, and `errors` says how many answers are wrong."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, errors: Mapping[str, int]) -> None:
+        self.errors = errors
+        self.kept: list[list[str]] = []
+        recipes = {name: self._recipe(name) for name in recipe_ladder.SIMPLE}
+        monkeypatch.setattr(recipe_ladder, "SIMPLE", recipes)
+        monkeypatch.setattr(quantization, "write_dynamic", self._dynamic)
+        monkeypatch.setattr(Material, "products", PRODUCTS)
+        monkeypatch.setattr(RecipeLadder, "_by_outliers", lambda ladder: list(PRODUCTS))
+
+    def _recipe(self, name: str) -> Any:
+        return lambda material, path: path.write_text(name)
+
+    def _dynamic(self, material: Material, path: Path, *, keep: list[str] = [], smoothed: bool) -> None:  # noqa: B006
+        assert smoothed
+        self.kept.append(list(keep))
+        path.write_text("trained" if material.fp32.suffix == ".fp32" else "+".join(["mixed", *sorted(keep)]))
+
+    def score(self, path: Path) -> Scores:
+        name = path.read_text()
+        # A matrix in float makes less noise, the one called c the least.
+        noise = {"mixed+c": 0.01, "mixed+a": 0.02}.get(name, 0.05)
+        return scores_with(self.errors.get(name, EXAMPLES), noise)
+
+
+def climb(
+    monkeypatch: pytest.MonkeyPatch,
+    directory: Path,
+    errors: Mapping[str, int],
+    *,
+    target: str = "avx2",
+    **settings: Any,
+) -> tuple[list[Rung], Quantizer]:
+    quantizer = Quantizer(monkeypatch, errors)
+    settings = {"max_probability_diff": 1.0, "min_agreement": 0.9, "max_ece_rise": 1.0, **settings}
+
+    def retrain(path: Path) -> None:
+        path.write_text("trained")
+
+    ladder = RecipeLadder(
+        Material(directory / "model.onnx", 7), target, Classification(name="toy", text="text", labels=LABELS),
+        {"dev": scores_with(0)}, quantizer.score, ExportSettings(**settings),
+        retrain=retrain,
+    )  # fmt: skip
+    return ladder.climb(directory / "int8.onnx", directory / "half.onnx"), quantizer
+
+
+def names(rungs: list[Rung], *, chosen: bool = False) -> list[str]:
+    return [rung["recipe"] for rung in rungs if rung["chosen"] or not chosen]
+
+
+def test_the_first_recipe_that_passes_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rungs, _ = climb(monkeypatch, tmp_path, {"smoothed": 50, "dynamic": 5, "mixed": 0})
+    assert [(rung["recipe"], rung["gate"]) for rung in rungs] == [("smoothed", "failed"), ("dynamic", "passed")]
+    assert names(rungs, chosen=True) == ["dynamic"]
+    assert [path.name for path in tmp_path.iterdir()] == ["int8.onnx"]
+    assert (tmp_path / "int8.onnx").read_text() == "dynamic"
+    assert rungs[0]["drop"] == pytest.approx(0.05)
+    assert rungs[0]["interval"][0] < 0.05 < rungs[0]["interval"][1]
+    assert rungs[0]["bytes"] == len("smoothed")
+
+
+def test_luck_is_not_called_a_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two of 1,000 answers are wrong. It may be up to 0.005 of all, which is more than twice 0.002."""
+    rungs, _ = climb(monkeypatch, tmp_path, {"dynamic": 2, "static": 0}, max_drop=0.002, recipes=["dynamic", "static"])
+    assert [rung["gate"] for rung in rungs] == ["undecided", "passed"]
+    assert rungs[0]["drop"] == pytest.approx(0.002)
+    assert 0.004 < rungs[0]["interval"][1] < 0.006
+    assert names(rungs, chosen=True) == ["static"]
+
+
+def test_the_undecided_recipe_whose_interval_ends_lowest_is_taken_if_none_passes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rungs, _ = climb(
+        monkeypatch, tmp_path, {"dynamic": 3, "smoothed": 2, "static": 9}, max_drop=0.003,
+        recipes=["dynamic", "smoothed", "static"], min_agreement=0.9975,
+    )  # fmt: skip
+    assert [rung["gate"] for rung in rungs] == ["failed", "passed"]
+    rungs, _ = climb(
+        monkeypatch, tmp_path, {"dynamic": 2, "smoothed": 1, "static": 9}, max_drop=0.001,
+        recipes=["dynamic", "smoothed", "static"],
+    )  # fmt: skip
+    assert [rung["gate"] for rung in rungs] == ["failed", "undecided", "failed"]
+    assert names(rungs, chosen=True) == ["smoothed"]
+
+
+def test_the_smallest_drop_is_taken_if_all_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rungs, _ = climb(
+        monkeypatch, tmp_path, {"dynamic": 3, "smoothed": 2, "static": 4}, max_drop=0.004,
+        recipes=["dynamic", "smoothed", "static"], min_agreement=0.9999,
+    )  # fmt: skip
+    assert {rung["gate"] for rung in rungs} == {"failed"}
+    assert names(rungs, chosen=True) == ["smoothed"]
+    best = closest(rungs)
+    assert best is not None
+    assert best["recipe"] == "smoothed"
+    assert (tmp_path / "int8.onnx").read_text() == "smoothed"
+
+
+def test_a_drop_of_nothing_leads_to_the_end_of_the_ladder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    errors = {"dynamic": 9, "smoothed": 8, "mixed+c": 7, "mixed+a+c": 6, "static": 9, "weight_only": 5, "float16": 3,
+              "trained": 4}  # fmt: skip
+    rungs, _ = climb(monkeypatch, tmp_path, errors, max_drop=0.0, search_evaluations=6)
+    assert names(rungs) == ["smoothed", "dynamic", "mixed", "static", "weight_only", "float16", "qat"]
+    assert names(rungs, chosen=True) == ["qat"]
+    best = closest(rungs)
+    assert best is not None
+    assert best["recipe"] == "float16"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["int8.onnx"]
+
+
+def test_a_float16_file_that_passes_comes_beside_the_best_int8_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rungs, _ = climb(monkeypatch, tmp_path, {"float16": 0, "dynamic": 60, "static": 40})
+    assert names(rungs)[-1] == "float16"
+    assert names(rungs, chosen=True) == ["static", "float16"]
+    assert (tmp_path / "half.onnx").read_text() == "float16"
+
+
+def test_the_search_keeps_the_most_sensitive_matrices_until_the_file_passes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    errors = {"mixed+c": 30, "mixed+a+c": 0}
+    rungs, quantizer = climb(monkeypatch, tmp_path, errors, recipes=["mixed"], search_evaluations=8)
+    # Each alone, then the two that make the logits better, together with the file that is kept.
+    assert quantizer.kept == [["a"], ["b"], ["c"], ["d"], ["c"], ["c", "a"]]
+    assert rungs[0]["kept"] == ["c", "a"]
+    assert rungs[0]["words"] == "dynamic int8 with smoothed activations, 2 of 4 matrices in float32"
+    assert rungs[0]["gate"] == "passed"
+
+
+@pytest.mark.parametrize(("evaluations", "measured", "tried"), [(1, 1, 1), (4, 3, 1), (8, 4, 4), (40, 4, 4)])
+def test_the_search_stays_within_its_evaluations(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, evaluations: int, measured: int, tried: int
+) -> None:
+    _, quantizer = climb(monkeypatch, tmp_path, {}, recipes=["mixed"], search_evaluations=evaluations)
+    assert len([kept for kept in quantizer.kept[:measured] if len(kept) == 1]) == measured
+    assert len(quantizer.kept) == measured + tried
+
+
+def test_a_target_that_this_machine_cannot_check_is_exported_unchecked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(recipe_ladder, "this_target", lambda: "avx2")
+    rungs, _ = climb(monkeypatch, tmp_path, {"dynamic": 500}, target="vnni")
+    assert [(rung["recipe"], rung["gate"], rung["chosen"]) for rung in rungs] == [("smoothed", "unchecked", True)]
+
+
+def test_without_epochs_nothing_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rungs, _ = climb(monkeypatch, tmp_path, {}, recipes=["static", "qat"], qat_epochs=0)
+    assert names(rungs) == ["static"]
