@@ -4,10 +4,12 @@ import functools
 import platform
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, get_args
 
 # With dot products of int8, `vnni` and `arm64`, a processor adds four products without overflow. Without, `avx2`, sums
 # of two products saturate at 16 bits, so that weights must stay within 7 bits. What is right there is right everywhere.
-TARGETS = ("vnni", "avx2", "arm64")
+Target = Literal["vnni", "avx2", "arm64"]
+TARGETS: tuple[Target, ...] = get_args(Target)
 ANY = "avx2"
 _DOT_PRODUCTS = {"vnni", "arm64"}
 _VNNI = {"avx512_vnni", "avx512vnni", "avx_vnni", "avx512_clx", "avx512_icl"}

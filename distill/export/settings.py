@@ -5,11 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from distill.edge.processor import this_target
+from distill.edge.processor import Target, this_target
 from distill.options import STRICT, raise_option_errors
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Target = Literal["vnni", "avx2", "arm64"]
 Recipe = Literal["dynamic", "smoothed", "mixed", "static", "weight_only", "float16", "qat"]
 RECIPES: tuple[Recipe, ...] = ("smoothed", "dynamic", "mixed", "static", "weight_only", "float16", "qat")
 

@@ -76,13 +76,9 @@ def _used_ids(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> set[i
     backend.no_truncation()
     backend.no_padding()
     used: set[int] = set()
-    chunk: list[str] = []
-    for text in texts:
-        chunk.append(text)
-        if len(chunk) == CHUNK:
-            used.update(*(encoding.ids for encoding in backend.encode_batch(chunk)))
-            chunk = []
-    used.update(*(encoding.ids for encoding in backend.encode_batch(chunk)))
+    known = list(texts)
+    for start in range(0, len(known), CHUNK):
+        used.update(*(encoding.ids for encoding in backend.encode_batch(known[start : start + CHUNK])))
     return used
 
 
