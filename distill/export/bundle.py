@@ -14,10 +14,10 @@ from distill.contracts import Scores, Splits, Task
 from distill.edge import bundle as edge
 from distill.edge import decode
 from distill.edge.manifest import FORMAT
-from distill.edge.processor import ANY, runs, this_target, weight_bits
+from distill.edge.processor import ANY, weight_bits
 from distill.errors import UserError
 from distill.export.abstention import measure_abstention
-from distill.export.gate import FAILED, UNCHECKED, ExportedFile, compare, judge, judge_float32, recommended
+from distill.export.gate import FAILED, ExportedFile, compare, judge, judge_float32, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material
 from distill.export.recipe_ladder import FLOAT16, RecipeLadder, Rung
@@ -60,7 +60,7 @@ class ScoredSplits(Splits, Protocol):
 
 @dataclass(frozen=True)
 class Exported:
-    """What is known of the files of a bundle.
+    """The files of a bundle, and the recipes that led to them.
 
     Attributes:
         formats: the `export` of run.json.
@@ -240,7 +240,7 @@ def _describe(
     share = settings.abstain
     return {
         "file": entry.file, "bytes": edge.count_bytes(path), **comparison,
-        "gate": judge(comparison, settings) if runs(entry.target, this_target()) else UNCHECKED,
+        "gate": judge(comparison, settings, target=entry.target),
         "recipe": entry.recipe, "target": entry.target,
         "abstain": None if share is None else measure_abstention(scores, task=task, share=share),
     }  # fmt: skip

@@ -6,6 +6,7 @@ from typing import TypedDict
 import numpy as np
 
 from distill.contracts import Scores, Task
+from distill.edge.processor import ANY, runs, this_target
 from distill.export.abstention import Abstention
 from distill.export.settings import ExportSettings
 from distill.training.evaluate import split_metrics
@@ -85,13 +86,15 @@ def compare(scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, ta
     }
 
 
-def judge(comparison: Comparison, settings: ExportSettings) -> str:
-    """Returns `passed`, `undecided` or `failed`.
+def judge(comparison: Comparison, settings: ExportSettings, *, target: str = ANY) -> str:
+    """Returns `passed`, `undecided`, `failed` or, for a target that this machine cannot check, `unchecked`.
 
     A file fails if its metric drops by more than `max_drop`, or if its predictions are others than `min_agreement`,
     `max_probability_diff` and `max_ece_rise` allow. A file that does not fail passes if the interval of its drop ends
     at twice `max_drop` at most.
     """
+    if not runs(target, this_target()):
+        return UNCHECKED
     rise = comparison["ece_rise"]
     holds = (  # A comparison with NaN is false.
         comparison["drop"] <= settings.max_drop + ROUNDING,

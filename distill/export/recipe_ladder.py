@@ -12,7 +12,6 @@ import numpy as np
 from distill.console import print_line
 from distill.contracts import Scores, Task
 from distill.edge.bundle import count_bytes
-from distill.edge.processor import runs, this_target
 from distill.export import graph, quantization
 from distill.export.gate import FAILED, PASSED, UNCHECKED, UNDECIDED, Comparison, compare, judge
 from distill.export.quantization import Material
@@ -49,7 +48,7 @@ class Rung(TypedDict):
         kept: names of the products whose matrices stay in float32.
         bytes: size of the file.
         metrics, drop, interval, max_probability_diff, agreement, ece: as in `gate.Comparison`, on dev.
-        gate: `passed`, `undecided` or `failed`.
+        gate: `passed`, `undecided`, `failed` or `unchecked`.
         chosen: whether the bundle has the file.
         seconds: of writing the file, scoring it and, for `mixed` and `qat`, what comes before.
     """
@@ -105,8 +104,6 @@ class RecipeLadder:
                 continue
             candidate = int8.with_name(f"{int8.stem}.{name}.onnx")
             rung = self._try(name, candidate)
-            if not runs(self.target, this_target()):
-                rung["gate"] = UNCHECKED
             rungs.append(rung)
             print_line(f"  {rung['bytes'] / 1e6:.1f} MB, {rung['gate']}: {describe(rung)}")
             if name == FLOAT16:
@@ -133,7 +130,7 @@ class RecipeLadder:
             "bytes": count_bytes(path), "metrics": comparison["metrics"], "drop": comparison["drop"],
             "interval": comparison["interval"], "max_probability_diff": comparison["max_probability_diff"],
             "agreement": comparison["agreement"], "ece": comparison["ece"],
-            "gate": judge(comparison, self.settings), "chosen": False,
+            "gate": judge(comparison, self.settings, target=self.target), "chosen": False,
             "seconds": round(time.perf_counter() - started, 2),
         }  # fmt: skip
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distill.contracts import Scores
-from distill.export import quantization, recipe_ladder
+from distill.export import gate, quantization, recipe_ladder
 from distill.export.quantization import Material
 from distill.export.recipe_ladder import RecipeLadder, Rung, closest
 from distill.export.settings import ExportSettings
@@ -175,7 +175,7 @@ def test_the_search_stays_within_its_evaluations(
 def test_a_target_that_this_machine_cannot_check_is_exported_unchecked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(recipe_ladder, "this_target", lambda: "avx2")
+    monkeypatch.setattr(gate, "this_target", lambda: "avx2")
     rungs, _ = climb(monkeypatch, tmp_path, {"dynamic": 500}, target="vnni")
     assert [(rung["recipe"], rung["gate"], rung["chosen"]) for rung in rungs] == [("smoothed", "unchecked", True)]
 
