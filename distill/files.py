@@ -83,8 +83,7 @@ def atomic_directory(target: Path, *, reuse_intact: bool = False) -> Iterator[Pa
     try:
         yield draft
         _write_checksums(draft)
-        if not (reuse_intact and is_intact(target)):
-            _replace_directory(draft, target)
+        _replace_directory(draft, target, reuse_intact=reuse_intact)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -107,7 +106,7 @@ def _list_files(directory: Path) -> list[str]:
     return sorted(path.relative_to(directory).as_posix() for path in files)
 
 
-def _replace_directory(draft: Path, target: Path) -> None:
+def _replace_directory(draft: Path, target: Path, *, reuse_intact: bool) -> None:
     """Renames `draft` to `target`. Other processes may do the same at the same time."""
     while True:
         try:
@@ -116,6 +115,8 @@ def _replace_directory(draft: Path, target: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
+        if reuse_intact and is_intact(target):
+            return
         old = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         with contextlib.suppress(FileNotFoundError):  # Another process has already renamed it.
             os.replace(target, old)

@@ -1,5 +1,6 @@
 """Tests of atomic writes and checksums."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -30,6 +31,25 @@ def test_an_intact_directory_is_reused(tmp_path: Path) -> None:
         with files.atomic_directory(target, reuse_intact=True) as draft:
             (draft / "file").write_text(content)
         assert (target / "file").read_text() == expected
+    assert [path.name for path in tmp_path.iterdir()] == ["entry"]
+
+
+def test_a_directory_that_another_process_completes_at_the_last_moment_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, replace = tmp_path / "entry", os.replace
+
+    def replace_late(source: Path, destination: Path) -> None:
+        if destination == target:
+            monkeypatch.undo()
+            with files.atomic_directory(target, reuse_intact=True) as other:
+                (other / "file").write_text("of the other process, which reads it now")
+        replace(source, destination)
+
+    with files.atomic_directory(target, reuse_intact=True) as draft:
+        (draft / "file").write_text("late")
+        monkeypatch.setattr(os, "replace", replace_late)
+    assert (target / "file").read_text() == "of the other process, which reads it now"
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
