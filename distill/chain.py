@@ -13,12 +13,12 @@ from distill import seeds
 from distill.console import silence_libraries
 from distill.contracts import EncodedSplits, Examples, Loader
 from distill.data import batching
+from distill.depth_ladder import DepthLadder
 from distill.edge import Bundle
 from distill.export.abstention import check_dev
 from distill.export.bundle import check_calibration
 from distill.export.vocabulary import check_cut
 from distill.files import make_directory
-from distill.ladder import Ladder
 from distill.models import checks
 from distill.plan import Encoding, Plan, Student, check_plan, choose_training
 from distill.records.record import Run
@@ -41,7 +41,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     make_directory(plan.cache_dir)
     found, substituted = teaching.locate(source, task)
     splits = task.read(plan.cache_dir)
-    encode, ladder = Encoding(plan, splits), Ladder(student, plan, run)
+    encode, ladder = Encoding(plan, splits), DepthLadder(student, plan, run)
     check_dev(splits.sizes().get("dev", 0), plan.export.abstain)
     if task.decoder is not None:
         check_calibration(splits.sizes().get("train", 0), plan.export)
@@ -96,7 +96,7 @@ def _create(
 
 
 def _choose_student(
-    ladder: Ladder,
+    ladder: DepthLadder,
     plan: Plan,
     source: TeacherSource,
     teacher: PreTrainedModel,

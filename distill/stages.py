@@ -17,6 +17,7 @@ from distill.console import console, print_line, print_notice
 from distill.contracts import EncodedSplits, Examples, Loader, Scores, Splits, Task
 from distill.data import batching
 from distill.data.mixing import MixedExamples, labelled_only
+from distill.depth_ladder import warn_of_size
 from distill.edge.bundle import session
 from distill.edge.processor import weight_bits
 from distill.errors import first_line
@@ -26,7 +27,6 @@ from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.export.recipe_ladder import closest, describe
 from distill.files import JsonObject, atomic_directory, is_intact, replace_file, write_text
-from distill.ladder import warn_of_size
 from distill.losses import HardLabels, Objective
 from distill.models import checks
 from distill.models.forward import input_names
@@ -68,6 +68,7 @@ class Stages:
             self.show(module, outputs)
         if plan.dry_run:
             return
+        run.update(teacher_outputs={"cached": outputs.outputs is not None, "reason": outputs.reason})
         if module.teacher is None:
             self.teacher.release()  # Its outputs are cached; later stages load it again.
         scores, baseline = self.train(module, outputs), None
@@ -93,7 +94,6 @@ class Stages:
                 directory=plan.cache_dir / "outputs", epochs=settings.total_steps(steps) / steps, student=student,
                 earlier=earlier_decision(self.run.record, last) if plan.resume else None,
             )  # fmt: skip
-            self.run.update(teacher_outputs={"cached": outputs is not None, "reason": reason})
         mass = outputs.outputs.mass() if outputs is not None and plan.task.over_vocabulary else 1.0
         if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:
             print_notice(

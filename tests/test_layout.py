@@ -22,7 +22,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("training",),
     ("teaching", "export", "benchmark", "records"),
-    ("preflight", "plan", "ladder", "seeds", "stages", "chain"),
+    ("preflight", "plan", "depth_ladder", "seeds", "stages", "chain"),
     ("jobs",),
     ("__main__", "api", "__init__"),
 )
@@ -32,10 +32,10 @@ WITHIN = {
     "console": {"errors", "files"},
     "hub": {"errors", "files"},
     "options": {"errors"},
-    "ladder": {"plan"},
+    "depth_ladder": {"plan"},
     "seeds": {"plan"},
-    "stages": {"preflight", "plan", "ladder", "seeds"},
-    "chain": {"plan", "ladder", "seeds", "stages"},
+    "stages": {"preflight", "plan", "depth_ladder", "seeds"},
+    "chain": {"plan", "depth_ladder", "seeds", "stages"},
 }
 # Units that import less than their level allows.
 ONLY = {"edge": {"errors", "files"}}

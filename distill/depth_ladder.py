@@ -33,7 +33,7 @@ DEPTH = "depth"  # The parameter of a function that builds students of any numbe
 
 
 @dataclass
-class Ladder:
+class DepthLadder:
     """The students to choose from, and the chosen one; without a budget it is the student as it is.
 
     The choice stands in the `budget` of run.json, so that a resumed run does not choose again: times vary.

@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
+from distill.depth_ladder import DepthLadder, warn_of_size
 from distill.edge.bundle import count_bytes
 from distill.errors import UserError
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
-from distill.ladder import Ladder, warn_of_size
 from distill.plan import Plan, Student, check_plan, default_objective
 from distill.records import report
 from distill.records.record import Run, create_run_in
@@ -40,12 +40,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Makes a student of N layers have N MB and N / 2 ms; returns the numbers of layers that were measured."""
     depths: list[int] = []
 
-    def measure(self: Ladder, student: Student, teacher: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
+    def measure(self: DepthLadder, student: Student, teacher: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
         depth = student.make(teacher, self.plan.task).config.num_hidden_layers
         depths.append(depth)
         return {"bytes": depth * 1_000_000, "p50_ms": depth / 2, "length": 8, "threads": 2}
 
-    monkeypatch.setattr(Ladder, "_measure", measure)
+    monkeypatch.setattr(DepthLadder, "_measure", measure)
     return depths
 
 
@@ -61,7 +61,7 @@ def test_the_deepest_student_within_the_budget_is_chosen(
     limits: dict[str, float], tried: list[int], measured: list[int], teacher: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    ladder = Ladder(DISTILBERT, plan_of(**limits), new_run(tmp_path))
+    ladder = DepthLadder(DISTILBERT, plan_of(**limits), new_run(tmp_path))
     student = ladder.choose(teacher, tokenizer)
     assert student.make(teacher, ladder.plan.task).config.num_hidden_layers == tried[-1]
     assert ladder.choose(teacher, tokenizer) is student
@@ -80,9 +80,9 @@ def test_a_resumed_run_keeps_its_choice(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     run = new_run(tmp_path)
-    Ladder(DISTILBERT, plan_of(mb=2.0), run).choose(teacher, tokenizer)
+    DepthLadder(DISTILBERT, plan_of(mb=2.0), run).choose(teacher, tokenizer)
     measured.clear()
-    student = Ladder(DISTILBERT, plan_of(mb=2.0), run).choose(teacher, tokenizer)
+    student = DepthLadder(DISTILBERT, plan_of(mb=2.0), run).choose(teacher, tokenizer)
     assert student.make(teacher, plan_of().task).config.num_hidden_layers == 2
     assert measured == []
 
@@ -91,7 +91,7 @@ def test_without_a_budget_the_student_is_not_measured(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     run = new_run(tmp_path)
-    assert Ladder(DISTILBERT, plan_of(), run).choose(teacher, tokenizer) is DISTILBERT
+    assert DepthLadder(DISTILBERT, plan_of(), run).choose(teacher, tokenizer) is DISTILBERT
     assert (measured, run.record["budget"]) == ([], None)
 
 
@@ -103,7 +103,7 @@ def test_a_budget_that_no_depth_is_within_is_refused_with_the_smallest(
         r"of 8 tokens, 2 threads\): raise the budget, or take another student"
     )
     with pytest.raises(UserError, match=expected):
-        Ladder(DISTILBERT, plan_of(mb=0.5), new_run(tmp_path)).choose(teacher, tokenizer)
+        DepthLadder(DISTILBERT, plan_of(mb=0.5), new_run(tmp_path)).choose(teacher, tokenizer)
     assert measured == [4, 3, 2, 1]
 
 
@@ -111,10 +111,10 @@ def test_a_student_without_a_depth_is_measured_once(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     loaded = Student("mine", from_teacher(teacher, layers=[0, 1]))
-    assert Ladder(loaded, plan_of(mb=2.0), new_run(tmp_path)).choose(teacher, tokenizer) is loaded
+    assert DepthLadder(loaded, plan_of(mb=2.0), new_run(tmp_path)).choose(teacher, tokenizer) is loaded
     built = Student("mine", lambda teacher: from_teacher(teacher, layers=[0, 1, 2]))
     with pytest.raises(UserError, match=r"no student mine is within budget.mb=2: it has 3.0 MB and 1.50 ms"):
-        Ladder(built, plan_of(mb=2.0), Run(tmp_path, {})).choose(teacher, tokenizer)
+        DepthLadder(built, plan_of(mb=2.0), Run(tmp_path, {})).choose(teacher, tokenizer)
     assert measured == [2, 3]
 
 
@@ -123,7 +123,7 @@ def test_the_measured_size_is_that_of_a_student_with_other_weights(
 ) -> None:
     plan = plan_of(mb=1.0)
     student = Student("distilbert", partial(from_teacher, depth=1))
-    row = Ladder(student, plan, Run(tmp_path, {}))._measure(student, teacher, tokenizer)
+    row = DepthLadder(student, plan, Run(tmp_path, {}))._measure(student, teacher, tokenizer)
     model = student.make(teacher, plan.task)
     with torch.no_grad():
         for parameter in model.parameters():
