@@ -21,7 +21,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("models", "text"),
     ("tasks",),
     ("training",),
-    ("teaching", "export", "benchmark", "records"),
+    ("teaching", "export", "benchmark", "records", "serve"),
     ("preflight", "plan", "depth_ladder", "seeds", "stages", "chain"),
     ("jobs",),
     ("__main__", "api", "__init__"),
@@ -38,7 +38,7 @@ WITHIN = {
     "chain": {"plan", "depth_ladder", "seeds", "stages"},
 }
 # Units that import less than their level allows.
-ONLY = {"edge": {"errors", "files"}}
+ONLY = {"edge": {"errors", "files"}, "serve": {"errors", "files", "edge"}}
 VERSION = {"distill.__version__"}  # Every module may import this name, and no other, from the package itself.
 FOR_STUDENTS_AND_TEACHERS = {"errors", "files", "hub", "contracts", "models"}
 HEAVY = ("torch", "transformers", "lightning", "hydra", "datasets", "sklearn", "pydantic")

@@ -1,0 +1,106 @@
+"""The bundles that are served, each loaded again when its directory changes."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from distill.edge import Bundle
+from distill.edge.decode import Prediction, Record
+from distill.edge.manifest import NAME
+from distill.errors import DistillError, UserError
+from distill.serve.batcher import Batcher
+from distill.serve.settings import Limits
+
+Signature = tuple[int, int, int]
+
+
+class ServedModel:
+    """A bundle with its queue.
+
+    Args:
+        name: of the model in paths.
+        directory: of the bundle.
+        model: one of the bundle's files, None for the recommended one.
+        threads: of onnxruntime; None uses its default.
+        limits: of the requests.
+
+    Raises:
+        UserError: if the directory is not a bundle, lacks the file or is damaged.
+    """
+
+    def __init__(self, name: str, directory: Path, *, model: str | None, threads: int | None, limits: Limits) -> None:
+        self.name, self.directory, self.batch_size = name, directory, limits.batch_size
+        self._model, self._threads = model, threads
+        self._signature = _sign(directory)
+        self.bundle = self._load()
+        self.batcher = Batcher(self._predict, waiting=limits.waiting, records=limits.batch_records)
+
+    def describe(self) -> dict[str, object]:
+        """Returns what a client may want to know of the model."""
+        manifest = self.bundle.manifest
+        names = ("task", "kind", "labels", "pair", "max_length")
+        return {"name": self.name, "file": self.bundle.model, **{name: manifest.get(name) for name in names}}
+
+    async def reload_if_changed(self, thread: ThreadPoolExecutor) -> str | None:
+        """Loads the bundle again if bundle.json is another file than before; requests go on with the old one.
+
+        A bundle that cannot be loaded, as while it is being written, is tried again in the next call.
+
+        Returns:
+            What happened in words, None if nothing did.
+        """
+        signature = _sign(self.directory)
+        if signature is None or signature == self._signature:
+            return None
+        try:
+            self.bundle = await asyncio.get_running_loop().run_in_executor(thread, self._load)
+        except DistillError as error:
+            return f"{self.name} changed and cannot be loaded, the old one is served: {error}"
+        self._signature = signature
+        return f"{self.name} changed and was loaded again"
+
+    def _load(self) -> Bundle:
+        return Bundle(self.directory, model=self._model, threads=self._threads)
+
+    def _predict(self, records: list[Record]) -> list[Prediction]:
+        return self.bundle.predict(records, batch_size=self.batch_size)
+
+
+def load_models(
+    bundles: Sequence[str], *, model: str | None, threads: int | None, limits: Limits
+) -> dict[str, ServedModel]:
+    """Returns the models by name. A bundle is `DIR`, whose name is that of its task, or `NAME=DIR`.
+
+    Raises:
+        UserError: for a directory that is no bundle, and for two models of one name.
+    """
+    models: dict[str, ServedModel] = {}
+    for entry in bundles:
+        name, separator, directory = entry.partition("=")
+        if not separator or Path(entry).exists():
+            name, directory = "", entry
+        loaded = ServedModel(name, Path(directory), model=model, threads=threads, limits=limits)
+        loaded.name = name or str(loaded.bundle.manifest.get("task") or Path(directory).resolve().name)
+        if not loaded.name.replace("-", "_").isidentifier():
+            raise UserError(f"got the name {loaded.name!r} of {directory}, expected letters and digits: give NAME=DIR")
+        if loaded.name in models:
+            raise UserError(
+                f"{models[loaded.name].directory} and {directory} have one name, {loaded.name}: give NAME=DIR"
+            )
+        models[loaded.name] = loaded
+    return models
+
+
+def only(models: Mapping[str, ServedModel]) -> ServedModel | None:
+    """Returns the model if there is just one."""
+    return next(iter(models.values())) if len(models) == 1 else None
+
+
+def _sign(directory: Path) -> Signature | None:
+    """Returns what changes with every write of bundle.json, which is written last; None if it is missing."""
+    try:
+        status = (directory / NAME).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

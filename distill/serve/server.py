@@ -1,0 +1,60 @@
+"""The process that listens: it starts, is stopped by a signal, and answers what it has accepted before it ends."""
+
+import asyncio
+import signal
+from typing import Any
+
+import uvicorn
+
+from distill.errors import UserError
+from distill.serve.app import Service, create_app
+
+DRAIN_SECONDS = 2.0  # For a client with an open connection to send another request, and to be told to close it.
+TICK_SECONDS = 0.02
+KEEP_ALIVE_SECONDS = 75  # Longer than the 60 s of common proxies, which would reuse a connection that we have closed.
+
+
+class Server(uvicorn.Server):
+    """A server that does not close a connection over which a request may be on its way.
+
+    After a signal it accepts no connection. The answer to the next request of each open one says that it ends.
+    """
+
+    def __init__(self, service: Service, *, host: str, port: int) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(service), host=host, port=port, log_level="warning", access_log=False, server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            )
+        )  # fmt: skip
+        self.service = service
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        address = f"[{host}]" if ":" in host else host
+        self.service.log(f"serving {', '.join(self.service.models)} at http://{address}:{port}")
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        self.service.is_ready = False
+        for server in self.servers:
+            server.close()
+        end = asyncio.get_running_loop().time() + DRAIN_SECONDS
+        while self.server_state.connections and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(TICK_SECONDS)
+        await super().shutdown(sockets)
+
+
+def run(service: Service, *, host: str, port: int) -> None:
+    """Serves until SIGTERM or Ctrl-C.
+
+    Raises:
+        UserError: if it cannot listen.
+    """
+    # uvicorn raises the signal that stopped it once more, and the process would end as if it had been killed.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    try:
+        Server(service, host=host, port=port).run()
+    except SystemExit as error:  # uvicorn has logged the reason.
+        raise UserError(f"cannot listen on {host}, port {port}: choose another --host or --port") from error

@@ -1,0 +1,26 @@
+"""Settings of the server."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may ask for; one that exceeds a limit is refused, and nothing of it is computed.
+
+    Args:
+        body: bytes of a request.
+        records: number of records in a request.
+        characters: of a text.
+        waiting: requests of a model that wait for their turn; one more gets the status 503.
+        seconds: for the body of a request to arrive, and again for its answer.
+        batch_size: records in a forward pass.
+        batch_records: records of all requests that run together.
+    """
+
+    body: int = 4_000_000
+    records: int = 1_000
+    characters: int = 20_000
+    waiting: int = 256
+    seconds: float = 30.0
+    batch_size: int = 32
+    batch_records: int = 256
