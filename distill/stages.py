@@ -184,6 +184,7 @@ class Stages:
             exported = write_bundle(
                 directory, model=student, tokenizer=self.teacher.tokenizer, task=plan.task, splits=splits,
                 scores=scores, settings=plan.export, retrain=lambda: self.retrain(student, source),
+                teacher={"name": self.teacher.resolved, "metrics": self.teacher.metrics},
             )  # fmt: skip
             formats = exported.formats
             retention = _retention(run.record, plan.task.metric, formats)

@@ -5,6 +5,10 @@ The texts are arguments or lines of standard input, and every one of them gives 
     python -m distill.edge path/to/bundle "a sentence" "another one"
     python -m distill.edge path/to/bundle < sentences.txt
 
+With `--web` it writes a page that runs the bundle in a browser, and predicts nothing:
+
+    python -m distill.edge --web path/to/bundle page --libraries node_modules
+
 Input and output are UTF-8 whatever the locale is.
 """
 
@@ -14,8 +18,9 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from distill.edge import decode
+from distill.edge import decode, web
 from distill.edge.bundle import Bundle
 from distill.errors import DistillError, UserError
 
@@ -106,6 +111,17 @@ def _predict_chunk(bundle: Bundle, rows: Sequence[Row], *, as_json: bool) -> lis
     return lines
 
 
+def _write_page(bundle: Bundle, options: argparse.Namespace) -> None:
+    """Writes the page of a bundle and tells how to open it."""
+    if len(options.text) != 1:
+        raise UserError(f"got {len(options.text)} names of a page, expected one: --web BUNDLE NAME")
+    page = web.write_page(
+        bundle, Path(options.text[0]), libraries=options.libraries, single_file=options.single_file
+    )  # fmt: skip
+    advice = f"open {page}" if options.single_file else f"python -m http.server --directory {page.parent}"
+    _write([f"{page}: {advice}"])
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m distill.edge", description="Predict with an exported bundle.")
     parser.add_argument("bundle", help="directory with bundle.json")
@@ -115,7 +131,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help="fp32 or int8; by default the recommended one")
     parser.add_argument("--threads", type=int, help="number of threads of onnxruntime")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, with all probabilities")
-    return parser.parse_args(arguments)
+    parser.add_argument("--web", action="store_true", help="write a page for browsers; the text is the folder's name")
+    parser.add_argument("--single-file", action="store_true", help="with --web: one HTML file in place of a folder")
+    parser.add_argument("--libraries", type=Path, default=Path("node_modules"), help="with --web: of JavaScript")
+    return parser.parse_intermixed_args(arguments)  # Options may stand between the texts.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -123,6 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         bundle = Bundle(options.bundle, model=options.model, threads=options.threads)
+        if options.web:
+            _write_page(bundle, options)
+            return 0
         for rows in _read_chunks(_read_rows(options.text, pair=bundle.pair)):
             _write(_predict_chunk(bundle, rows, as_json=options.json))
     except BrokenPipeError:  # The reader has seen enough, as `head` does.

@@ -83,14 +83,15 @@ def write_bundle(
     scores: Mapping[str, Scores],
     settings: ExportSettings,
     retrain: Callable[[], PreTrainedModel] | None = None,
+    teacher: Mapping[str, Any] | None = None,
 ) -> Exported:
     """Writes a bundle to `directory`: the float32 file, and the smaller ones of a `RecipeLadder` for each target.
 
-    Each file is scored through ONNX Runtime, from raw text, and compared with `scores`, those of the torch model. A
-    file whose gate failed is never recommended.
+    Each file is scored through ONNX Runtime, from raw text, and compared with `scores`, those of the torch model.
 
     Args:
         retrain: returns a copy of the model after quantization-aware distillation; None if it cannot be trained.
+        teacher: the name and the metrics of the teacher, to be shown beside those of the student.
     """
     fp32, is_cut = directory / FILES["fp32"], settings.vocabulary == "task"
 
@@ -104,7 +105,7 @@ def write_bundle(
 
     exported, reader = export(model, fp32)
     _save_tokenizer(reader, directory / "tokenizer.json")
-    manifest = _create_manifest(model=exported, tokenizer=reader, task=task, splits=splits)
+    manifest = _create_manifest(model=exported, tokenizer=reader, task=task, splits=splits, teacher=teacher)
     _update(manifest, directory, {"fp32": fp32.name})
     scorer = Scorer(edge.Bundle(directory, model="fp32"), splits, scores)
     retrained = None if retrain is None else lambda path: export(retrain(), path)
@@ -255,7 +256,12 @@ def _list_targets(settings: ExportSettings) -> dict[int, str]:
 
 
 def _create_manifest(
-    *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Splits
+    *,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    splits: Splits,
+    teacher: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Returns the content of bundle.json without its models and what follows from their scores."""
     return {
@@ -274,6 +280,7 @@ def _create_manifest(
             "token_type_ids": tokenizer.pad_token_type_id,
         },
         "padding_side": tokenizer.padding_side,
+        "teacher": teacher,
         "models": {},
         "recommended": None,
         "metrics": {},

@@ -1,0 +1,147 @@
+"""Writes a folder, or one HTML file, that runs a bundle in a browser.
+
+Nothing is fetched from elsewhere at run time. The two JavaScript libraries come from a `node_modules` directory.
+"""
+
+import base64
+import html
+import json
+import shutil
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer
+
+from distill.edge.bundle import Bundle, list_model_files
+from distill.errors import UserError
+from distill.files import atomic_directory, write_text
+
+ORT, TOKENIZERS = "onnxruntime-web", "@huggingface/tokenizers"
+INSTALL = f"npm install --ignore-scripts {ORT}@1.30.0 {TOKENIZERS}@0.2.0"
+DECODERS = ("classes", "number")
+# Files of the folder, and the file of a library that each is copied from.
+LIBRARIES: Mapping[str, str] = {
+    "ort.mjs": f"{ORT}/dist/ort.wasm.bundle.min.mjs",
+    "ort-wasm-simd-threaded.wasm": f"{ORT}/dist/ort-wasm-simd-threaded.wasm",
+    "tokenizers.mjs": f"{TOKENIZERS}/dist/tokenizers.min.mjs",
+}
+PAGE, SCRIPTS = "index.html", ("bundle.mjs", "page.mjs")
+FIELDS = ("task", "kind", "decoder", "labels", "pair", "max_length", "truncation_side", "inputs", "padding", "teacher")
+
+
+def write_page(bundle: Bundle, target: Path, *, libraries: Path, single_file: bool = False) -> Path:
+    """Writes the page of a bundle; returns the file to open.
+
+    Args:
+        target: the folder to write, or with `single_file` the HTML file. A folder needs an HTTP server, because
+            browsers load no modules from `file://`; the single file does not.
+        libraries: a `node_modules` directory with onnxruntime-web and @huggingface/tokenizers.
+
+    Raises:
+        UserError: if a library is missing, the target exists, or the bundle's predictions have no form in the page.
+    """
+    sources = {name: _find(libraries, file) for name, file in LIBRARIES.items()}
+    if bundle.manifest["decoder"] not in DECODERS:
+        raise UserError(
+            f"{bundle.directory} needs the decoder {bundle.manifest['decoder']}, the page has {', '.join(DECODERS)}: "
+            "serve it with python -m distill.serve"
+        )
+    model = bundle.directory / bundle.manifest["models"][bundle.model]
+    if len(list_model_files(model)) > 1:
+        raise UserError(f"{model} has weights in a second file, expected one file: it is too large for a page")
+    if target.exists():
+        raise UserError(f"{target} exists already, expected a new name")
+    contents = {name: _text(name) for name in SCRIPTS}
+    description = describe(bundle)
+    if single_file:
+        write_text(target, _render_single_file(contents, sources, description, bundle, model))
+        return target
+    with atomic_directory(target) as directory:
+        for name, source in sources.items():
+            shutil.copyfile(source, directory / name)
+        for name, text in contents.items():
+            write_text(directory / name, text)
+        shutil.copyfile(model, directory / "model.onnx")
+        shutil.copyfile(bundle.directory / "tokenizer.json", directory / "tokenizer.json")
+        write_text(directory / "description.json", json.dumps(description, ensure_ascii=False))
+        script = '<script type="module" src="page.mjs"></script>'
+        write_text(directory / PAGE, _fill(_text("page.html"), {"title": _title(bundle), "scripts": script}))
+    return target / PAGE
+
+
+def describe(bundle: Bundle) -> dict[str, Any]:
+    """Returns what the page needs to know of the bundle."""
+    manifest = bundle.manifest
+    return {
+        **{name: manifest.get(name) for name in FIELDS},
+        "file": bundle.model,
+        "metrics": manifest.get("metrics", {}).get(bundle.model, {}),
+        "threshold": bundle.threshold,
+        "special": {"single": special_tokens(bundle.tokenizer), "pair": special_tokens(bundle.tokenizer, pair=True)},
+    }
+
+
+def special_tokens(tokenizer: Tokenizer, *, pair: bool = False) -> list[dict[str, Any]]:
+    """Returns the sequence of a text, or of a pair, with the special tokens around.
+
+    Each part is `{"ids": [...], "type": 0}` of special tokens, or `{"text": 0, "type": 0}`, where 1 is the second text.
+    """
+    encoding: Encoding = tokenizer.encode("a", "b") if pair else tokenizer.encode("a")
+    parts: list[dict[str, Any]] = []
+    previous: int | None = None
+    for number, special, kind, sequence in zip(
+        encoding.ids, encoding.special_tokens_mask, encoding.type_ids, encoding.sequence_ids, strict=True
+    ):
+        if special and previous is None and parts and parts[-1].get("type") == kind:
+            parts[-1]["ids"].append(number)
+        elif special:
+            parts.append({"ids": [number], "type": kind})
+        elif sequence != previous:
+            parts.append({"text": sequence, "type": kind})
+        previous = None if special else sequence
+    return parts
+
+
+def _find(libraries: Path, file: str) -> Path:
+    path = libraries / file
+    if not path.is_file():
+        raise UserError(f"{path} is missing: {INSTALL}, and name the directory with --libraries node_modules")
+    return path
+
+
+def _text(name: str) -> str:
+    return files("distill.edge.web").joinpath(name).read_text(encoding="utf-8")
+
+
+def _title(bundle: Bundle) -> str:
+    return html.escape(str(bundle.manifest.get("task") or bundle.directory.name))
+
+
+def _fill(template: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        template = template.replace(f"<!-- {name} -->", value)
+    return template
+
+
+def _render_single_file(
+    contents: Mapping[str, str],
+    sources: Mapping[str, Path],
+    description: Mapping[str, Any],
+    bundle: Bundle,
+    model: Path,
+) -> str:
+    """Returns one HTML file with everything in it; modules are loaded from blobs, which `file://` allows."""
+    data: dict[str, bytes] = {name: path.read_bytes() for name, path in sources.items()}
+    data |= {name: text.encode() for name, text in contents.items()}
+    data["model.onnx"] = model.read_bytes()
+    data["tokenizer.json"] = (bundle.directory / "tokenizer.json").read_bytes()
+    data["description.json"] = json.dumps(description, ensure_ascii=False).encode()
+    scripts = [_embed(name, content) for name, content in data.items()]
+    scripts.append(f"<script>{_text('embedded.js')}</script>")
+    return _fill(_text("page.html"), {"title": _title(bundle), "scripts": "\n".join(scripts)})
+
+
+def _embed(name: str, content: bytes) -> str:
+    return f'<script type="text/plain" id="{name}">{base64.b64encode(content).decode()}</script>'
