@@ -32,7 +32,6 @@ class MixedExamples(Dataset[Batch]):
     """
 
     visits: int | None = 1
-    items_per_example = 1.0
 
     def __init__(
         self, labelled: TokenizedExamples, pool: TokenizedExamples, *, share: float, record: Mapping[str, Any]
@@ -42,6 +41,8 @@ class MixedExamples(Dataset[Batch]):
         self.longest = int(self.lengths.max())
         self.truncated = labelled.truncated + pool.truncated
         self.digest = hashlib.sha256(json.dumps([labelled.digest, pool.digest]).encode()).hexdigest()
+        items = sum(part.items_per_example * len(part) for part in (labelled, pool))
+        self.items_per_example = items / len(self.lengths)
         self.unlabelled = {**record, "truncated": pool.truncated}
 
     def __len__(self) -> int:

@@ -34,8 +34,8 @@ class Table:
         source: names the rows in messages.
         names: all columns of the source.
         columns: values of the wanted columns that the source has.
-        classes: names of the classes of each column that is a `datasets.ClassLabel`, whose values are their indices,
-            or -1 for an example without a label.
+        classes: names of the classes of each column that is a `datasets.ClassLabel`, or a list of them, whose values
+            are their indices, or -1 for an example without a label.
     """
 
     source: str
@@ -264,9 +264,11 @@ def _read_parquet(path: Path, wanted: Collection[str]) -> Table:
 def _get_class_names(features: Mapping[str, object], columns: Collection[str]) -> dict[str, tuple[str, ...]]:
     import datasets
 
+    # The classes of a column of lists, such as the tags of words, are those of its values.
+    of_values = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
     return {
         name: tuple(feature.names)
-        for name, feature in features.items()
+        for name, feature in of_values.items()
         if name in columns and isinstance(feature, datasets.ClassLabel)
     }
 

@@ -4,24 +4,21 @@ import hashlib
 import json
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from distill import hub
 from distill.console import print_notice
 from distill.data import labels, readers
 from distill.data.labels import LabelColumn
 from distill.data.readers import Table
+from distill.data.sources import STEMS, TableSource, hold_out_dev
 from distill.errors import UserError
 
 if TYPE_CHECKING:
     import datasets
-
-# The file or Hub names of each split.
-STEMS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
 
 
 @dataclass(frozen=True)
@@ -40,6 +37,16 @@ class Split:
         if self.pairs is None:
             return list(self.texts)
         return [list(pair) for pair in zip(self.texts, self.pairs, strict=True)]
+
+
+class RawSplit(Protocol):
+    """Raw examples of a split."""
+
+    def __len__(self) -> int: ...
+
+    def records(self) -> Sequence[object]:
+        """Returns the examples in the form that a bundle reads."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,16 @@ class Pool:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def shuffled(self, no_label: float, dtype: np.dtype) -> Split:
-        """Returns the texts in an order that is the same in every run, all with the label `no_label`."""
+    def shuffled(self) -> "Pool":
+        """Returns the texts in an order that is the same in every run."""
         order = np.random.default_rng(0).permutation(len(self))
         pairs = None if self.pairs is None else [self.pairs[row] for row in order]
-        return Split([self.texts[row] for row in order], pairs, np.full(len(order), no_label, dtype=dtype))
+        return replace(self, texts=[self.texts[row] for row in order], pairs=pairs)
+
+    def split(self, no_label: float, dtype: np.dtype) -> Split:
+        """Returns the texts as a split, all with the label `no_label`."""
+        pairs = None if self.pairs is None else list(self.pairs)
+        return Split(list(self.texts), pairs, np.full(len(self), no_label, dtype=dtype))
 
     def record(self) -> dict[str, Any]:
         """Returns the `unlabelled` of the task in run.json."""
@@ -160,7 +172,7 @@ class LabelledText:
             UnreachableError: if the data is not in the cache and cannot be downloaded.
         """
         tables = {}
-        for name, table in self._read_tables(cache_dir).items():
+        for name, table in self._source().read(cache_dir, self._hold_out_dev).items():
             if name in ("train", "dev") or _is_labelled(self, table):
                 _check_columns(self, table)
                 tables[name] = _leave_out_unlabelled(self, table)
@@ -168,112 +180,24 @@ class LabelledText:
         splits = {name: _create_split(self, table, numbers[name]) for name, table in tables.items()}
         for name, size in (("train", self.train_examples), ("dev", self.dev_examples)):
             splits[name] = _sample(splits[name], size)
-        _report_shared_texts(splits)
+        report_shared_texts(splits)
         return LabelledData(labels=names, splits=splits, sha256=_compute_digest(names, splits))
 
-    def _read_tables(self, cache_dir: Path) -> dict[str, Table]:
-        if self.tables is not None:
-            return _name_tables(self, self.tables)
-        if self.data_dir is not None:
-            path = Path(self.data_dir).expanduser()
-            return _read_one_file(self, path) if path.is_file() else _read_directory(self, path)
-        if self.builtin:
-            from distill.data import docstrings
-
-            return _read_directory(self, docstrings.prepare_dataset(cache_dir, seed=0))
-        return _read_hub(self)
-
-
-def _name_tables(rows: LabelledText, tables: "Mapping[str, datasets.Dataset]") -> dict[str, Table]:
-    if set(tables) == {"data"}:
-        return _hold_out_dev(rows, readers.from_dataset(tables["data"], "the data", rows.wanted))
-    names = {split: next((stem for stem in stems if stem in tables), None) for split, stems in rows.stems.items()}
-    missing = [split for split in ("train", "dev") if names.get(split) is None]
-    if missing:
-        raise UserError(
-            f"the data has no split {' and '.join(missing)}, expected train and dev: it has {', '.join(tables)}"
-        )
-    return {
-        split: readers.from_dataset(tables[stem], f"the split {stem}", rows.wanted)
-        for split, stem in names.items()
-        if stem is not None
-    }
-
-
-def _read_directory(rows: LabelledText, directory: Path) -> dict[str, Table]:
-    """Returns the table of each split in the directory."""
-    if not directory.is_dir():
-        raise UserError(f"task.data_dir={directory} does not exist, expected a directory with train and dev, or a file")
-    tables = {}
-    for split, stems in rows.stems.items():
-        candidates = (directory / f"{stem}{suffix}" for stem in stems for suffix in readers.SUFFIXES)
-        paths = [candidate for candidate in candidates if candidate.is_file()]
-        if len(paths) > 1:
-            raise UserError(
-                f"{directory} has {' and '.join(path.name for path in paths)}, expected one file for {split}: move the "
-                "others away"
-            )
-        if paths:
-            tables[split] = readers.read_file(paths[0], rows.wanted)
-        elif split in ("train", "dev"):
-            content = ", ".join(sorted(entry.name for entry in directory.iterdir())) or "nothing"
-            names = " or ".join(stems)
-            raise UserError(
-                f"{directory} has no {names} file (found {content}), expected {names} with one of "
-                f"{', '.join(readers.SUFFIXES)}; task.data_dir=FILE holds out dev from one file"
-            )
-    return tables
-
-
-def _read_one_file(rows: LabelledText, path: Path) -> dict[str, Table]:
-    """Reads a single file and holds out dev."""
-    if not path.name.endswith(readers.SUFFIXES):
-        raise UserError(f"task.data_dir={path} is of no known kind, expected one of {', '.join(readers.SUFFIXES)}")
-    return _hold_out_dev(rows, readers.read_file(path, rows.wanted))
-
-
-def _hold_out_dev(rows: LabelledText, table: Table) -> dict[str, Table]:
-    """Splits a table into train and dev, stratified by class and the same in every run."""
-    from sklearn.model_selection import train_test_split
-
-    _check_columns(rows, table)
-    table = _leave_out_unlabelled(rows, table)
-    if not rows.regression:
-        labels.to_words({"train": _get_labels(rows, table)}, rows.label_names)  # Checks them.
-    values = _get_labels(rows, table).values
-    path, fraction = table.source, f"task.dev_fraction={rows.dev_fraction}"
-    try:
-        train, dev = train_test_split(
-            np.arange(len(values)), test_size=rows.dev_fraction, random_state=0,
-            stratify=None if rows.regression else list(map(str, values)),
+    def _source(self) -> TableSource:
+        return TableSource(
+            name=self.name, wanted=self.wanted, tables=self.tables, data_dir=self.data_dir, stems=self.stems,
+            hub_id=self.hub_id, builtin=self.builtin,
         )  # fmt: skip
-    except ValueError as error:
-        raise UserError(
-            f"{path} cannot be split with {fraction} so that train and dev hold every class ({error}): give a "
-            "directory with train and dev instead"
-        ) from error
-    sources = {"train": f"{path} without {fraction}", "dev": f"{path}, {fraction}"}
-    return {
-        name: table.select(np.sort(indices).tolist(), sources[name])
-        for name, indices in (("train", train), ("dev", dev))
-    }
 
-
-def _read_hub(rows: LabelledText) -> dict[str, Table]:
-    if rows.hub_id is None:
-        raise UserError(f"task {rows.name} has no data of its own: give task.data_dir=DIR with train and dev files")
-    loaded = hub.load_dataset(
-        rows.hub_id, f"data set {rows.hub_id}",
-        advice="with train and dev files, go online once, or use the built-in data with task=docstrings",
-    )  # fmt: skip
-    tables = {}
-    for split, stems in rows.stems.items():
-        name = next((stem for stem in stems if stem in loaded), None)
-        if name is not None:
-            tables[split] = readers.from_dataset(loaded[name], f"{rows.hub_id} {name}", rows.wanted)
-        elif split in ("train", "dev"):
-            raise UserError(f"data set {rows.hub_id} has no split {' or '.join(stems)}: it has {', '.join(loaded)}")
-    return tables
+    def _hold_out_dev(self, table: Table) -> dict[str, Table]:
+        """Splits a table into train and dev, stratified by class."""
+        _check_columns(self, table)
+        table = _leave_out_unlabelled(self, table)
+        if not self.regression:
+            labels.to_words({"train": _get_labels(self, table)}, self.label_names)  # Checks them.
+        values = _get_labels(self, table).values
+        classes = None if self.regression else list(map(str, values))
+        return hold_out_dev(table, self.dev_fraction, rows=len(values), classes=classes)
 
 
 def _check_columns(rows: LabelledText, table: Table) -> None:
@@ -345,12 +269,13 @@ def read_text_column(table: Table, name: str, *, may_be_empty: bool, optional: b
         if not isinstance(text, str) or not (text.strip() or may_be_empty):
             raise UserError(f"{table.source}, example {row + 1}: column {name} is {reprlib.repr(text)}, expected text")
         if not text.isascii():
-            _check_surrogates(text, f"{table.source}, example {row + 1}: column {name}")
+            check_surrogates(text, f"{table.source}, example {row + 1}: column {name}")
         texts.append(text)
     return texts
 
 
-def _check_surrogates(text: str, source: str) -> None:
+def check_surrogates(text: str, source: str) -> None:
+    """Raises UserError for a text that is no Unicode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:  # JSON can contain "\ud800", which tokenizers do not accept.
@@ -374,7 +299,7 @@ def _create_split(rows: LabelledText, table: Table, numbers: np.ndarray) -> Spli
     return Split(texts=columns[0], pairs=columns[1] if len(columns) == 2 else None, labels=numbers)
 
 
-def _report_shared_texts(splits: Mapping[str, Split]) -> None:
+def report_shared_texts(splits: "Mapping[str, RawSplit]") -> None:
     """Prints how many examples that are scored have the texts of a training example."""
     training = set(map(str, splits["train"].records()))
     for name, split in splits.items():
@@ -387,11 +312,18 @@ def _report_shared_texts(splits: Mapping[str, Split]) -> None:
 
 
 def _sample(split: Split, size: int | None) -> Split:
-    if size is None or size >= len(split):
+    chosen = sample_rows(len(split), size)
+    if len(chosen) == len(split):
         return split
-    chosen = np.sort(np.random.default_rng(0).permutation(len(split))[:size])
     pairs = None if split.pairs is None else [split.pairs[i] for i in chosen]
     return Split(texts=[split.texts[i] for i in chosen], pairs=pairs, labels=split.labels[chosen])
+
+
+def sample_rows(total: int, size: int | None) -> np.ndarray:
+    """Returns the numbers of `size` of the `total` rows in their order, the same in every run; all rows for None."""
+    if size is None or size >= total:
+        return np.arange(total)
+    return np.sort(np.random.default_rng(0).permutation(total)[:size])
 
 
 def _compute_digest(labels: tuple[str, ...], splits: dict[str, Split]) -> str:

@@ -1,10 +1,10 @@
 """Reads texts without labels, which the teacher labels, and removes those that the task already has."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeGuard
 
 from pydantic import SkipValidation
 
@@ -45,11 +45,16 @@ class UnlabelledText:
         text: the column of the text, or the two columns of a pair. A table without the one column may have `text`
             instead.
         label: columns that are ignored with a notice.
+        option: sets `text` on the command line, for messages.
+        split_words: splits a text into words, which are joined with spaces, for a task of words. Its tables may also
+            have lists of words. None keeps texts as they are.
     """
 
     source: "Unlabelled"
     text: tuple[str, ...]
     label: tuple[str, ...]
+    option: str = "task.text=[{}]"
+    split_words: Callable[[str], Sequence[str]] | None = None
 
     @property
     def name(self) -> str:
@@ -105,7 +110,7 @@ class UnlabelledText:
                     f"{path} has one text a line, and the task has pairs of texts: give a table with the columns "
                     f"{' and '.join(self.text)} as task.unlabelled"
                 )
-            return [[line.strip() for line in readers.read_lines(path)]]
+            return [[self._join_words(line.strip()) for line in readers.read_lines(path)]]
         if not path.name.endswith(SUFFIXES):
             raise UserError(f"task.unlabelled={path} is of no known kind, expected one of {', '.join(SUFFIXES)}")
         return self._select(readers.read_file(path, (*self.text, USUAL)))
@@ -137,12 +142,32 @@ class UnlabelledText:
             pair = f", both columns of the pair {' and '.join(self.text)}" if len(self.text) == 2 else ""
             raise UserError(
                 f"{table.source} has no column {', '.join(missing)}: it has {readers.show_names(table.names)}; texts "
-                f"without labels need the task's text columns, task.text=[{','.join(self.text)}]{pair}"
+                f"without labels need the task's text columns, {self.option.format(','.join(self.text))}{pair}"
             )
         for column in self.label:
             if column in table.names:
                 print_notice(f"{table.source}: the column {column} is ignored, because the teacher labels these texts")
-        return [tables.read_text_column(table, name, may_be_empty=True, optional=True) for name in text]
+        return [self._read_column(table, name) for name in text]
+
+    def _read_column(self, table: Table, name: str) -> list[str]:
+        """Returns the texts of a column, whose words are joined with spaces if the task is one of words."""
+        values = table.columns[name]
+        if self.split_words is not None:
+            values = [" ".join(value) if _are_words(value) else value for value in values]
+        texts = tables.read_text_column(
+            replace(table, columns={name: values}), name, may_be_empty=True, optional=True
+        )  # fmt: skip
+        return [
+            text if _are_words(value) else self._join_words(text)
+            for text, value in zip(texts, table.columns[name], strict=True)
+        ]
+
+    def _join_words(self, text: str) -> str:
+        return text if self.split_words is None else " ".join(self.split_words(text))
+
+
+def _are_words(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
 def clean(columns: Columns, data: LabelledData) -> tuple[Columns, dict[str, int]]:

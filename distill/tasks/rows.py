@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,8 @@ from pydantic import Field
 from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores, Task
 from distill.data import in_memory
 from distill.data.in_memory import Table, TableSplits
-from distill.data.tables import STEMS, LabelledData, LabelledText, Split
+from distill.data.sources import STEMS
+from distill.data.tables import LabelledData, LabelledText, Pool, Split
 from distill.data.unlabelled import Unlabelled, UnlabelledText
 from distill.edge.decode import softmax
 from distill.errors import OptionError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from distill.data.batching import TokenizedExamples
     from distill.models.forward import FullPass
 
 # A column may be called 0, which the command line passes as a number.
@@ -71,7 +73,7 @@ def labelled_text(
         label=labels,
         tables=in_memory.tables(data, {"train": train, "dev": dev, "test": test}, text=columns, label=labels[0]),
         data_dir=None if data_dir is None else str(data_dir),
-        stems={**STEMS, **{split: tuple(names) for split, names in (splits or {}).items()}},
+        stems=split_stems(splits),
         dev_fraction=dev_fraction,
         train_examples=train_examples,
         dev_examples=dev_examples,
@@ -82,12 +84,25 @@ def labelled_text(
     )
 
 
+def split_stems(splits: Mapping[str, Sequence[str]] | None) -> dict[str, tuple[str, ...]]:
+    """Returns the possible names of each split: the usual ones, and in their place those of `splits`."""
+    return {**STEMS, **{split: tuple(names) for split, names in (splits or {}).items()}}
+
+
 def unlabelled_text(source: Unlabelled | None, labelled: LabelledText) -> UnlabelledText | None:
     """The source of texts without labels for a task with these rows."""
     return None if source is None else UnlabelledText(source, text=labelled.text, label=labelled.label)
 
 
-def read_rows(labelled: LabelledText, unlabelled: UnlabelledText | None, share: float, cache_dir: Path) -> LabelledData:
+class Labelled(Protocol):
+    """A source of labelled rows."""
+
+    def read(self, cache_dir: Path) -> LabelledData:
+        """Reads every split."""
+        ...
+
+
+def read_rows(labelled: Labelled, unlabelled: UnlabelledText | None, share: float, cache_dir: Path) -> LabelledData:
     """Reads the splits, and the texts without labels if there are any, with their share of every step."""
     data = labelled.read(cache_dir)
     data = replace(data, pool=replace(data.pool, share=share))
@@ -108,18 +123,32 @@ def encode_rows(
     """
     from distill.data import token_cache
     from distill.data.batching import TokenizedExamples
-    from distill.data.mixing import MixedExamples
 
-    def encode(split: Split) -> TokenizedExamples:
+    def encode(name: str, split: Split) -> TokenizedExamples:
         tokens = token_cache.tokenize_split(split, tokenizer, max_length, cache_dir)
         return TokenizedExamples(tokens, tokenizer, per_example={"labels": split.labels})
 
-    pool, train = splits.pool, encode(splits.splits["train"])
-    scored = {name: encode(split) for name, split in splits.scored().items()}
+    dtype = splits.splits["train"].labels.dtype
+    return encode_splits(splits, encode, lambda pool: pool.split(no_label, dtype))
+
+
+def encode_splits(
+    splits: LabelledData, encode: "Callable[[str, Any], TokenizedExamples]", unlabelled: Callable[[Pool], object]
+) -> "dict[str, Examples]":
+    """Tokenizes `train`, mixed with the pool if there is one, and the splits that are scored, dev first.
+
+    Args:
+        encode: tokenizes a split, which has a name for messages.
+        unlabelled: returns the texts of the pool, in a random order, as a split.
+    """
+    from distill.data.mixing import MixedExamples
+
+    pool, train = splits.pool, encode("train", splits.splits["train"])
+    scored = {name: encode(name, split) for name, split in splits.scored().items()}
     if not len(pool):
         return {"train": train, **scored}
-    unlabelled = encode(pool.shuffled(no_label, splits.splits["train"].labels.dtype))
-    return {"train": MixedExamples(train, unlabelled, share=pool.share, record=pool.record()), **scored}
+    mixed = encode("task.unlabelled", unlabelled(pool.shuffled()))
+    return {"train": MixedExamples(train, mixed, share=pool.share, record=pool.record()), **scored}
 
 
 def select_examples(batch: Batch, likelihood: Likelihood, class_weights: Sequence[float] | None = None) -> Items:

@@ -103,11 +103,11 @@ def test_a_table_of_one_text_may_call_its_column_text(capsys: pytest.CaptureFixt
 
 def test_the_order_of_the_pool_is_random_and_the_same_in_every_run() -> None:
     texts = [f"text {number}" for number in range(200)]
-    split = read(texts).pool.shuffled(IGNORED, np.dtype("int64"))
-    assert split.texts != texts
-    assert sorted(split.texts) == sorted(texts)
-    assert split.texts == read(texts).pool.shuffled(IGNORED, np.dtype("int64")).texts
-    assert (split.labels == IGNORED).all()
+    pool = read(texts).pool.shuffled()
+    assert pool.texts != texts
+    assert sorted(pool.texts) == sorted(texts)
+    assert pool.texts == read(texts).pool.shuffled().texts
+    assert (pool.split(IGNORED, np.dtype("int64")).labels == IGNORED).all()
 
 
 def test_numbers_of_unlabelled_texts_are_missing(tokenizer: Any) -> None:

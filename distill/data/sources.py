@@ -1,0 +1,162 @@
+"""Sources of labelled rows: data in memory, a directory, a single file, the Hub, or the built-in data."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from distill import hub
+from distill.data import readers
+from distill.data.readers import Table
+from distill.errors import UserError
+
+if TYPE_CHECKING:
+    import datasets
+
+# The file or Hub names of each split.
+STEMS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
+# Splits the only table of a source into train and dev.
+HoldOut = Callable[[Table], dict[str, Table]]
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A source that has a table of rows for each split.
+
+    Args:
+        name: name of the task in messages.
+        wanted: all columns that may be read.
+        tables: data in memory by split, a single table under the name `data`.
+        data_dir: a directory with `train` and `dev`, or a single file. None uses the Hub's `hub_id`.
+        stems: possible names of each split's file or Hub split.
+        hub_id: a data set of the Hub and, after a colon, its configuration: `nyu-mll/glue:sst2`.
+        builtin: whether to use the built-in data.
+        suffixes: of the files that `read_file` reads.
+        read_file: reads the wanted columns of a file.
+    """
+
+    name: str
+    wanted: tuple[str, ...]
+    tables: "Mapping[str, datasets.Dataset] | None" = None
+    data_dir: str | None = None
+    stems: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: dict(STEMS))
+    hub_id: str | None = None
+    builtin: bool = False
+    suffixes: tuple[str, ...] = readers.SUFFIXES
+    read_file: Callable[[Path, Collection[str]], Table] = readers.read_file
+
+    def read(self, cache_dir: Path, hold_out: HoldOut) -> dict[str, Table]:
+        """Returns the table of each split; `hold_out` splits the table of a source that has only one.
+
+        Raises:
+            UserError: if a directory, file or split is missing or cannot be read.
+            UnreachableError: if the data is not in the cache and cannot be downloaded.
+        """
+        if self.tables is not None:
+            return self._read_memory(self.tables, hold_out)
+        if self.data_dir is not None:
+            path = Path(self.data_dir).expanduser()
+            return self._read_one_file(path, hold_out) if path.is_file() else self._read_directory(path)
+        if self.builtin:
+            from distill.data import docstrings
+
+            return self._read_directory(docstrings.prepare_dataset(cache_dir, seed=0))
+        return self._read_hub()
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Returns whether the data is a data set of the Hub."""
+        return self.tables is None and self.data_dir is None and not self.builtin
+
+    def _read_memory(self, tables: "Mapping[str, datasets.Dataset]", hold_out: HoldOut) -> dict[str, Table]:
+        if set(tables) == {"data"}:
+            return hold_out(readers.from_dataset(tables["data"], "the data", self.wanted))
+        names = {split: next((stem for stem in stems if stem in tables), None) for split, stems in self.stems.items()}
+        missing = [split for split in ("train", "dev") if names.get(split) is None]
+        if missing:
+            raise UserError(
+                f"the data has no split {' and '.join(missing)}, expected train and dev: it has {', '.join(tables)}"
+            )
+        return {
+            split: readers.from_dataset(tables[stem], f"the split {stem}", self.wanted)
+            for split, stem in names.items()
+            if stem is not None
+        }
+
+    def _read_directory(self, directory: Path) -> dict[str, Table]:
+        """Returns the table of each split in the directory."""
+        if not directory.is_dir():
+            raise UserError(
+                f"task.data_dir={directory} does not exist, expected a directory with train and dev, or a file"
+            )
+        tables = {}
+        for split, stems in self.stems.items():
+            candidates = (directory / f"{stem}{suffix}" for stem in stems for suffix in self.suffixes)
+            paths = [candidate for candidate in candidates if candidate.is_file()]
+            if len(paths) > 1:
+                raise UserError(
+                    f"{directory} has {' and '.join(path.name for path in paths)}, expected one file for {split}: "
+                    "move the others away"
+                )
+            if paths:
+                tables[split] = self.read_file(paths[0], self.wanted)
+            elif split in ("train", "dev"):
+                content = ", ".join(sorted(entry.name for entry in directory.iterdir())) or "nothing"
+                names = " or ".join(stems)
+                raise UserError(
+                    f"{directory} has no {names} file (found {content}), expected {names} with one of "
+                    f"{', '.join(self.suffixes)}; task.data_dir=FILE holds out dev from one file"
+                )
+        return tables
+
+    def _read_one_file(self, path: Path, hold_out: HoldOut) -> dict[str, Table]:
+        """Reads a single file and holds out dev."""
+        if not path.name.endswith(self.suffixes):
+            raise UserError(f"task.data_dir={path} is of no known kind, expected one of {', '.join(self.suffixes)}")
+        return hold_out(self.read_file(path, self.wanted))
+
+    def _read_hub(self) -> dict[str, Table]:
+        if self.hub_id is None:
+            raise UserError(f"task {self.name} has no data of its own: give task.data_dir=DIR with train and dev files")
+        loaded = hub.load_dataset(
+            self.hub_id, f"data set {self.hub_id}",
+            advice="with train and dev files, go online once, or use the built-in data with task=docstrings",
+        )  # fmt: skip
+        tables = {}
+        for split, stems in self.stems.items():
+            name = next((stem for stem in stems if stem in loaded), None)
+            if name is not None:
+                tables[split] = readers.from_dataset(loaded[name], f"{self.hub_id} {name}", self.wanted)
+            elif split in ("train", "dev"):
+                raise UserError(f"data set {self.hub_id} has no split {' or '.join(stems)}: it has {', '.join(loaded)}")
+        return tables
+
+
+def hold_out_dev(table: Table, fraction: float, *, rows: int, classes: Sequence[str] | None = None) -> dict[str, Table]:
+    """Splits a table into train and dev, the same in every run.
+
+    Args:
+        fraction: share of dev.
+        rows: number of rows.
+        classes: of the rows, by which the split is stratified; None draws dev from all rows alike.
+
+    Raises:
+        UserError: if train or dev would lack rows or a class.
+    """
+    from sklearn.model_selection import train_test_split
+
+    path, option = table.source, f"task.dev_fraction={fraction}"
+    try:
+        train, dev = train_test_split(np.arange(rows), test_size=fraction, random_state=0, stratify=classes)
+    except ValueError as error:
+        with_classes = "" if classes is None else " so that train and dev hold every class"
+        raise UserError(
+            f"{path} cannot be split with {option}{with_classes} ({error}): give a directory with train and dev instead"
+        ) from error
+    sources = {"train": f"{path} without {option}", "dev": f"{path}, {option}"}
+    return {
+        name: table.select(np.sort(indices).tolist(), sources[name])
+        for name, indices in (("train", train), ("dev", dev))
+    }
