@@ -3,7 +3,7 @@
 import hashlib
 import json
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT_VERSION = 1
-_DTYPES = {"input_ids": np.int32, "token_type_ids": np.int8}
-_TEXTS_PER_CALL = 10_000  # The tokenizer returns Python lists, so this limits its memory.
+# `words` has the number of the word that begins with a token, -1 for other tokens.
+DTYPES = {"input_ids": np.int32, "token_type_ids": np.int8, "words": np.int32}
+TEXTS_PER_CALL = 10_000  # The tokenizer returns Python lists, so this limits its memory.
 
 
 class MappedColumns(dict[str, np.ndarray]):
@@ -38,7 +39,8 @@ class Tokens:
     """Token ids of a split. Example `i` is `column[offsets[i] : offsets[i + 1]]`.
 
     Args:
-        columns: `input_ids [tokens]`, and `token_type_ids [tokens]` if the tokenizer returns them.
+        columns: `input_ids [tokens]`, `token_type_ids [tokens]` if the tokenizer returns them, and for words to tag
+            `words [tokens]`.
         offsets: first token of each example, and the number of tokens, `[examples + 1]`.
         truncated: number of examples that were truncated to the maximum length, special tokens included.
         digest: SHA-256 of everything that the tokens depend on.
@@ -60,12 +62,21 @@ def tokenize_split(
 ) -> Tokens:
     """Returns the tokens of a split, cached or computed. Without `cache_dir`, they are not cached."""
     digest = compute_digest(split, tokenizer, max_length)
+    return cached_tokens(digest, lambda: _tokenize(split, tokenizer, max_length), cache_dir)
+
+
+def cached_tokens(digest: str, tokenize: Callable[[], pa.Table], cache_dir: Path | None) -> Tokens:
+    """Returns the tokens with this digest, cached or computed. Without `cache_dir`, they are not cached.
+
+    Args:
+        tokenize: computes the tokens, as `create_table` returns them.
+    """
     if cache_dir is None:
-        return _to_tokens(_tokenize(split, tokenizer, max_length), digest)
+        return _to_tokens(tokenize(), digest)
     directory = cache_dir / "tokens" / digest[:20]
     path = directory / "tokens.arrow"
     if not is_intact(directory):
-        table = _tokenize(split, tokenizer, max_length)
+        table = tokenize()
         with atomic_directory(directory, reuse_intact=True) as temporary:
             _write_table(table, temporary / path.name)
     return read_tokens(path, digest)
@@ -93,7 +104,7 @@ class TokenWriter:
         for name, values in columns.items():
             if name not in self._files:
                 self._files[name] = open(self._column_path(name), "wb")  # noqa: SIM115
-            values.astype(_DTYPES[name], copy=False).tofile(self._files[name])
+            values.astype(DTYPES[name], copy=False).tofile(self._files[name])
         self._lengths.append(len(next(iter(columns.values()))))
         if pair_label is not None:
             self._pair_labels.append(pair_label)
@@ -105,7 +116,7 @@ class TokenWriter:
         offsets = pa.array(np.concatenate([[0], np.array(self._lengths, dtype=np.int64).cumsum()]))
         columns: dict[str, Any] = {
             name: pa.LargeListArray.from_arrays(
-                offsets, pa.array(np.memmap(self._column_path(name), dtype=_DTYPES[name]))
+                offsets, pa.array(np.memmap(self._column_path(name), dtype=DTYPES[name]))
             )
             for name in self._files
         }
@@ -143,21 +154,32 @@ def _tokenize(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: in
     for encoded in _call_tokenizer(split, tokenizer, max_length):
         lengths.append(np.array([len(ids) for ids in encoded["input_ids"]], dtype=np.int64))
         truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
-        for name, dtype in _DTYPES.items():
+        for name, dtype in DTYPES.items():
             if name in encoded:
                 rows = [np.array(row, dtype=dtype) for row in encoded[name]]
                 values.setdefault(name, []).append(np.concatenate(rows))
-    offsets = pa.array(np.concatenate([[0], np.concatenate(lengths).cumsum()]))
-    columns = {
+    return create_table(values, np.concatenate(lengths), truncated)
+
+
+def create_table(columns: Mapping[str, Sequence[np.ndarray]], lengths: np.ndarray, truncated: int) -> pa.Table:
+    """Returns the table of the tokens of a split.
+
+    Args:
+        columns: the columns in `DTYPES`, in parts that are joined.
+        lengths: number of tokens of each example.
+        truncated: number of examples that were truncated.
+    """
+    offsets = pa.array(np.concatenate([[0], lengths.cumsum()]))
+    lists = {
         name: pa.LargeListArray.from_arrays(offsets, pa.array(np.concatenate(arrays)))
-        for name, arrays in values.items()
+        for name, arrays in columns.items()
     }
-    return pa.table(columns).replace_schema_metadata({"truncated": str(truncated)})
+    return pa.table(lists).replace_schema_metadata({"truncated": str(truncated)})
 
 
 def _call_tokenizer(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> Iterator[Any]:
-    for start in range(0, len(split), _TEXTS_PER_CALL):
-        rows = slice(start, start + _TEXTS_PER_CALL)
+    for start in range(0, len(split), TEXTS_PER_CALL):
+        rows = slice(start, start + TEXTS_PER_CALL)
         pairs = None if split.pairs is None else split.pairs[rows]
         yield tokenizer(split.texts[rows], pairs, truncation=True, max_length=max_length, return_attention_mask=False)
 
@@ -180,5 +202,5 @@ def _to_tokens(table: pa.Table, digest: str, columns: dict[str, np.ndarray] | No
 
 
 def _get_columns(table: pa.Table) -> dict[str, np.ndarray]:
-    names = [name for name in table.column_names if name in _DTYPES]
+    names = [name for name in table.column_names if name in DTYPES]
     return {name: table.column(name).chunk(0).values.to_numpy() for name in names}

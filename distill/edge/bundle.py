@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
@@ -136,26 +137,34 @@ class Bundle:
                 outputs[i] = self._select_items(examples[i], encodings[i], logits[row])
         return outputs
 
-    def _encode(self, examples: Sequence[decode.Example]) -> list[Encoding]:
+    def _encode(self, examples: Sequence[decode.Example]) -> "list[_Encoded]":
+        """Returns the examples as the model reads them, truncated by the tokenizer or else by the decoder."""
         inputs = [example.text if example.pair is None else (example.text, example.pair) for example in examples]
         encodings: list[Encoding] = self.tokenizer.encode_batch(inputs)
-        return encodings
+        return [self._cut(example, encoding) for example, encoding in zip(examples, encodings, strict=True)]
+
+    def _cut(self, example: decode.Example, encoding: Encoding) -> "_Encoded":
+        """Returns the tokens of an example that the model reads."""
+        if not self.decoder.truncates:
+            return encoding
+        kept = self.decoder.keep(
+            example, encoding.offsets, encoding.special_tokens_mask, length=self.manifest["max_length"],
+            side=self.truncation_side,
+        )  # fmt: skip
+        return encoding if len(kept) == len(encoding.ids) else _CutEncoding.select(encoding, kept)
 
     def _select_items(
-        self, example: decode.Example, encoding: Encoding, logits: NDArray[np.floating]
+        self, example: decode.Example, encoding: "_Encoded", logits: NDArray[np.floating]
     ) -> tuple[Tokens, NDArray[np.floating]]:
         """Returns the items' tokens and logits `[n, C]`, from logits `[C]` of the text or `[L, C]` of its tokens."""
         tokens = self.decoder.items(example, encoding.offsets, encoding.special_tokens_mask)
         if tokens is None:
             return None, np.asarray(logits[None])
-        if self.truncation_side == "left":
-            cut = _find_cut(encoding)
-            tokens = [None if start < cut else token for (start, _), token in zip(example.words, tokens, strict=True)]
         padding = len(logits) - len(encoding.ids) if self.manifest["padding_side"] == "left" else 0
         rows = [padding + token for token in tokens if token is not None]
         return tokens, np.asarray(logits[rows])
 
-    def _make_inputs(self, batch: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
+    def _make_inputs(self, batch: "Sequence[_Encoded]") -> dict[str, NDArray[np.int64]]:
         """Returns the model's inputs `[B, L]`, padded to the longest of the batch."""
         length = max(len(encoding.ids) for encoding in batch)
         inputs = {}
@@ -198,7 +207,7 @@ class Bundle:
                 raise UserError(f"{path} is damaged: its SHA-256 is not the one in bundle.json")
 
     def _load_tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer, which truncates as in training and does not pad."""
+        """Returns the tokenizer, which truncates as in training unless the decoder does, and does not pad."""
         path = self.directory / "tokenizer.json"
         try:
             tokenizer = Tokenizer.from_str(path.read_bytes().decode("utf-8"))
@@ -211,8 +220,10 @@ class Bundle:
             raise UserError(
                 f"{self.directory} is damaged: max_length is {length}, less than its {special} special tokens"
             )
-        # Training cuts the longer text of a pair first, which is the default here too.
-        tokenizer.enable_truncation(length, direction=self.truncation_side)
+        if self.decoder.truncates:
+            tokenizer.no_truncation()
+        else:  # Training cuts the longer text of a pair first, which is the default here too.
+            tokenizer.enable_truncation(length, direction=self.truncation_side)
         tokenizer.no_padding()
         return tokenizer
 
@@ -230,22 +241,11 @@ class Bundle:
             )
 
 
-def _batches(encodings: Sequence[Encoding], batch_size: int) -> Iterator[list[int]]:
+def _batches(encodings: "Sequence[_Encoded]", batch_size: int) -> Iterator[list[int]]:
     """Yields the positions of the encodings of each batch, the short ones first."""
     order = sorted(range(len(encodings)), key=lambda i: len(encodings[i].ids))
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
-
-
-def _find_cut(encoding: Encoding) -> int:
-    """Returns the end of the last token that was truncated on the left, in characters; 0 if none was."""
-    cut = (
-        end
-        for part in encoding.overflowing
-        for (_, end), special in zip(part.offsets, part.special_tokens_mask, strict=True)
-        if not special
-    )
-    return max(cut, default=0)
 
 
 def _create_decoder(name: str, labels: Sequence[str], pair: bool, directory: Path) -> decode.Decoder:
@@ -264,6 +264,25 @@ def _check_count(name: str, value: object, *, most: int | None = None) -> None:
     if not whole or int(value) < 1 or int(value) > (most or int(value)):  # type: ignore[call-overload]
         expected = f"a whole number from 1 to {most}" if most else "a whole number of at least 1"
         raise UserError(f"got {name}={value}, expected {expected}")
+
+
+@dataclass(frozen=True)
+class _CutEncoding:
+    """Those tokens of a `tokenizers.Encoding` that are left of a truncated example, with its attributes."""
+
+    ids: list[int]
+    attention_mask: list[int]
+    type_ids: list[int]
+    offsets: list[tuple[int, int]]
+    special_tokens_mask: list[int]
+
+    @classmethod
+    def select(cls, encoding: Encoding, kept: Sequence[int]) -> "_CutEncoding":
+        columns = {field.name: getattr(encoding, field.name) for field in fields(cls)}
+        return cls(**{name: [values[token] for token in kept] for name, values in columns.items()})
+
+
+_Encoded = Encoding | _CutEncoding
 
 
 def data_file(path: Path) -> Path:

@@ -3,7 +3,6 @@
 A decoder selects the tokens of a text that are the items of its task, and makes a prediction from their logits.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,10 +10,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from distill.edge.words import (
+    OUTSIDE,
+    Span,
+    TagScheme,
+    cut_between_words,
+    find_first_pieces,
+    locate_words,
+    split_words,
+)
 from distill.errors import UserError
 
 Floats = NDArray[np.floating]
-Span = tuple[int, int]  # First and last (exclusive) character, in code points.
 # A text, the two texts of a pair, or `{"tokens": [...]}` for the words of a text.
 Record = str | Sequence[str] | Mapping[str, Sequence[str]]
 # A JSON object: `label`, `probability` and `probabilities`; or `value`; or `entities`.
@@ -25,6 +32,7 @@ Prediction = dict[str, Any]
 ESCAPES = {ord(character): ascii(character)[1:-1] for character in "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"}
 WITHHELD = "(no label)"  # In the plain form, of a bundle that abstains.
 SHOWN = 80  # Characters of a record in a message.
+IMPOSSIBLE = -30.0  # The logit of a class whose probability is 0, with 0 for the others.
 
 
 @dataclass(frozen=True)
@@ -42,10 +50,12 @@ class Decoder(Protocol):
     Attributes:
         axes: number of axes of the model's logits.
         fields: the keys of a prediction.
+        truncates: whether `keep` truncates examples, because they may not be cut anywhere as by the tokenizer.
     """
 
     axes: int
     fields: tuple[str, ...]
+    truncates: bool
 
     @staticmethod
     def accepts(labels: int) -> bool:
@@ -67,6 +77,20 @@ class Decoder(Protocol):
         """
         ...
 
+    def keep(
+        self, example: Example, offsets: Sequence[Span], special: Sequence[int], *, length: int, side: str
+    ) -> list[int]:
+        """Returns the tokens of a whole example that the model reads, at most `length`.
+
+        Args:
+            side: the end of the text that is cut, `right` or `left`.
+        """
+        ...
+
+    def truncated_item(self) -> Floats | None:
+        """Returns logits `[C]` with the prediction of an item that was truncated; None if no item can be."""
+        ...
+
     def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> Prediction:
         """Returns the prediction from logits `[n, C]` of the items that were not truncated."""
         ...
@@ -80,6 +104,7 @@ class _WholeText:
     """Base of the decoders for one row of logits for each text."""
 
     axes = 2
+    truncates = False
 
     def __init__(self, labels: Sequence[str], pair: bool) -> None:
         self.labels, self.pair = list(labels), pair
@@ -94,6 +119,14 @@ class _WholeText:
         raise UserError(f"got {shorten(record)}, expected {'two texts' if self.pair else 'a text'}")
 
     def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int | None] | None:
+        return None
+
+    def keep(
+        self, example: Example, offsets: Sequence[Span], special: Sequence[int], *, length: int, side: str
+    ) -> list[int]:
+        return list(range(len(special)))
+
+    def truncated_item(self) -> Floats | None:
         return None
 
 
@@ -136,18 +169,21 @@ class Number(_WholeText):
 class Tags:
     """Decodes the entities of a text, or of the words of a record `{"tokens": [...]}`.
 
-    Each has `text`, `type`, `score` (the mean probability of its tags), and `start` and `end` in code points.
+    Each has `text`, `type`, `score` (the mean probability of its tags), and `start` and `end` in code points. A text is
+    cut between words, and the words that are left out are in no entity. `TagScheme` has the rule by which tags are
+    read.
     """
 
     axes = 3
     fields: tuple[str, ...] = ("entities",)
+    truncates = True
 
     @staticmethod
     def accepts(labels: int) -> bool:
         return labels > 1
 
     def __init__(self, labels: Sequence[str], pair: bool) -> None:
-        self.labels = list(labels)
+        self.labels, self.scheme = list(labels), TagScheme(labels)
 
     def read(self, record: Record) -> Example:
         if isinstance(record, str):
@@ -160,16 +196,25 @@ class Tags:
     def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int | None] | None:
         return find_first_pieces(example.words, offsets, special)
 
+    def keep(
+        self, example: Example, offsets: Sequence[Span], special: Sequence[int], *, length: int, side: str
+    ) -> list[int]:
+        return cut_between_words(example.words, offsets, special, length=length, side=side)
+
+    def truncated_item(self) -> Floats | None:
+        return np.array([0.0 if label == OUTSIDE else IMPOSSIBLE for label in self.labels], dtype=np.float32)
+
     def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> Prediction:
         words = [word for word, item in zip(example.words, items or [], strict=True) if item is not None]
         probabilities = softmax(logits.astype(np.float64))
         best = probabilities.argmax(axis=-1)
         entities = []
-        for kind, first, last in find_entities([self.labels[tag] for tag in best]):
+        for first, last, kind in zip(*self.scheme.find(best), strict=True):
             start, end = words[first][0], words[last - 1][1]
             score = float(probabilities[range(first, last), best[first:last]].mean())
             text = example.text[start:end]
-            entities.append({"text": text, "type": kind, "score": score, "start": start, "end": end})
+            name = self.scheme.types[kind]
+            entities.append({"text": text, "type": name, "score": score, "start": start, "end": end})
         return {"entities": entities}
 
     def format(self, prediction: Prediction) -> str:
@@ -213,48 +258,3 @@ def softmax(logits: Floats) -> Floats:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     exponentials = np.exp(shifted)
     return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
-
-
-def split_words(text: str) -> tuple[Span, ...]:
-    """Returns the words and punctuation marks of a text."""
-    return tuple(match.span() for match in re.finditer(r"\w+|[^\w\s]", text))
-
-
-def locate_words(words: Sequence[str]) -> tuple[Span, ...]:
-    """Returns the characters of each word in a text that joins the words with spaces."""
-    spans, start = [], 0
-    for word in words:
-        spans.append((start, start + len(word)))
-        start += len(word) + 1
-    return tuple(spans)
-
-
-def find_first_pieces(words: Sequence[Span], offsets: Sequence[Span], special: Sequence[int]) -> list[int | None]:
-    """Returns the first token of each word, None for a word without tokens."""
-    pieces: list[int | None] = []
-    token = 0
-    for start, end in words:
-        while token < len(offsets) and (special[token] or offsets[token][1] <= start):
-            token += 1
-        inside = token < len(offsets) and offsets[token][0] < end
-        pieces.append(token if inside else None)
-    return pieces
-
-
-def find_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Returns the type and the first and last (exclusive) word of each entity in BIO, IOB1 or BIOES tags.
-
-    An `I-X` or `E-X` after another type starts a new entity, as in conlleval.
-    """
-    entities: list[tuple[str, int, int]] = []
-    kind, first, previous = "", 0, "O"
-    for word, tag in enumerate([*tags, "O"]):
-        prefix, _, name = tag.partition("-")
-        continues = prefix in ("I", "E") and name == kind and previous not in ("E", "S")
-        if kind and not continues:
-            entities.append((kind, first, word))
-            kind = ""
-        if prefix in ("B", "I", "E", "S") and not continues:
-            kind, first = name, word
-        previous = prefix
-    return entities

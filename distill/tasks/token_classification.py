@@ -1,77 +1,76 @@
 """Tags of words, such as named entities and slots: the items are the first pieces of words.
 
 >>> from distill.tasks import TokenClassification
->>> TokenClassification(data="data/atis").metric
-'f1'
+>>> rows = [["fly", "to", "boston"]], [["O", "O", "B-city"]]
+>>> task = TokenClassification(train=rows, dev=rows)
+>>> task.read(None).labels
+('O', 'B-city')
 """
 
-import gzip
 import hashlib
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from distill.contracts import IGNORED, Batch, Items, Likelihood, Outputs, Scores
-from distill.data.tables import STEMS, LabelledData
-from distill.edge.decode import find_entities, find_first_pieces, locate_words, softmax
-from distill.errors import UserError
-from distill.options import check_arguments
+from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.data import in_memory, tagged
+from distill.data.in_memory import Table, TableSplits
+from distill.data.sources import TableSource
+from distill.data.tables import LabelledData
+from distill.data.tagged import TaggedSplit, TaggedText
+from distill.data.unlabelled import Unlabelled, UnlabelledText
+from distill.edge.decode import softmax
+from distill.edge.words import TagScheme, split_words
+from distill.errors import OptionError, UserError
+from distill.options import check_arguments, show_value
 from distill.tasks import rows
 from distill.tasks.class_weights import ClassWeights, describe_weights, item_weights, resolve_class_weights
+from distill.tasks.words import tokenize_sentences
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from distill.data.batching import TokenizedExamples
     from distill.models.forward import FullPass
 
-SUFFIXES = (".conll", ".txt", ".conll.gz", ".txt.gz")
-OUTSIDE = "O"
-
-
-@dataclass(frozen=True)
-class TaggedSplit:
-    """Sentences as words, and the tag of each word as an index."""
-
-    words: list[list[str]]
-    tags: list[np.ndarray]
-
-    def __len__(self) -> int:
-        return len(self.words)
-
-    @property
-    def texts(self) -> list[str]:
-        """The words of each sentence with a space between them."""
-        return [" ".join(words) for words in self.words]
-
-    @property
-    def pairs(self) -> None:
-        """A sentence has no second text."""
-        return None
-
-    def records(self) -> list[dict[str, list[str]]]:
-        """The sentences as a bundle reads them."""
-        return [{"tokens": words} for words in self.words]
+UNTAGGED = -1  # The label in a batch of the first piece of a word without a tag.
+Labels = Annotated[Sequence[str], Field(min_length=2, description="the names of at least two tags, one of them O")]
 
 
 class TokenClassification:
-    """Tags of words out of CoNLL files: a word and its tag on each line, a blank line between sentences.
+    """Tags of words in BIO, IOB1 or BIOES, in CoNLL files or in tables with lists of words and of tags.
+
+    A CoNLL file has a word and its tag on each line, and a blank line between sentences.
 
     Args:
+        tokens: the column of a table with the words of each sentence.
+        tags: the column of a table with their tags: names, or numbers with `labels` or a `datasets.ClassLabel`.
+        column: the column of the tag in a CoNLL file, counted from 0, or from the end if below 0.
         name: names the task in records and directories.
-        data: a directory, as `data_dir`.
-        data_dir: a directory with `train` and `dev` (or `validation`), each `.conll` or `.txt`, also `.gz`.
-        column: the column of the tag, counted from 0, or from the end if below 0.
+        labels: names of the tags in the order of the data's numbers; None takes those of the data.
         class_weights: weights of the tags in the loss on the labels, as in `Classification`; the words of train count.
-        max_length: tokens that a sentence is cut to. Words beyond it are not scored; cut sentences are counted.
+        max_length: tokens that a sentence is cut to, between two words. Words beyond it are not scored; cut sentences
+            are counted.
+        data: a path as `data_dir`, a table, or split -> table; a table is a pandas frame, a `datasets.Dataset`, a
+            mapping of columns, or `(sentences, tags)`. Of a single table `dev_fraction` is held out as dev.
+        train, dev, test: tables, in place of `data`.
+        data_dir: a directory with `train` and `dev` (or `validation`), each `.conll`, `.txt` (CoNLL too), `.jsonl` or
+            `.parquet`, all but Parquet also `.gz`; or one such file, of which `dev_fraction` is held out as dev.
+        dev_fraction: share of a single file or table that becomes dev, the same in every run.
+        splits: names under which a split is found besides the usual ones, as in `Classification`.
+        hub_id: the Hub's data set and, after a colon, its configuration.
+        train_examples, dev_examples: use only so many sentences, always the same ones; None uses all.
+        unlabelled: more sentences, which only the teacher tags, as in `Classification`: lists of words, or texts, which
+            are split into words and punctuation marks.
+        unlabelled_share: share of unlabelled sentences in the examples of every optimizer step.
 
     Raises:
         OptionError: for an option that got a value it cannot take.
+        UserError: for data of a type that cannot be read.
     """
 
     kind = "token_classification"
@@ -85,8 +84,7 @@ class TokenClassification:
     fine_tunes_teacher = True
     can_abstain = False
     compares_with_teacher = False
-    takes_unlabelled = False
-    has_unlabelled = False
+    takes_unlabelled = True
     pair = False
     builtin = False
 
@@ -94,97 +92,95 @@ class TokenClassification:
     def __init__(
         self,
         *,
-        name: str = "token_classification",
-        data: str | Path | None = None,
-        data_dir: str | Path | None = None,
+        tokens: str = "tokens",
+        tags: str = "tags",
         column: int = -1,
+        name: str = "token_classification",
+        labels: Labels | None = None,
         class_weights: ClassWeights | None = None,
         max_length: rows.MaxLength = 128,
+        data: Table | TableSplits | str | Path | None = None,
+        train: Table | None = None,
+        dev: Table | None = None,
+        test: Table | None = None,
+        data_dir: str | Path | None = None,
+        dev_fraction: rows.Share = 0.1,
+        splits: Mapping[str, Sequence[str]] | None = None,
+        hub_id: str | None = None,
+        train_examples: rows.Amount | None = None,
+        dev_examples: rows.Amount | None = None,
+        unlabelled: Unlabelled | None = None,
+        unlabelled_share: rows.Share = 0.5,
     ) -> None:
-        directory = data_dir if data is None else data
-        self.name, self.max_length, self.column = name, max_length, column
-        self.data_dir = None if directory is None else Path(directory).expanduser()
+        if tokens == tags:
+            raise OptionError("tags", show_value(tags), "another column than that of task.tokens")
+        if labels is not None and (len(set(labels)) < len(labels) or tagged.OUTSIDE not in labels):
+            raise OptionError("labels", show_value(labels), "the names of at least two tags, each once, one of them O")
+        if isinstance(data, str | Path):
+            data_dir, data = data, None
+        source = TableSource(
+            name=name, wanted=(tokens, tags), hub_id=hub_id, stems=rows.split_stems(splits),
+            tables=in_memory.tables(data, {"train": train, "dev": dev, "test": test}, text=(tokens,), label=tags),
+            data_dir=None if data_dir is None else str(data_dir), suffixes=tagged.SUFFIXES,
+            read_file=tagged.file_reader(tokens, tags, column),
+        )  # fmt: skip
+        self.rows = TaggedText(
+            source, tokens, tags, label_names=None if labels is None else tuple(labels), dev_fraction=dev_fraction,
+            train_examples=train_examples, dev_examples=dev_examples,
+        )  # fmt: skip
+        self.unlabelled = None if unlabelled is None else UnlabelledText(
+            unlabelled, (tokens,), (tags,), option="task.tokens={}", split_words=_split_text
+        )  # fmt: skip
+        self.unlabelled_share = unlabelled_share
+        self.name, self.max_length = name, max_length
         self.labels: tuple[str, ...] = ()  # Set by `read`.
         self.class_weights = class_weights
         self._weights: tuple[float, ...] | None = None  # Set by `read`.
 
+    @property
+    def has_unlabelled(self) -> bool:
+        return self.unlabelled is not None
+
     def read(self, cache_dir: Path) -> LabelledData:
-        """Reads every split; the tags of all of them are the classes, so that a tag that train lacks counts as missed.
+        """Reads every split; a tag that train lacks is a class too, so that its words count as missed.
 
         Raises:
-            UserError: for a directory, file or line that is missing or unusable, and for class weights that do not fit
-                the tags.
+            UserError: for data that is missing or unusable, and for class weights that do not fit the tags.
         """
-        sentences = {name: list(_sentences(path, self.column)) for name, path in self._files().items()}
-        names = {tag for split in sentences.values() for _, tags in split for tag in tags}
-        labels = (OUTSIDE, *sorted(names - {OUTSIDE}))
-        if len(labels) < 2:
-            raise UserError(
-                f"{self.data_dir} has the tag {OUTSIDE} alone, expected tags such as B-city: set task.column"
-            )
-        index = {label: number for number, label in enumerate(labels)}
-        splits = {
-            name: TaggedSplit(
-                [words for words, _ in split], [np.array([index[tag] for tag in tags]) for _, tags in split]
-            )
-            for name, split in sentences.items()
-        }
-        self.labels = labels
-        content: list[object] = [labels, sentences]
-        if self.class_weights is not None:
-            self._weights = resolve_class_weights(self.class_weights, labels, np.concatenate(splits["train"].tags))
-            content.append(self._weights)
-        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-        return LabelledData(labels=labels, splits=splits, sha256=digest)
-
-    def _files(self) -> dict[str, Path]:
-        if self.data_dir is None or not self.data_dir.is_dir():
-            raise UserError(f"task.data_dir={self.data_dir} does not exist, expected a directory with train and dev")
-        files: dict[str, Path] = {}
-        for split, stems in STEMS.items():
-            candidates = (self.data_dir / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
-            path = next((candidate for candidate in candidates if candidate.is_file()), None)
-            if path is not None:
-                files[split] = path
-            elif split in ("train", "dev"):
-                present = ", ".join(sorted(entry.name for entry in self.data_dir.iterdir())) or "nothing"
-                raise UserError(
-                    f"{self.data_dir} has no {' or '.join(stems)} file (found {present}), expected one of "
-                    f"{', '.join(SUFFIXES)}"
-                )
-        return files
+        data = rows.read_rows(self.rows, self.unlabelled, self.unlabelled_share, cache_dir)
+        self.labels = data.labels
+        if self.class_weights is None:
+            return data
+        tags = np.concatenate(data.splits["train"].tags)
+        self._weights = resolve_class_weights(self.class_weights, data.labels, tags)
+        digest = hashlib.sha256(f"{data.sha256} class_weights={self._weights}".encode())
+        return replace(data, sha256=digest.hexdigest())
 
     def encode(
         self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> "dict[str, TokenizedExamples]":
+    ) -> dict[str, Examples]:
         """Tokenizes every split; the label of a word is that of its first piece."""
-        from distill.data import token_cache
         from distill.data.batching import TokenizedExamples
-        from distill.data.tables import Split
 
-        encoded = {}
-        for name, split in {"train": splits.splits["train"], **splits.scored()}.items():
-            texts = Split(split.texts, None, np.zeros(len(split)))
-            tokens = token_cache.tokenize_split(texts, tokenizer, self.max_length, cache_dir)
-            labels = np.full(int(tokens.offsets[-1]), IGNORED)
-            for example, text in enumerate(split.texts):
-                first, last = (int(offset) for offset in tokens.offsets[example : example + 2])
-                pieces = _pieces(tokenizer, text, split.words[example], last - first)
-                for piece, tag in zip(pieces, split.tags[example], strict=True):
-                    if piece is not None:
-                        labels[first + piece] = tag
-            if not (labels != IGNORED).any():
+        def encode(name: str, split: TaggedSplit) -> TokenizedExamples:
+            tokens = tokenize_sentences(split.words, tokenizer, self.max_length, cache_dir)
+            words = tokens.columns["words"]
+            if not (words >= 0).any():
                 raise UserError(f"no word of {name} fits into task.max_length={self.max_length} tokens: raise it")
-            encoded[name] = TokenizedExamples(
-                tokens, tokenizer, per_token={"labels": labels},
-                items_per_example=float((labels != IGNORED).sum() / len(split)),
+            columns = {column: values for column, values in tokens.columns.items() if column != "words"}
+            return TokenizedExamples(
+                replace(tokens, columns=columns), tokenizer,
+                per_token={"labels": _label_pieces(words, np.diff(tokens.offsets), split)},
+                items_per_example=float((words >= 0).sum() / len(split)),
             )  # fmt: skip
-        return encoded
+
+        return rows.encode_splits(splits, encode, lambda pool: TaggedSplit([text.split() for text in pool.texts], []))
 
     def select(self, batch: Batch, *, every_token: bool = False) -> Items:
         labels = batch["labels"].flatten()
         index = (labels != IGNORED).nonzero().squeeze(-1)
         chosen = labels[index]
+        chosen = chosen.where(chosen != UNTAGGED, IGNORED)
         return Items(
             batch=batch, row=index // batch["labels"].shape[1], labels=chosen, labelled=chosen != IGNORED, index=index,
             weights=item_weights(self._weights, chosen),
@@ -204,27 +200,37 @@ class TokenClassification:
     def metrics(self, scores: Scores) -> dict[str, float]:
         """F1, precision and recall of entities, which count when type, first and last word are right, and accuracy.
 
-        A sequence is read by the rule of conlleval: an `I-X` without its beginning starts an entity of its own.
+        Entities are read by the rule of `TagScheme`, that of conlleval.
         """
-        predicted = scores.columns["logits"].argmax(axis=-1)
-        starts = np.flatnonzero(np.diff(scores.example_id, prepend=-1))
-        found, expected = (self._entities(tags, starts) for tags in (predicted, scores.labels))
-        correct = len(found & expected)
-        precision, recall = correct / max(1, len(found)), correct / max(1, len(expected))
+        predicted = self.predictions(scores)
+        correct, found, expected = (int(counts.sum()) for counts in self._count_entities(scores, predicted))
         return {
-            "f1": 2 * precision * recall / max(precision + recall, 1e-12),
-            "precision": precision,
-            "recall": recall,
+            **_f1(correct, found, expected),
             "accuracy": float((predicted == scores.labels).mean()),
         }
 
-    def _entities(self, tags: np.ndarray, starts: np.ndarray) -> set[tuple[int, str, int, int]]:
-        """Sentence, type, first and last (excluded) word of every entity; sentences begin at `starts`."""
+    def predictions(self, scores: Scores) -> np.ndarray:
+        """The tag of every word, `[n]`."""
+        return np.asarray(scores.columns["logits"].argmax(axis=-1))
+
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
+        """F1, precision and recall of each type of entity, and the number of its entities in the data."""
+        counts = self._count_entities(scores, self.predictions(scores))
         return {
-            (sentence, *entity)
-            for sentence, of_sentence in enumerate(np.split(tags, starts[1:]))
-            for entity in find_entities([self.labels[tag] for tag in of_sentence])
+            kind: {**_f1(int(correct), int(found), int(expected)), "number": int(expected)}
+            for kind, correct, found, expected in zip(TagScheme(self.labels).types, *counts, strict=True)
         }
+
+    def _count_entities(self, scores: Scores, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The numbers of correct, predicted and true entities of each type, `[types]` each."""
+        scheme, starts = TagScheme(self.labels), np.diff(scores.example_id, prepend=-1) != 0
+        found, expected = (scheme.find(tags, starts) for tags in (predicted, scores.labels))
+        last, kind = np.zeros(len(predicted), dtype=int), np.full(len(predicted), -1)
+        last[expected.first], kind[expected.first] = expected.last, expected.kind
+        is_right = (kind[found.first] == found.kind) & (last[found.first] == found.last)
+        kinds = (found.kind[is_right], found.kind, expected.kind)
+        correct, of_found, of_expected = (np.bincount(of, minlength=len(scheme.types)) for of in kinds)
+        return correct, of_found, of_expected
 
     def confidences(self, scores: Scores) -> np.ndarray:
         raise TypeError(f"a {self.kind} cannot abstain, because a sentence has many tags")
@@ -248,8 +254,7 @@ class TokenClassification:
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the words to which both give the same tag."""
-        tags, expected = (of.columns["logits"].argmax(axis=-1) for of in (scores, reference))
-        return float((tags == expected).mean())
+        return float((self.predictions(scores) == self.predictions(reference)).mean())
 
     def probability_diff(self, scores: Scores, reference: Scores) -> float:
         return rows.probability_diff(scores, reference)
@@ -275,53 +280,27 @@ class TokenClassification:
         return tags + describe_weights(self._weights, splits.labels)
 
 
-def _pieces(tokenizer: "PreTrainedTokenizerBase", text: str, words: Sequence[str], length: int) -> list[int | None]:
-    """The first token of each word among the `length` tokens of a sentence; None for a word that was cut off."""
-    # The backend itself would truncate and pad as its file or its last call says.
-    encoding = tokenizer(text, truncation=False, padding=False, verbose=False).encodings[0]
-    special = encoding.special_tokens_mask
-    pieces = find_first_pieces(locate_words(words), encoding.offsets, special)
-    left = tokenizer.truncation_side == "left"
-    ordered = special if left else special[::-1]
-    kept = next((number for number, is_special in enumerate(ordered) if not is_special), len(special))
-    if left:  # The special tokens at the start are kept, and those behind them are cut.
-        cut = len(special) - length
-        return [piece - cut if piece is not None and piece >= kept + cut else None for piece in pieces]
-    return [piece if piece is not None and piece < length - kept else None for piece in pieces]
+def _split_text(text: str) -> list[str]:
+    """Returns the words of a text, split as by a bundle."""
+    return [text[start:end] for start, end in split_words(text)]
 
 
-def _sentences(path: Path, column: int) -> Iterator[tuple[list[str], list[str]]]:
-    """Words and tags of every sentence of a CoNLL file.
+def _label_pieces(words: np.ndarray, lengths: np.ndarray, split: TaggedSplit) -> np.ndarray:
+    """Returns the label of every token `[tokens]`, `IGNORED` for tokens that begin no word.
 
-    Raises:
-        UserError: for a line without the column, and a file without a sentence.
+    Args:
+        words: the number of the word that begins with a token, -1 for other tokens, `[tokens]`.
+        lengths: of the sentences in tokens.
+        split: with the tags of the words, or without tags.
     """
-    opener = gzip.open if path.suffix == ".gz" else open
-    number = 0
-    try:
-        with opener(path, "rt", encoding="utf-8-sig") as lines:
-            words: list[str] = []
-            tags: list[str] = []
-            for number, line in enumerate(_with_end(lines), 1):
-                fields = line.split()
-                if not fields or fields[0] == "-DOCSTART-":
-                    if words:
-                        yield words, tags
-                    words, tags = [], []
-                    continue
-                if len(fields) < 2 or not -len(fields) <= column < len(fields):
-                    raise UserError(
-                        f"{path}, line {number} is {line.strip()!r}, expected a word and a tag in column {column}"
-                    )
-                words.append(fields[0])
-                tags.append(fields[column])
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read after line {number}: {error}") from error
-    if number < 2:
-        raise UserError(f"{path} is empty, expected a word and its tag on each line")
+    if not split.tags:
+        return np.where(words >= 0, UNTAGGED, IGNORED)
+    counts = np.array([len(tags) for tags in split.tags])
+    first_words = np.repeat(counts.cumsum() - counts, lengths)  # Of the sentence of each token, among all words.
+    return np.where(words >= 0, np.concatenate(split.tags)[first_words + np.maximum(words, 0)], IGNORED)
 
 
-def _with_end(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, and a blank one that ends the last sentence."""
-    yield from lines
-    yield ""
+def _f1(correct: int, found: int, expected: int) -> dict[str, float]:
+    """Returns F1, precision and recall, 0 where nothing is found or expected."""
+    precision, recall = correct / max(1, found), correct / max(1, expected)
+    return {"f1": 2 * correct / max(1, found + expected), "precision": precision, "recall": recall}

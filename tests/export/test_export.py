@@ -332,7 +332,7 @@ def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path, side:
     for name in ("train", "dev"):
         lines = ["".join(f"{word} {'O' if len(word) < 3 else 'B-animal'}\n" for word in row) for row in words]
         (tmp_path / f"{name}.conll").write_text("\n".join(lines))
-    # Every letter is a token, so that words are cut in their middle.
+    # Every letter is a token, and eight of them fit: no word is cut in its middle.
     tokenizer = train_tokenizer([" ".join(word for row in words for word in row)], 10)
     tokenizer.truncation_side = side
     task = TokenClassification(data=tmp_path, max_length=10)
@@ -345,7 +345,7 @@ def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path, side:
     model = BertForTokenClassification(config).eval()
     examples = task.encode(splits, tokenizer, None)
     scores = {"dev": evaluate(model, task, [[examples["dev"][[row]]] for row in range(len(words))])}
-    assert len(scores["dev"].labels) == {"left": 4, "right": 6}[side]
+    assert scores["dev"].example_id.tolist() == {"left": [0, 0, 2, 3], "right": [0, 1, 2]}[side]
     formats = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores,
         settings=LOOSE,

@@ -13,13 +13,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import distill as d
 from distill.contracts import Scores
 from distill.data.tables import LabelledData, Split
+from distill.data.tagged import TaggedSplit
 from distill.errors import UserError
 from distill.records.predictions import FILE, write_predictions
 from distill.records.record import create_run_in
 from distill.records.settings import RecordSettings
 from distill.records.tracking import tracked
 from distill.tasks import Classification, MaskedLM, Regression, TokenClassification
-from distill.tasks.token_classification import TaggedSplit
 from tests.conftest import LABELS, sentences
 
 LOGITS = np.log([[0.9, 0.1], [0.2, 0.8]])

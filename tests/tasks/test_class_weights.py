@@ -117,8 +117,8 @@ def test_tags_are_weighted_by_the_words_of_train(tmp_path: Path) -> None:
     assert weights is not None
     assert weights.tolist() == pytest.approx([5 / 9, 5 / 3, 5 / 3])
     assert plain.select(labels).weights is None
-    (tmp_path / "dev.conll").write_text("to O\nnew B-y\n")
-    with pytest.raises(OptionError, match="which has none of B-y: give a list of weights"):
+    (tmp_path / "dev.conll").write_text("to O\nnew S-x\n")
+    with pytest.raises(OptionError, match="which has none of S-x: give a list of weights"):
         task.read(tmp_path)
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 import distill as d
 from distill.contracts import IGNORED, Scores
 from distill.data import batching
-from distill.edge.decode import find_entities, find_first_pieces, locate_words, split_words
+from distill.edge.words import TagScheme, find_first_pieces, locate_words, split_words
 from distill.errors import UserError
 from distill.tasks import TokenClassification
 from distill.teaching.output_cache import CachedOutputs
@@ -48,6 +48,14 @@ def conll(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def find_entities(tags: list[str]) -> list[tuple[str, int, int]]:
+    """Returns the type, the first and the last (exclusive) word of each entity."""
+    labels = sorted(set(tags))
+    scheme = TagScheme(labels)
+    entities = scheme.find(np.array([labels.index(tag) for tag in tags], dtype=int))
+    return [(scheme.types[kind], first, last) for first, last, kind in zip(*entities, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("tags", "expected"),
     [
@@ -55,6 +63,7 @@ def conll(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["B-a", "B-a", "I-b", "I-b"], [("a", 0, 1), ("a", 1, 2), ("b", 2, 4)]),
         (["I-a", "I-a", "B-a"], [("a", 0, 2), ("a", 2, 3)]),  # IOB1; and I- after O starts an entity.
         (["S-a", "B-a", "I-a", "E-a", "E-a"], [("a", 0, 1), ("a", 1, 4), ("a", 4, 5)]),  # BIOES
+        (["B", "I", "O", "I"], [("", 0, 2), ("", 3, 4)]),  # Tags without a type.
         (["O", "O"], []),
         ([], []),
     ],

@@ -1,0 +1,308 @@
+"""Reads sentences of words with a tag each: CoNLL files, tables with a list of words and one of tags, and the Hub."""
+
+import hashlib
+import json
+import reprlib
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from distill.console import print_notice
+from distill.data import readers
+from distill.data.labels import is_without_label
+from distill.data.readers import Table, show_names
+from distill.data.sources import TableSource, hold_out_dev
+from distill.data.tables import LabelledData, check_surrogates, report_shared_texts, sample_rows
+from distill.errors import UserError
+
+OUTSIDE = "O"
+CONLL = (".conll", ".txt", ".conll.gz", ".txt.gz")
+SUFFIXES = (*CONLL, ".jsonl", ".jsonl.gz", ".parquet")
+_PREFIXES = ("B", "I", "E", "S")
+_SHOWN = 8  # Tags in a message.
+
+
+@dataclass(frozen=True)
+class TaggedSplit:
+    """Sentences as words, and the tag of each word as an index, `[words]` for each sentence; no tags for a pool."""
+
+    words: list[list[str]]
+    tags: list[np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @property
+    def texts(self) -> list[str]:
+        """The words of each sentence with a space between them."""
+        return [" ".join(words) for words in self.words]
+
+    @property
+    def pairs(self) -> None:
+        """A sentence has no second text."""
+        return None
+
+    def records(self) -> list[dict[str, list[str]]]:
+        """Returns the sentences in the form that a bundle reads."""
+        return [{"tokens": words} for words in self.words]
+
+    def sample(self, size: int | None) -> "TaggedSplit":
+        """Returns `size` of the sentences, always the same ones; all of them for None."""
+        chosen = sample_rows(len(self), size)
+        return TaggedSplit([self.words[row] for row in chosen], [self.tags[row] for row in chosen])
+
+
+@dataclass(frozen=True)
+class TaggedText:
+    """A source of sentences with tags in BIO, IOB1 or BIOES.
+
+    Args:
+        source: the tables of the splits, with the columns `tokens` and `tags`.
+        tokens: the column with the words of each sentence.
+        tags: the column with the tags of each sentence.
+        label_names: names of the tags in the order of the data's integers; None takes those of a `datasets.ClassLabel`,
+            or else the tags of all splits.
+        dev_fraction: share of a single file or table that is held out as dev, the same in every run.
+        train_examples, dev_examples: number of sentences to use, always the same ones; None uses all.
+    """
+
+    source: TableSource
+    tokens: str
+    tags: str
+    label_names: tuple[str, ...] | None = None
+    dev_fraction: float = 0.1
+    train_examples: int | None = None
+    dev_examples: int | None = None
+
+    def read(self, cache_dir: Path) -> LabelledData:
+        """Reads `train`, `dev` and the other splits with tags.
+
+        A tag that train lacks is a class too, so that its words count as missed.
+
+        Raises:
+            UserError: if a directory, file, column, word or tag is missing or invalid, and for a tag of dev whose type
+                train lacks.
+            UnreachableError: if the data is not in the cache and cannot be downloaded.
+        """
+        tables = self.source.read(cache_dir, self._hold_out_dev)
+        sentences = {
+            name: self._read_sentences(table)
+            for name, table in tables.items()
+            if name in ("train", "dev") or self._is_tagged(table)
+        }
+        named = self.label_names or tables["train"].classes.get(self.tags)
+        _check_unseen(sentences, named=named is not None)
+        labels = _name_labels(named, sentences)
+        index = {label: number for number, label in enumerate(labels)}
+        splits = {
+            name: TaggedSplit(
+                [words for words, _ in of_split.rows],
+                [np.array([index[tag] for tag in tags], dtype=np.int64) for _, tags in of_split.rows],
+            )
+            for name, of_split in sentences.items()
+        }
+        for name, size in (("train", self.train_examples), ("dev", self.dev_examples)):
+            splits[name] = splits[name].sample(size)
+        report_shared_texts(splits)
+        content = [
+            labels,
+            {name: [split.words, [tags.tolist() for tags in split.tags]] for name, split in splits.items()},
+        ]
+        return LabelledData(
+            labels=labels, splits=splits, sha256=hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        )
+
+    def _hold_out_dev(self, table: Table) -> dict[str, Table]:
+        self._check_columns(table)
+        return hold_out_dev(table, self.dev_fraction, rows=len(table.columns[self.tokens]))
+
+    def _is_tagged(self, table: Table) -> bool:
+        """Returns whether a split has tags. The hidden tags of a test split may be missing, or all -1."""
+        if self.tags not in table.names:
+            return False
+        rows = (value if isinstance(value, list) else [value] for value in table.columns[self.tags])
+        return any(not is_without_label(value) for row in rows for value in row)
+
+    def _check_columns(self, table: Table) -> None:
+        missing = [name for name in (self.tokens, self.tags) if name not in table.names]
+        if missing:
+            raise UserError(
+                f"{table.source} has no column {', '.join(missing)}: it has {show_names(table.names)}; name yours with "
+                "task.tokens=... and task.tags=..."
+            )
+        if not table.columns[self.tokens]:
+            raise UserError(f"{table.source} has no examples")
+
+    def _read_sentences(self, table: Table) -> "_Sentences":
+        """Returns the words and the names of the tags of each sentence."""
+        self._check_columns(table)
+        sentences, names = _Sentences(table.source), self.label_names or table.classes.get(self.tags)
+        empty = 0
+        for row, (tokens, tags) in enumerate(zip(table.columns[self.tokens], table.columns[self.tags], strict=True)):
+            place = f"{table.source}, example {row + 1}"
+            words, values = _as_list(tokens, place, self.tokens, "words"), _as_list(tags, place, self.tags, "tags")
+            if len(words) != len(values):
+                raise UserError(f"{place} has {len(words)} words and {len(values)} tags, expected a tag for each word")
+            if not words and self.source.is_on_hub:  # The user cannot correct it.
+                empty += 1
+                continue
+            if not words:
+                raise UserError(f"{place}: column {self.tokens} is [], expected words: remove the sentence")
+            _check_words(words, place, self.tokens)
+            sentences.rows.append(([str(word) for word in words], [_name_tag(value, names, place) for value in values]))
+        if empty:
+            print_notice(f"{table.source}: sentences without a word, which are left out: {empty:,}")
+        sentences.check_tags()
+        return sentences
+
+
+@dataclass(frozen=True)
+class _Sentences:
+    """The words and the names of the tags of each sentence of a split."""
+
+    source: str
+    rows: list[tuple[list[str], list[str]]] = field(default_factory=list)
+
+    def counts(self) -> Counter[str]:
+        """Returns the number of words of each tag."""
+        return Counter(tag for _, tags in self.rows for tag in tags)
+
+    def place(self, tag: str) -> str:
+        """Returns the name of the first sentence with a tag in messages."""
+        return f"{self.source}, example {1 + next(row for row, (_, tags) in enumerate(self.rows) if tag in tags)}"
+
+    def check_tags(self) -> None:
+        """Raises UserError for a tag of another scheme than BIO, IOB1 and BIOES."""
+        for tag in self.counts():
+            prefix, hyphen, name = tag.partition("-")
+            if tag != OUTSIDE and (prefix not in _PREFIXES or bool(hyphen) != bool(name)):
+                raise UserError(
+                    f"{self.place(tag)}: tag {reprlib.repr(tag)} is of no known scheme, expected {OUTSIDE}, B-TYPE, "
+                    "I-TYPE, E-TYPE or S-TYPE (BIO, IOB1 or BIOES): set task.column, or task.tags, to the column of "
+                    "the tags"
+                )
+
+
+def read_file(path: Path, wanted: Collection[str], *, tokens: str, tags: str, column: int) -> Table:
+    """Reads a file of a type in `SUFFIXES`. The columns of a CoNLL file are called `tokens` and `tags`.
+
+    Raises:
+        UserError: if the file cannot be read, or a line of it has no clear meaning.
+    """
+    if not path.name.endswith(CONLL):
+        return readers.read_file(path, wanted)
+    words, names = read_conll(path, column)
+    return Table(str(path), (tokens, tags), {tokens: words, tags: names})
+
+
+def file_reader(tokens: str, tags: str, column: int) -> "partial[Table]":
+    """Returns `read_file` for these columns."""
+    return partial(read_file, tokens=tokens, tags=tags, column=column)
+
+
+def read_conll(path: Path, column: int) -> tuple[list[list[str]], list[list[str]]]:
+    """Returns the words and the tags of each sentence of a CoNLL file.
+
+    A line has a word, and its tag in `column`, between spaces or tabs. Blank lines and lines of `-DOCSTART-` end a
+    sentence.
+
+    Args:
+        column: counted from 0, or from the end if below 0.
+
+    Raises:
+        UserError: for a file that cannot be read or has no word, and a line without the column.
+    """
+    words: list[list[str]] = [[]]
+    tags: list[list[str]] = [[]]
+    for number, line in enumerate(readers.read_lines(path), 1):
+        fields = line.split()
+        if not fields or fields[0] == "-DOCSTART-":
+            if words[-1]:
+                words.append([])
+                tags.append([])
+            continue
+        if len(fields) < 2 or not -len(fields) <= column < len(fields):
+            raise UserError(f"{path}, line {number} is {line.strip()!r}, expected a word and a tag in column {column}")
+        words[-1].append(fields[0])
+        tags[-1].append(fields[column])
+    filled = len(words) if words[-1] else len(words) - 1
+    if not filled:
+        raise UserError(f"{path} is empty, expected a word and its tag on each line")
+    return words[:filled], tags[:filled]
+
+
+def _name_labels(named: Sequence[str] | None, sentences: Mapping[str, _Sentences]) -> tuple[str, ...]:
+    """Returns the tags that there are in order: those that are named, or else `O` and the others alphabetically."""
+    train, used = sentences["train"], {tag for of_split in sentences.values() for tag in of_split.counts()}
+    if not set(train.counts()) - {OUTSIDE}:
+        raise UserError(
+            f"{train.source} has the tag {OUTSIDE} alone, expected tags such as B-city: set task.column, or task.tags, "
+            "to the column of the tags"
+        )
+    names = tuple(named or (OUTSIDE, *sorted(used - {OUTSIDE})))
+    if OUTSIDE not in names:
+        raise UserError(f"the tags are {_show(names)}, expected {OUTSIDE} among them, for words outside of entities")
+    if unnamed := sorted(used - set(names)):
+        raise UserError(f"the tags {_show(unnamed)} are not among those of train ({_show(names)}): write them alike")
+    return names
+
+
+def _check_unseen(sentences: Mapping[str, _Sentences], *, named: bool) -> None:
+    """Prints the number of words whose tag train lacks.
+
+    Raises:
+        UserError: if dev has a type that train lacks, unless the tags are `named`.
+    """
+    known = set(sentences["train"].counts())
+    types = {tag.partition("-")[2] for tag in known}
+    for name, of_split in sentences.items():
+        unseen = {tag: count for tag, count in of_split.counts().items() if tag not in known}
+        strange = sorted(tag for tag in unseen if tag.partition("-")[2] not in types)
+        if strange and name == "dev" and not named:
+            raise UserError(
+                f"{of_split.place(strange[0])}: tag {strange[0]} is of a type that train lacks, expected one of "
+                f"{_show(sorted(types - {''}))}: correct it, or move sentences of this type to train"
+            )
+        if unseen:
+            print_notice(
+                f"{of_split.source}: words with a tag that train lacks, which count as missed: "
+                f"{sum(unseen.values()):,} ({_show(sorted(unseen))})"
+            )
+
+
+def _as_list(value: object, place: str, column: str, content: str) -> list[object]:
+    if not isinstance(value, list):
+        raise UserError(f"{place}: column {column} is {reprlib.repr(value)}, expected a list of {content}")
+    return value
+
+
+def _check_words(words: Sequence[object], place: str, column: str) -> None:
+    for number, word in enumerate(words, 1):
+        if not isinstance(word, str) or not word.strip():
+            raise UserError(f"{place}: word {number} of column {column} is {reprlib.repr(word)}, expected text")
+        if not word.isascii():
+            check_surrogates(word, f"{place}: column {column}")
+
+
+def _name_tag(value: object, names: Sequence[str] | None, place: str) -> str:
+    """Returns the name of a tag, which is a name or the index of one."""
+    if isinstance(value, str):
+        if names is not None and value not in names:
+            raise UserError(f"{place}: tag {reprlib.repr(value)} is unknown, expected one of {_show(names)}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UserError(f"{place}: tag {reprlib.repr(value)} is no name and no number of a tag")
+    if names is None:
+        raise UserError(f"{place}: tag {value} is a number, expected names: name them with task.labels=[O,B-TYPE,...]")
+    if not 0 <= value < len(names):
+        raise UserError(f"{place}: tag {value} is no index of the tags {_show(names)}, expected 0 to {len(names) - 1}")
+    return names[value]
+
+
+def _show(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
