@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.console import print_notice
 from distill.contracts import Scores, Splits, Task
 from distill.edge import bundle as edge
 from distill.edge import decode
@@ -17,7 +19,7 @@ from distill.edge.manifest import FORMAT
 from distill.edge.processor import ANY, weight_bits
 from distill.errors import UserError
 from distill.export.abstention import measure_abstention
-from distill.export.gate import FAILED, ExportedFile, compare, judge, judge_float32, recommended
+from distill.export.gate import FAILED, TRUNCATED, ExportedFile, compare, judge, judge_float32, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material
 from distill.export.recipe_ladder import FLOAT16, RecipeLadder, Rung
@@ -112,6 +114,7 @@ def write_bundle(
     names, ladder = _quantize(fp32, scorer, task=task, settings=settings, retrain=retrained)
     names = {"fp32": _Name(fp32.name, "float32", ANY), **names}
     file_scores = {name: scorer.score_splits(directory / entry.file) for name, entry in names.items()}
+    _report_truncated(file_scores["fp32"])
     formats = {
         name: _describe(directory / entry.file, entry, file_scores[name], scores, task=task, settings=settings)
         for name, entry in names.items()
@@ -173,22 +176,37 @@ class Scorer:
     def score(self, path: Path, split: str = "dev") -> Scores:
         """Returns the scores of a file on the raw examples of a split.
 
+        A smaller vocabulary may have more pieces in an example, so that items are truncated that torch has. They have
+        the prediction that the decoder gives them, and are marked in the column `TRUNCATED`.
+
         Raises:
-            ValueError: if an example has another number of items than in the torch model.
+            ValueError: if an example has other items than in the torch model for another reason.
         """
         reference = self.scores[split]
         bundle = copy.copy(self.bundle)
         bundle.model, bundle.session = path.name, edge.session(path)
         logits = bundle.item_logits(self.splits.scored()[split].records())
-        counts = [len(item_logits) for item_logits in logits]
-        expected = np.bincount(reference.example_id, minlength=len(counts)).tolist()
-        if counts != expected:
-            example = next(i for i, pair in enumerate(zip(counts, expected, strict=True)) if pair[0] != pair[1])
+        expected = np.bincount(reference.example_id, minlength=len(logits)).tolist()
+        if [len(of_example) for of_example in logits] == expected:
+            return Scores({"logits": np.concatenate(logits)}, reference.labels, reference.example_id)
+        rows, truncated = zip(*map(self._fill, count(1), logits, expected), strict=True)
+        columns = {"logits": np.concatenate(rows), TRUNCATED: np.concatenate(truncated)}
+        return Scores(columns, reference.labels, reference.example_id)
+
+    def _fill(self, example: int, logits: np.ndarray, expected: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns logits `[expected, C]` of an example, and which of them `[expected]` are those of truncated items."""
+        missing, filling = expected - len(logits), self.bundle.decoder.truncated_item()
+        if missing < 0 or (missing and filling is None):
             raise ValueError(
-                f"the bundle has {counts[example]} items in example {example + 1}, expected {expected[example]} as in "
-                "torch"
+                f"the bundle has {len(logits)} items in example {example}, expected {expected} as in torch"
             )
-        return Scores({"logits": np.concatenate(logits)}, reference.labels, reference.example_id)
+        if not missing:
+            return logits, np.zeros(expected, dtype=bool)
+        parts = [(logits, False), (np.tile(np.asarray(filling), (missing, 1)), True)]
+        if self.bundle.truncation_side == "left":
+            parts.reverse()
+        truncated = np.concatenate([np.full(len(part), is_truncated) for part, is_truncated in parts])
+        return np.concatenate([part for part, _ in parts]), truncated
 
     def equals(self, path: Path, model: PreTrainedModel) -> bool:
         """Returns whether a file and the model in torch give the same logits for the beginning of dev."""
@@ -216,6 +234,18 @@ class Scorer:
         check_calibration(len(records), settings)
         chosen = np.sort(np.random.default_rng(0).choice(len(records), size=number, replace=False))
         return lambda: self.bundle.inputs([records[row] for row in chosen], batch_size=CALIBRATION_BATCH)
+
+
+def _report_truncated(scores: Mapping[str, Scores]) -> None:
+    """Prints how many items a smaller vocabulary truncates that torch has."""
+    for split, of_split in scores.items():
+        truncated = int(of_split.columns.get(TRUNCATED, np.zeros(0)).sum())
+        if truncated:
+            print_notice(
+                f"export.vocabulary=task reads texts by more pieces, which truncates {truncated:,} of "
+                f"{len(of_split.labels):,} items of {split}; they count as missed: raise task.max_length, or set "
+                "export.vocabulary=full"
+            )
 
 
 def check_calibration(examples: int, settings: ExportSettings) -> None:

@@ -14,6 +14,7 @@ from distill.training.statistics import compare_examples
 
 # `undecided`: usable, but dev is too small to be sure; `unchecked`: this processor cannot run the file rightly.
 PASSED, UNDECIDED, FAILED, UNCHECKED = "passed", "undecided", "failed", "unchecked"
+TRUNCATED = "truncated"  # The column of scores that marks items which a file truncates, and torch does not.
 FP32_AGREEMENT = 0.999
 # Of toys and of three MiniLM models it is 1e-6 at most. A thousandth is more than rounding and less than a mistake.
 FP32_PROBABILITY_DIFF = 1e-3
@@ -66,17 +67,22 @@ class ExportedFile(Comparison):
 
 
 def compare(scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, task: Task) -> Comparison:
-    """Compares the scores of an exported file with `reference`, those of the torch model."""
-    logits, expected = scores["dev"].columns["logits"], reference["dev"].columns["logits"]
+    """Compares the scores of an exported file with `reference`, those of the torch model.
+
+    Items that the file truncates count in its metrics, in the drop and in the agreement. Logits and probabilities are
+    compared at the others.
+    """
+    both = _select_common(scores["dev"], reference["dev"])
+    logits, expected = (of.columns["logits"] for of in both)
     metrics = split_metrics(task, scores)
     difference = compare_examples(task, reference["dev"], scores["dev"])
     assert difference is not None  # As it may be with `only_means` alone.
     interval = difference["interval"]
     assert interval is not None
-    errors = [task.calibration_error(of["dev"]) for of in (scores, reference)]
+    errors = [task.calibration_error(of) for of in both]
     return {
         "max_abs_diff": float(np.abs(logits - expected).max()),
-        "max_probability_diff": task.probability_diff(scores["dev"], reference["dev"]),
+        "max_probability_diff": task.probability_diff(*both),
         "agreement": task.agreement(scores["dev"], reference["dev"]),
         "metrics": metrics,
         "drop": difference["difference"],
@@ -84,6 +90,14 @@ def compare(scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, ta
         "ece": errors[0],
         "ece_rise": None if errors[0] is None or errors[1] is None else errors[0] - errors[1],
     }
+
+
+def _select_common(scores: Scores, reference: Scores) -> tuple[Scores, Scores]:
+    """Returns the scores of the items that a file does not truncate, of the file and of the torch model."""
+    truncated = scores.columns.get(TRUNCATED)
+    if truncated is None or truncated.all():
+        return scores, reference
+    return scores.select(~truncated), reference.select(~truncated)
 
 
 def judge(comparison: Comparison, settings: ExportSettings, *, target: str = ANY) -> str:

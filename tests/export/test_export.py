@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -351,6 +352,40 @@ def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path, side:
         settings=LOOSE,
     ).formats  # fmt: skip
     assert formats["fp32"]["max_abs_diff"] < 2e-5
+
+
+@pytest.mark.parametrize(("side", "truncated"), [("right", [False, False, True]), ("left", [True, False, False])])
+def test_words_that_a_smaller_vocabulary_truncates_count_as_missed(
+    tmp_path: Path, side: str, truncated: list[bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the vocabulary of the task each letter of `unicorn` is a piece, so that one of its neighbours does not fit."""
+    train, dev = ([["a", "zebra"]], [["O", "B-x"]]), ([["unicorn", "a", "zebra"]], [["B-x", "O", "B-x"]])
+    tokenizer = train_tokenizer(["a zebra", "unicorn"] * 4, 200)
+    tokenizer.truncation_side = side
+    task = TokenClassification(train=train, dev=dev, max_length=10)
+    splits = task.read(tmp_path)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
+        num_labels=2,
+    )  # fmt: skip
+    model = BertForTokenClassification(config).eval()
+    model.classifier.bias.data = torch.tensor([0.0, 9.0])  # Every word is an entity.
+    scores = {"dev": evaluate(model, task, [[task.encode(splits, tokenizer, None)["dev"][[0]]]])}
+    assert len(scores["dev"].labels) == 3
+    exported = write_bundle(
+        tmp_path, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores,
+        settings=replace(LOOSE, vocabulary="task"),
+    )  # fmt: skip
+    of_file = exported.scores["fp32"]["dev"]
+    assert of_file.columns["truncated"].tolist() == truncated
+    predicted = [task.labels[tag] for tag in task.predictions(of_file)]
+    assert predicted == ["O" if is_truncated else "B-x" for is_truncated in truncated]
+    file = exported.formats["fp32"]
+    assert file["metrics"]["recall"] == 0.5
+    assert file["agreement"] == pytest.approx(2 / 3)
+    assert file["max_probability_diff"] < 0.1  # Of the words that the file reads.
+    assert "which truncates 1 of 3 items of dev; they count as missed" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_bundle_with_other_items_than_torch_is_refused(
