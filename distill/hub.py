@@ -49,7 +49,9 @@ def _offline() -> Iterator[None]:
 
 
 def load_dataset(hub_id: str, source: str, *, advice: str, streaming: bool = False, **options: object) -> Any:
-    """Loads a data set `owner/name` or `owner/name:configuration`, from the Hugging Face cache if the Hub is offline.
+    """Loads a data set `owner/name[@revision][:configuration]`, from the Hugging Face cache if the Hub is offline.
+
+    The Hub keeps the data sets that a script makes as Parquet at the revision `refs/convert/parquet`.
 
     Args:
         source: name of the data set in the message of a UserError.
@@ -62,10 +64,14 @@ def load_dataset(hub_id: str, source: str, *, advice: str, streaming: bool = Fal
     """
     import datasets
 
-    name, _, configuration = hub_id.partition(":")
+    repository, _, configuration = hub_id.partition(":")
+    name, _, revision = repository.partition("@")
+    if revision:
+        options["revision"] = revision
     reachable = True
     try:
-        check_file(name, ".gitattributes", kind="dataset")  # Every data set has this file.
+        # Every data set has this file.
+        check_file(name, ".gitattributes", kind="dataset", revision=revision or None)
     except UnreachableError:
         reachable = False
     if streaming and reachable:

@@ -65,6 +65,7 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
         config = transformers.AutoConfig.from_pretrained(directory, **options)
+        other_head = _find_other_head(config, auto_class)
         order, reason, notices = _fit_labels(config, labels)
         model, info = getattr(transformers, auto_class).from_pretrained(
             directory,
@@ -90,6 +91,9 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
         reason = f"its head is not trained ({', '.join(fresh)})"
     elif order is not None and labels is not None:
         reorder_head(model, order)
+    if other_head is not None and not reason and labels is not None:
+        # Its tensors may have the same names and shapes.
+        reason = f"its head is that of a {other_head}, and the task needs a {type(model).__name__}"
     if reason:
         return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh, notices=more_notices)
     return Start(model, tokenizer, fits=True, notices=notices + more_notices)
@@ -120,6 +124,15 @@ def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
         )
 
 
+def _find_other_head(config: PreTrainedConfig, auto_class: str) -> str | None:
+    """Returns the class that the model was saved as, if it is one with labels and not that of `auto_class`."""
+    saved = (getattr(config, "architectures", None) or [None])[0]
+    own = model_class(auto_class, type(config))
+    others = (model_class(name, type(config)) for name in WITH_LABELS if name != auto_class)
+    is_other = own is not None and saved != own.__name__ and any(saved == other.__name__ for other in others if other)
+    return saved if is_other else None
+
+
 def _fit_labels(config: PreTrainedConfig, labels: Sequence[str] | None) -> tuple[list[int] | None, str, list[str]]:
     """Sets the labels of the configuration, and returns the result of `match_labels` for the model's own labels."""
     if labels is None:
@@ -136,6 +149,8 @@ def _fit_labels(config: PreTrainedConfig, labels: Sequence[str] | None) -> tuple
     return order, reason, notices
 
 
+# The auto classes of models whose head has the labels of a task.
+WITH_LABELS = ("AutoModelForSequenceClassification", "AutoModelForTokenClassification")
 # In this order, because a model for masked language modelling may be registered for pre-training too.
 AUTO_CLASSES = (
     "AutoModelForSequenceClassification",
