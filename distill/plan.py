@@ -181,7 +181,5 @@ def _check_unlabelled(plan: Plan) -> None:
     if augmentation is None:
         return
     if not task.takes_unlabelled:
-        raise UserError(
-            f"{given} is for tasks with one label a text, and task {task.name} is {task.kind}: leave it out"
-        )
+        raise UserError(f"{given} is for tasks with labelled rows, and task {task.name} is {task.kind}: leave it out")
     augmentation.check()

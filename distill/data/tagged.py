@@ -146,7 +146,10 @@ class TaggedText:
             place = f"{table.source}, example {row + 1}"
             words, values = _as_list(tokens, place, self.tokens, "words"), _as_list(tags, place, self.tags, "tags")
             if len(words) != len(values):
-                raise UserError(f"{place} has {len(words)} words and {len(values)} tags, expected a tag for each word")
+                raise UserError(
+                    f"{place}: {self.tokens} has {len(words)} entries and {self.tags} {len(values)}, expected a tag "
+                    "for each word"
+                )
             if not words and self.source.is_on_hub:  # The user cannot correct it.
                 empty += 1
                 continue
@@ -237,12 +240,7 @@ def read_conll(path: Path, column: int) -> tuple[list[list[str]], list[list[str]
 
 def _name_labels(named: Sequence[str] | None, sentences: Mapping[str, _Sentences]) -> tuple[str, ...]:
     """Returns the tags that there are in order: those that are named, or else `O` and the others alphabetically."""
-    train, used = sentences["train"], {tag for of_split in sentences.values() for tag in of_split.counts()}
-    if not set(train.counts()) - {OUTSIDE}:
-        raise UserError(
-            f"{train.source} has the tag {OUTSIDE} alone, expected tags such as B-city: set task.column, or task.tags, "
-            "to the column of the tags"
-        )
+    used = {tag for of_split in sentences.values() for tag in of_split.counts()}
     names = tuple(named or (OUTSIDE, *sorted(used - {OUTSIDE})))
     if OUTSIDE not in names:
         raise UserError(f"the tags are {_show(names)}, expected {OUTSIDE} among them, for words outside of entities")
@@ -255,17 +253,23 @@ def _check_unseen(sentences: Mapping[str, _Sentences], *, named: bool) -> None:
     """Prints the number of words whose tag train lacks.
 
     Raises:
-        UserError: if dev has a type that train lacks, unless the tags are `named`.
+        UserError: if train has no entity, and if dev has a type that train lacks, unless the tags are `named`.
     """
-    known = set(sentences["train"].counts())
+    train = sentences["train"]
+    known = set(train.counts()) - {OUTSIDE}
+    if not known:
+        raise UserError(
+            f"{train.source} has the tag {OUTSIDE} alone, expected tags such as B-city: set task.column, or task.tags, "
+            "to the column of the tags"
+        )
     types = {tag.partition("-")[2] for tag in known}
     for name, of_split in sentences.items():
-        unseen = {tag: count for tag, count in of_split.counts().items() if tag not in known}
+        unseen = {tag: count for tag, count in of_split.counts().items() if tag not in {OUTSIDE, *known}}
         strange = sorted(tag for tag in unseen if tag.partition("-")[2] not in types)
         if strange and name == "dev" and not named:
             raise UserError(
                 f"{of_split.place(strange[0])}: tag {strange[0]} is of a type that train lacks, expected one of "
-                f"{_show(sorted(types - {''}))}: correct it, or move sentences of this type to train"
+                f"{_show(sorted(types))}: correct it, or move sentences of this type to train"
             )
         if unseen:
             print_notice(

@@ -126,6 +126,36 @@ def _empty_file(user_files: UserFiles) -> Path:
     return user_files.root / "empty.txt"
 
 
+def _tagged(*options: str, **files: str) -> Callable[[UserFiles], list[str]]:
+    """Writes valid files of tagged words, and in their place those that are given: `dev_jsonl` is dev.jsonl."""
+
+    def write(user_files: UserFiles) -> list[str]:
+        given = {name.partition("_")[0]: (name.replace("_", "."), content) for name, content in files.items()}
+        for split in ("train", "dev"):
+            name, content = given.get(split, (f"{split}.conll", TAGGED))
+            (user_files.data / f"{split}.tsv").unlink()
+            (user_files.data / name).write_text(content)
+        return ["task=token_classification", *options]
+
+    return write
+
+
+def _sentence_classifier(user_files: UserFiles) -> list[str]:
+    """Saves a classifier of sentences whose labels are the tags."""
+    model = toy_bert(len(user_files.tokenizer))
+    model.config.id2label = {0: "O", 1: "B-city", 2: "I-city"}
+    model.config.label2id = {"O": 0, "B-city": 1, "I-city": 2}
+    type(model)(model.config).save_pretrained(user_files.root / "classifier")
+    user_files.tokenizer.save_pretrained(user_files.root / "classifier")
+    return [f"teacher.path={user_files.root / 'classifier'}", "teacher.finetune=false"]
+
+
+def _two_files_of_tags(user_files: UserFiles) -> list[str]:
+    (user_files.data / "dev.txt").write_text(TAGGED)
+    return []
+
+
+TAGGED = "fly O\nto O\nnew B-city\nyork I-city\n\nnow O\n"
 REGRESSION = ("task=regression", "task.text=[sentence]")
 WEIGHTS = [f"objective.terms.{name}.weight=0" for name in ("soft", "hard", "cosine")]
 ATTENTION = "+objective.terms.attention={_target_: tests.jobs.test_mistakes.AttentionTerm}"
@@ -251,6 +281,47 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         "dev.tsv.gz cannot be read: ",
     ),
     "an unknown file type": (lambda p: [f"task.data_dir={_blocking_file(p)}"], "is of no known kind, expected one of"),
+    "a type of tags that train lacks": (
+        _tagged(dev_conll="fly O\n\nto O\nyork B-town\n"),
+        "dev.conll, example 2: tag B-town is of a type that train lacks, expected one of city",
+    ),
+    "words and tags of different number": (
+        _tagged(dev_jsonl='{"tokens": ["new", "york"], "tags": ["B-city"]}\n'),
+        "dev.jsonl, example 1: tokens has 2 entries and tags 1, expected a tag for each word",
+    ),
+    "a sentence without a word": (
+        _tagged(dev_jsonl='{"tokens": [], "tags": []}\n'),
+        "dev.jsonl, example 1: column tokens is [], expected words: remove the sentence",
+    ),
+    "a missing column of words": (
+        _tagged(train_jsonl='{"words": ["a"], "tags": ["O"]}\n'),
+        "train.jsonl has no column tokens: it has words, tags; name yours with task.tokens=... and task.tags=...",
+    ),
+    "tags of another scheme": (
+        _tagged(train_conll="fly VB\nto TO\n"),
+        "train.conll, example 1: tag 'VB' is of no known scheme, expected O, B-TYPE, I-TYPE, E-TYPE or S-TYPE",
+    ),
+    "two files of tags for dev": (
+        _all(_tagged(), _two_files_of_tags),
+        "has dev.conll and dev.txt, expected one file for dev: move the others away",
+    ),
+    "a sentence classifier as a teacher of tags": (
+        _all(_tagged(), _sentence_classifier),
+        "its head is that of a BertForSequenceClassification, and the task needs a BertForTokenClassification; leave",
+    ),
+    "a teacher with other tags": (
+        lambda p: [*_tagged()(p), f"teacher.path={p.classifier(5)}", "teacher.finetune=false"],
+        "does not fit task token_classification: it has 5 labels and the task 3",
+    ),
+    "unlabelled text for tags without words": (
+        _all(
+            _tagged(),
+            lambda p: [f"task.unlabelled={p.data / 'other.jsonl'}"],
+            lambda p: (p.data / "other.jsonl").write_text('{"review": "a"}\n') and [],
+        ),
+        "other.jsonl has no column tokens: it has review; texts without labels need the task's text columns, "
+        "task.tokens=tokens",
+    ),
     "a missing teacher directory": (_options("teacher.path=nowhere"), "teacher.path=nowhere is no directory"),
     "a teacher without weights": (_no_weights, "holds no weights: save the model there again as safetensors"),
     "a teacher with a pickle": (_pickled_weights, "holds only pytorch_model.bin, which can run code when read"),
@@ -491,17 +562,13 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("task.unlabelled_share=1.0"),
         "got task.unlabelled_share=1.0, expected a share between 0 and 1",
     ),
-    "unlabelled text for tags": (
-        _options("task=token_classification", "task.unlabelled=nowhere.txt"),
-        "there is no option task.unlabelled",
-    ),
     "copies of texts and labels alone": (
         _options("augment=tang", "objective=supervised"),
         "objective supervised learns from labels alone, and the texts of augment=tang have none: take an objective",
     ),
-    "copies of tagged words": (
-        _options("task=token_classification", "augment=tang"),
-        "augment=tang is for tasks with one label a text, and task token_classification is token_classification",
+    "copies of raw text": (
+        _options("task=mlm", "objective=language_model", "augment=tang"),
+        "augment=tang is for tasks with labelled rows, and task mlm is masked_lm: leave it out",
     ),
     "copies in a language without a tagger": (
         _options("augment=tang", "augment.language=de"),

@@ -3,17 +3,21 @@
 import copy
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 import distill as d
 from distill.contracts import IGNORED, Scores
 from distill.data import batching
-from distill.edge.words import TagScheme, find_first_pieces, locate_words, split_words
+from distill.data.mixing import MixedExamples
+from distill.edge.words import TagScheme, cut_between_words, find_first_pieces, locate_words, split_words
 from distill.errors import UserError
 from distill.tasks import TokenClassification
 from distill.teaching.output_cache import CachedOutputs
@@ -86,6 +90,85 @@ def test_entity_metrics_match_values_by_hand(conll: Path) -> None:
     assert task.metrics(joined)["f1"] == 1.0
 
 
+def count_like_conlleval(sentences: list[list[tuple[str, str]]]) -> Counter[tuple[str, str]]:
+    """Counts `(type, correct | found | true)` chunks, word by word with two automata like the script conlleval.
+
+    A sentence is a list of true and predicted tags.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    for pairs in sentences:
+        before = [("O", ""), ("O", "")]
+        agreeing = ""  # The type of a chunk that both have begun at the same word.
+        both_open = False
+        for pair in [*pairs, ("O", "O")]:
+            now = [tuple(tag.split("-", 1)) if "-" in tag else (tag, "") for tag in pair]
+            ends = [chunk_ends(*old, *new) for old, new in zip(before, now, strict=True)]
+            begins = [chunk_begins(*old, *new) for old, new in zip(before, now, strict=True)]
+            if both_open:
+                if all(ends) and before[0][1] == before[1][1]:
+                    counts[agreeing, "correct"] += 1
+                    both_open = False
+                elif ends[0] != ends[1] or now[0][1] != now[1][1]:
+                    both_open = False
+            if all(begins) and now[0][1] == now[1][1]:
+                both_open, agreeing = True, now[0][1]
+            for begin, (_, kind), role in zip(begins, now, ("true", "found"), strict=True):
+                counts[kind, role] += begin
+            before = now
+    return counts
+
+
+def chunk_ends(old: str, old_kind: str, new: str, new_kind: str) -> bool:
+    if old in ("E", "S"):
+        return True
+    return old in ("B", "I") and (new in ("B", "S", "O") or old_kind != new_kind)
+
+
+def chunk_begins(old: str, old_kind: str, new: str, new_kind: str) -> bool:
+    if new in ("B", "S"):
+        return True
+    return new in ("I", "E") and (old in ("O", "E", "S") or old_kind != new_kind)
+
+
+def f1_of(counts: Counter[tuple[str, str]], kinds: list[str]) -> dict[str, float]:
+    correct, found, true = (sum(counts[kind, role] for kind in kinds) for role in ("correct", "found", "true"))
+    precision, recall = correct / found if found else 0.0, correct / true if true else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if correct else 0.0
+    return {"f1": f1, "precision": precision, "recall": recall}
+
+
+SCHEMES = {
+    "BIO": ["O", "B-a", "I-a", "B-b", "I-b", "B-b-c", "I-b-c"],
+    "BIOES": ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in "ab")],
+    "without types": ["O", "B", "I", "E", "S"],
+}
+
+
+@pytest.mark.parametrize("labels", SCHEMES.values(), ids=SCHEMES.keys())
+def test_metrics_equal_conlleval_on_any_tags(labels: list[str]) -> None:
+    tag = st.sampled_from(labels)
+
+    @settings(max_examples=150, deadline=None, derandomize=True)
+    @given(st.lists(st.lists(st.tuples(tag, tag), min_size=1, max_size=7), min_size=1, max_size=5))
+    def check(sentences: list[list[tuple[str, str]]]) -> None:
+        task = TokenClassification()
+        task.labels = tuple(labels)
+        true, predicted = (
+            np.array([labels.index(pair[side]) for pairs in sentences for pair in pairs]) for side in (0, 1)
+        )
+        example_id = np.repeat(np.arange(len(sentences)), [len(pairs) for pairs in sentences])
+        scores = Scores({"logits": np.eye(len(labels))[predicted]}, true, example_id)
+        counts, by_type = count_like_conlleval(sentences), task.breakdown(scores)
+        metrics = task.metrics(scores)
+        del metrics["accuracy"]
+        assert metrics == pytest.approx(f1_of(counts, list(by_type)), abs=1e-9)
+        for kind, of_type in by_type.items():
+            expected = f1_of(counts, [kind]) | {"number": counts[kind, "true"]}
+            assert of_type == pytest.approx(expected, abs=1e-9)
+
+    check()
+
+
 def test_first_pieces_are_found_by_character_offsets() -> None:
     words = locate_words(["new", "york", "?"])
     assert words == ((0, 3), (4, 8), (9, 10))
@@ -94,6 +177,87 @@ def test_first_pieces_are_found_by_character_offsets() -> None:
     assert find_first_pieces(words, offsets, special) == [1, 2, 4]
     assert find_first_pieces(words, [*offsets[:3], (0, 0)], [1, 0, 0, 1]) == [1, 2, None]
     assert split_words("Paris, 7.") == ((0, 5), (5, 6), (7, 8), (8, 9))
+
+
+def test_a_token_of_two_words_stands_for_the_first_one() -> None:
+    # [CLS] "new york" ? [SEP], where the first piece has both words.
+    offsets, special = [(0, 0), (0, 8), (9, 10), (0, 0)], [1, 0, 0, 1]
+    assert find_first_pieces(locate_words(["new", "york", "?"]), offsets, special) == [1, None, 2]
+
+
+@given(
+    pieces=st.lists(st.integers(0, 4), max_size=8), length=st.integers(2, 20), side=st.sampled_from(["left", "right"])
+)
+def test_sentences_are_cut_between_words_as_late_as_possible(pieces: list[int], length: int, side: str) -> None:
+    """The words have these numbers of pieces, one letter each."""
+    words = locate_words(["x" * max(1, count) for count in pieces])
+    spans = [(start + k, start + k + 1) for (start, _), count in zip(words, pieces, strict=True) for k in range(count)]
+    offsets, special = [(0, 0), *spans, (0, 0)], [1, *(0 for _ in spans), 1]
+    kept = cut_between_words(words, offsets, special, length=length, side=side)
+    assert len(kept) <= length
+    assert {0, len(spans) + 1} <= set(kept)
+    counts = pieces if side == "right" else pieces[::-1]
+    whole = max(number for number in range(len(counts) + 1) if sum(counts[:number]) <= length - 2)
+    inside = [token for token in kept if not special[token]]
+    assert len(inside) == sum(counts[:whole])
+    first = 1 if side == "right" else 1 + len(spans) - len(inside)
+    assert inside == list(range(first, first + len(inside)))
+
+
+def test_no_word_is_cut_in_its_middle(tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = (
+        [["a", "lovelyful", "yvomly", "a"], ["gnivom"], ["a", "a"]],
+        [["O", "B-x", "O", "I-x"], ["B-x"], ["O", "O"]],
+    )
+    task = TokenClassification(train=rows, dev=rows, max_length=7)
+    splits = task.read(Path("unused"))
+    dev = task.encode(splits, tokenizer, None)["dev"]
+    assert dev.truncated == 2
+    whole = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in ("a", "lovelyful", "yvomly")]
+    assert list(map(len, whole)) == [1, 2, 5]  # Of seven tokens, five are for words.
+    batch = dev[[0, 1, 2]]
+    tokens = [row[mask].tolist() for row, mask in zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)]
+    start, end = tokenizer.cls_token_id, tokenizer.sep_token_id
+    assert tokens == [[start, *whole[0], *whole[1], end], [start, end], [start, *whole[0], *whole[0], end]]
+    items = task.select(batch)
+    assert items.row.tolist() == [0, 0, 2, 2]
+    assert [task.labels[tag] for tag in items.labels] == ["O", "B-x", "O", "O"]
+
+
+def test_sentences_without_tags_are_items_without_labels(tokenizer: PreTrainedTokenizerBase) -> None:
+    task = TokenClassification(
+        train=ROWS,
+        dev=ROWS,
+        unlabelled=["a joy, stale and cold", "funny"],
+        unlabelled_share=0.4,
+        class_weights="balanced",
+    )
+    train = task.encode(task.read(Path("unused")), tokenizer, None)["train"]
+    assert isinstance(train, MixedExamples)
+    assert train.items_per_example == pytest.approx((3 + 2 + 6 + 1) / 4)
+    items = task.select(train[[3, 0, 2, 1]])
+    assert items.row.tolist() == [0] * train_items(train, 3) + [1] * 3 + [2] * train_items(train, 2) + [3] * 2
+    assert items.labelled.tolist() == [row in (1, 3) for row in items.row.tolist()]
+    assert set(items.labels[~items.labelled].tolist()) == {IGNORED}
+    assert items.weights is not None
+    assert (items.weights[~items.labelled] == 0).all()
+    assert (items.weights[items.labelled] > 0).all()
+
+
+def train_items(train: MixedExamples, example: int) -> int:
+    return int((train[[example]]["labels"] != IGNORED).sum())
+
+
+ROWS = ([["a", "lovely", "film"], ["funny", "film"]], [["O", "B-x", "I-x"], ["O", "B-x"]])
+
+
+def test_the_digest_of_tokens_depends_on_the_words(tokenizer: PreTrainedTokenizerBase) -> None:
+    one, two = (
+        TokenClassification(train=rows, dev=ROWS)
+        for rows in (([["new york"]], [["B-x"]]), ([["new", "york"]], [["B-x", "O"]]))
+    )
+    digests = {task.encode(task.read(Path("unused")), tokenizer, None)["train"].digest for task in (one, two)}
+    assert len(digests) == 2  # The outputs of a teacher are cached under it.
 
 
 def test_labels_are_on_first_pieces_and_truncated_words_have_none(
@@ -170,24 +334,6 @@ def test_suffix_and_number_of_columns_do_not_change_the_data(conll: Path, tmp_pa
     assert data.labels == expected.labels
     assert data.splits["train"].words == expected.splits["train"].words
     assert data.sha256 == expected.sha256
-
-
-@pytest.mark.parametrize(
-    ("content", "options", "expected"),
-    [
-        ("fly O\nto\n", {}, "line 2 is 'to', expected a word and a tag in column -1"),
-        ("fly O\n", {"column": 2}, "line 1 is 'fly O', expected a word and a tag in column 2"),
-        ("", {}, "is empty, expected a word and its tag on each line"),
-        ("fly O\nto O\n", {}, "has the tag O alone, expected tags such as B-city: set task.column"),
-    ],
-)
-def test_invalid_files_are_named_in_the_error(
-    content: str, options: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
-    for name in ("train", "dev"):
-        (tmp_path / f"{name}.conll").write_text(content)
-    with pytest.raises(UserError, match=expected.replace("(", r"\(")):
-        TokenClassification(data=tmp_path, **options).read(tmp_path)
 
 
 def test_a_missing_directory_or_split_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,244 @@
+"""Tests of the reader of tagged words: every source gives the same data, and bad input is named in one line."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas
+import pyarrow.parquet
+import pytest
+
+from distill import hub
+from distill.data.tables import LabelledData
+from distill.errors import OptionError, UserError
+from distill.tasks import TokenClassification
+
+NOWHERE = Path("unused")
+WORDS = [["fly", "to", "new", "york"], ["now"], ["on", "monday"]]
+TAGS = [["O", "O", "B-city", "I-city"], ["O"], ["O", "B-day"]]
+NAMES = ("O", "B-city", "B-day", "I-city")
+NUMBERS = [[NAMES.index(tag) for tag in tags] for tags in TAGS]
+DEV = (WORDS[1:], TAGS[1:])
+CLASSES = datasets.Features(
+    {"tokens": datasets.List(datasets.Value("string")), "tags": datasets.List(datasets.ClassLabel(names=list(NAMES)))}
+)
+# The training sentences in every form in memory.
+FORMS: dict[str, Any] = {
+    "lists": (WORDS, TAGS),
+    "columns": {"tokens": WORDS, "tags": TAGS},
+    "pandas": pandas.DataFrame({"tokens": WORDS, "tags": TAGS}, index=[5, 3, 4]),
+    "arrays in pandas": pandas.DataFrame({"tokens": map(np.array, WORDS), "tags": map(np.array, TAGS)}),
+    "datasets": datasets.Dataset.from_dict({"tokens": WORDS, "tags": TAGS}),
+    "class labels": datasets.Dataset.from_dict({"tokens": WORDS, "tags": NUMBERS}, features=CLASSES),
+}
+
+
+def read(**options: Any) -> LabelledData:
+    return TokenClassification(**options).read(NOWHERE)
+
+
+def content(data: LabelledData) -> Any:
+    """Returns the words and the names of the tags of every split."""
+    return {
+        name: [
+            [(word, data.labels[tag]) for word, tag in zip(words, tags, strict=True)]
+            for words, tags in zip(split.words, split.tags, strict=True)
+        ]
+        for name, split in data.splits.items()
+    }
+
+
+def conll(words: list[list[str]], tags: list[list[str]], line: str = "{} {}\n", end: str = "\n") -> str:
+    rows = zip(words, tags, strict=True)
+    return end.join("".join(line.format(*pair) for pair in zip(*row, strict=True)) for row in rows)
+
+
+def jsonl(words: list[list[str]], tags: list[Any]) -> str:
+    return "".join(json.dumps({"tokens": w, "tags": t, "id": 7}) + "\n" for w, t in zip(words, tags, strict=True))
+
+
+def write_parquet(path: Path, data: datasets.Dataset) -> None:
+    pyarrow.parquet.write_table(data.data.table, path)
+
+
+EXPECTED = read(train=(WORDS, TAGS), dev=DEV)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sentences_in_memory_are_the_same_in_every_form(form: str) -> None:
+    data = read(train=FORMS[form], dev=DEV)
+    assert data.labels == NAMES
+    assert content(data) == content(EXPECTED)
+    assert data.sha256 == EXPECTED.sha256
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["train.conll", "train.txt", "train.conll.gz", "train.txt.gz", "train.jsonl", "train.jsonl.gz", "train.parquet"],
+)
+def test_files_are_the_same_in_every_format(name: str, tmp_path: Path) -> None:
+    (tmp_path / "validation.txt").write_text(conll(*DEV), encoding="utf-8")
+    if name.endswith("parquet"):
+        write_parquet(tmp_path / name, FORMS["class labels"])
+    else:
+        text = jsonl(WORDS, TAGS) if "jsonl" in name else conll(WORDS, TAGS)
+        (gzip.open if name.endswith("gz") else open)(tmp_path / name, "wb").write(text.encode())
+    data = read(data=tmp_path)
+    assert content(data) == content(EXPECTED)
+    assert data.sha256 == EXPECTED.sha256
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        conll(WORDS, TAGS, "{0}\tx\t{1}\ty\n"),  # Other columns.
+        "-DOCSTART- x O y\n\n" + conll(WORDS, TAGS, "{0} x {1} y\n", end=" \n\n-DOCSTART- x O y\n"),
+        "\ufeff" + conll(WORDS, TAGS, "{0} x {1} y\r\n", end="\r\n").removesuffix("\r\n"),
+    ],
+)
+def test_columns_documents_and_line_ends_do_not_change_the_sentences(text: str, tmp_path: Path) -> None:
+    (tmp_path / "train.conll").write_bytes(text.encode())
+    (tmp_path / "dev.conll").write_text(conll(*DEV, "{0} x {1} y\n"))
+    assert read(data=tmp_path, column=2).sha256 == EXPECTED.sha256
+    assert read(data=tmp_path, column=-2).sha256 == EXPECTED.sha256
+
+
+def test_numbers_have_the_names_of_the_option_in_its_order(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(jsonl(WORDS, NUMBERS))
+    (tmp_path / "dev.jsonl").write_text(jsonl(*DEV))  # Names are possible too.
+    order = ("B-city", "O", "I-city", "B-day")
+    assert content(read(data=tmp_path, labels=list(NAMES))) == content(EXPECTED)
+    assert read(data=tmp_path, labels=list(NAMES)).labels == NAMES
+    (tmp_path / "train.jsonl").write_text(jsonl(WORDS, TAGS))
+    assert read(data=tmp_path, labels=list(order)).labels == order
+
+
+def test_dev_is_held_out_of_a_single_table_like_of_a_single_file(tmp_path: Path) -> None:
+    words, tags = WORDS * 8, TAGS * 8
+    (tmp_path / "all.conll").write_text(conll(words, tags))
+    of_file, of_table = (read(data=data, dev_fraction=0.25) for data in (tmp_path / "all.conll", (words, tags)))
+    assert of_file.sizes() == {"train": 18, "dev": 6}
+    assert content(of_file) == content(of_table)
+
+
+def test_a_sample_of_the_sentences_is_always_the_same() -> None:
+    one, two = (read(train=(WORDS * 4, TAGS * 4), dev=DEV, train_examples=5, dev_examples=1) for _ in range(2))
+    assert one.sizes() == {"train": 5, "dev": 1}
+    assert content(one) == content(two)
+
+
+def test_a_test_split_without_tags_is_absent() -> None:
+    hidden = datasets.Dataset.from_dict({"tokens": WORDS, "tags": [[-1] * len(words) for words in WORDS]})
+    without = datasets.Dataset.from_dict({"tokens": WORDS})
+    for test in (hidden, without):
+        assert set(read(train=FORMS["lists"], dev=DEV, test=test).splits) == {"train", "dev"}
+    assert set(read(train=FORMS["lists"], dev=DEV, test=DEV).splits) == {"train", "dev", "test"}
+
+
+def test_a_data_set_of_the_hub_is_read_without_its_empty_sentences(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = datasets.Dataset.from_dict({"tokens": [*WORDS, []], "tags": [*NUMBERS, []]}, features=CLASSES)
+    splits = datasets.DatasetDict({"train": empty, "validation": FORMS["class labels"]})
+    monkeypatch.setattr(hub, "load_dataset", lambda *names, **options: splits)
+    data = read(hub_id="owner/name", name="toy")
+    assert data.sizes() == {"train": 3, "dev": 3}
+    assert "owner/name train: sentences without a word, which are left out: 1" in capsys.readouterr().out
+
+
+def test_tags_that_train_lacks_count_as_missed_and_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    dev, test = ([["york"]], [["E-city"]]), ([["oslo", "7", "y"]], [["S-city", "B-flight", "O"]])
+    data = read(train=(WORDS, TAGS), dev=dev, test=test)
+    assert set(data.labels) == {*NAMES, "E-city", "S-city", "B-flight"}
+    out = " ".join(capsys.readouterr().out.split())
+    assert "the split dev: words with a tag that train lacks, which count as missed: 1 (E-city)" in out
+    assert "the split test: words with a tag that train lacks, which count as missed: 2 (B-flight, S-city)" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        ("fly O\nto\n", {}, "train.conll, line 2 is 'to', expected a word and a tag in column -1"),
+        ("fly O\n", {"column": 2}, "train.conll, line 1 is 'fly O', expected a word and a tag in column 2"),
+        ("", {}, "train.conll is empty, expected a word and its tag on each line"),
+        ("\n\n-DOCSTART- O\n", {}, "train.conll is empty, expected a word and its tag on each line"),
+        ("fly O\nto O\n", {}, "has the tag O alone, expected tags such as B-city: set task.column"),
+        ("fly VB\n", {}, "train.conll, example 1: tag 'VB' is of no known scheme, expected O, B-TYPE, I-TYPE, E-TYPE"),
+        ("fly O\n\na B-\n", {}, "train.conll, example 2: tag 'B-' is of no known scheme"),
+        ("fly L-x\n", {}, "tag 'L-x' is of no known scheme"),
+        ("fly B-x\n", {"labels": ["O", "B-y"]}, "train.conll, example 1: tag 'B-x' is unknown, expected one of O, B-y"),
+    ],
+)
+def test_invalid_conll_files_are_named(text: str, options: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    (tmp_path / "train.conll").write_text(text)
+    (tmp_path / "dev.conll").write_text(conll(WORDS, TAGS))
+    with pytest.raises(UserError) as error:
+        read(data=tmp_path, **options)
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"tokens": ["a"], "tags": ["O", "O"]}, "tokens has 1 entries and tags 2, expected a tag for each word"),
+        ({"tokens": [], "tags": []}, "column tokens is [], expected words: remove the sentence"),
+        ({"tokens": None, "tags": []}, "column tokens is None, expected a list of words"),
+        ({"tokens": "a b", "tags": ["O"]}, "column tokens is 'a b', expected a list of words"),
+        ({"tokens": ["a"], "tags": "O"}, "column tags is 'O', expected a list of tags"),
+        ({"tokens": ["a", " "], "tags": ["O", "O"]}, "word 2 of column tokens is ' ', expected text"),
+        ({"tokens": [7], "tags": ["O"]}, "word 1 of column tokens is 7, expected text"),
+        ({"tokens": ["\ud800"], "tags": ["O"]}, "contains the unpaired surrogate"),
+        (
+            {"tokens": ["a"], "tags": [1]},
+            "tag 1 is a number, expected names: name them with task.labels=[O,B-TYPE,...]",
+        ),
+        ({"tokens": ["a"], "tags": [True]}, "tag True is no name and no number of a tag"),
+        ({"tokens": ["a"], "tags": ["B-town"]}, "tag B-town is of a type that train lacks, expected one of city, day"),
+    ],
+)
+def test_invalid_rows_are_named(row: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(jsonl(WORDS, TAGS))
+    (tmp_path / "dev.jsonl").write_text(jsonl(WORDS[:1], TAGS[:1]) + json.dumps(row) + "\n")
+    with pytest.raises(UserError) as error:
+        read(data=tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / 'dev.jsonl'}, example 2")
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("number", [-1, 4])
+def test_a_number_of_no_tag_is_refused(number: int) -> None:
+    with pytest.raises(UserError, match=f"the split dev, example 1: tag {number} is no index of the tags O, B-city"):
+        read(train=FORMS["class labels"], dev=([["a"]], [[number]]), labels=list(NAMES))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"labels": ["B-x", "I-x"]}, "got labels=[B-x, I-x], expected the names of at least two tags, each once, one"),
+        (
+            {"labels": ["O", "B-x", "B-x"]},
+            "got labels=[O, B-x, B-x], expected the names of at least two tags, each once",
+        ),
+        ({"labels": ["O"]}, "got labels=[O], expected the names of at least two tags, one of them O"),
+        ({"tokens": "x", "tags": "x"}, "got tags=x, expected another column than that of task.tokens"),
+        ({"dev_fraction": 1.0}, "got dev_fraction=1.0, expected a share between 0 and 1"),
+    ],
+)
+def test_invalid_options_are_refused(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(OptionError) as error:
+        TokenClassification(**options)
+    assert expected in str(error.value)
+
+
+def test_unlabelled_sentences_are_texts_or_lists_of_words(tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("Fly to Oslo, please.\n\n  new   york\n")
+    write_parquet(tmp_path / "more.parquet", datasets.Dataset.from_dict({"tokens": [["U.S.", "visit"]]}))
+    data: dict[str, Any] = {"train": (WORDS, TAGS), "dev": DEV}
+    assert read(**data, unlabelled=tmp_path).pool.texts == ["U.S. visit", "Fly to Oslo , please .", "new york"]
+    for unlabelled in (["fly on", "now"], [["fly", "on"], ["now"]], pandas.DataFrame({"text": ["fly on"]})):
+        assert read(**data, unlabelled=unlabelled).pool.texts == ["fly on"]  # The other one is a sentence of dev.
+    pool = read(**data, unlabelled=[["fly", "on"], ["Now"], [], ["fly", "on"]]).pool
+    assert pool.removed == {"empty": 1, "dev": 1, "train": 0, "doubled": 1}
