@@ -361,6 +361,10 @@ class Task(Protocol):
         """
         ...
 
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
+        """The task's metric and `number` for each type of answer in a split, empty for a task without types."""
+        ...
+
     def example_metric(self, scores: Scores) -> np.ndarray | None:
         """The metric of each example `[N]` where the task's metric is their mean, None where it is no mean."""
         ...

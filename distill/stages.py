@@ -191,6 +191,7 @@ class Stages:
             run.update(export=formats, ladder=exported.ladder, retention=retention)
             write_text(directory / "README.md", report.render_model_card(run.record, splits.labels))
         models = {"teacher": self.teacher.scores, "student": scores, **exported.scores}
+        run.update(breakdown=break_down(models, plan.task))
         write_predictions(run.directory, models, task=plan.task, splits=splits, settings=plan.record)
         # The bundle is whole already, whatever becomes of the timing.
         run.update(benchmark=self._time(student, bundle, formats))
@@ -304,6 +305,13 @@ def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str
         "examples": {"train": 0, "dev": 0, "test": 0} | sizes, "truncated": truncated,
         "sha256": data_digest(task, splits, examples), **unlabelled,
     }  # fmt: skip
+
+
+def break_down(models: Mapping[str, Mapping[str, Scores]], task: Task) -> dict[str, dict[str, Any]]:
+    """The `breakdown` of run.json: of each split, the metrics of each model for each type of answer."""
+    splits = models["student"]
+    by_split = {split: {name: task.breakdown(scores[split]) for name, scores in models.items()} for split in splits}
+    return {split: of_models for split, of_models in by_split.items() if of_models["student"]}
 
 
 def data_digest(task: Task, splits: Splits, examples: EncodedSplits) -> str:

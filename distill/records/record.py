@@ -109,7 +109,7 @@ def create_record(**fields: object) -> dict[str, Any]:
     return dict(
         schema=SCHEMA, status="running", error=None, version=__version__, **fields, task=None,
         objective=None, teacher=None, student=None, baseline=None, retention=None, training=None, export={},
-        benchmark=[], budget=None, seeds=[], summary={}, comparison={}, environment=environment(),
+        benchmark=[], budget=None, seeds=[], summary={}, comparison={}, breakdown={}, environment=environment(),
     )  # fmt: skip
 
 

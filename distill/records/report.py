@@ -33,9 +33,10 @@ def render_report(record: Record) -> str:
     """
     columns, *rows = _metric_table(record)
     seed_columns, *seed_rows = _seed_table(record)
+    breakdown = {split: _breakdown_table(of_models, record) for split, of_models in record.get("breakdown", {}).items()}
     return _render(
         "report.md.jinja", record, title=_title(record), metric_columns=columns, metric_rows=rows,
-        seed_columns=seed_columns, seed_rows=seed_rows,
+        seed_columns=seed_columns, seed_rows=seed_rows, breakdown=breakdown,
     )  # fmt: skip
 
 
@@ -204,6 +205,20 @@ def _seed_table(record: Record) -> list[tuple[str, ...]]:
         for entry in seeds
     ]  # fmt: skip
     return [("seed", "student (torch)", *names, *(["baseline"] if with_baseline else [])), *rows]
+
+
+def _breakdown_table(of_models: Record, record: Record) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns the header and the rows of a split: each type of answer, its number and each model's metric."""
+    metric, types = record["task"]["metric"], next(iter(of_models.values()))
+    rows = [
+        (
+            kind,
+            f"{values['number']:,.0f}",
+            *(_number(of_model[kind].get(metric), ".4f") for of_model in of_models.values()),
+        )
+        for kind, values in types.items()
+    ]
+    return ("type", "number", *of_models), rows
 
 
 def _metric_table(record: Record) -> list[tuple[str, ...]]:

@@ -225,6 +225,9 @@ class Classification:
             "probability": self.confidences(scores).tolist(),
         }
 
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
+        return {}
+
     def example_metric(self, scores: Scores) -> np.ndarray | None:
         return (self.predictions(scores) == scores.labels).astype(np.float64) if self.metric == "accuracy" else None
 

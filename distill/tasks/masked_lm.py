@@ -205,6 +205,9 @@ class MaskedLM:
         labels = [of_example.tolist() for of_example in np.split(scores.labels, ends)]
         return {"label": labels, "prediction": [None] * examples, "probability": [None] * examples}
 
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
+        return {}
+
     def example_metric(self, scores: Scores) -> np.ndarray | None:
         """None, because the perplexity is no mean."""
         return None

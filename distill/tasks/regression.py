@@ -142,6 +142,9 @@ class Regression:
         numbers = scores.columns["logits"][:, 0].tolist()
         return {"label": scores.labels.tolist(), "prediction": numbers, "probability": [None] * len(numbers)}
 
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
+        return {}
+
     def example_metric(self, scores: Scores) -> np.ndarray | None:
         """None, because a correlation is no mean."""
         return None

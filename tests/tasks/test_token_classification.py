@@ -366,6 +366,12 @@ def test_a_whole_run_learns_to_tag(result: d.Result) -> None:
     assert record["export"]["fp32"]["agreement"] == 1.0
     assert record["export"]["fp32"]["metrics"] == record["student"]["metrics"]
     assert set(record["export"]["int8"]["metrics"]) == {"f1", "precision", "recall", "accuracy"}
+    by_type = record["breakdown"]["dev"]
+    assert list(by_type) == ["teacher", "student", "fp32", "int8"]
+    assert {kind: values["number"] for kind, values in by_type["student"].items()} == {"city": 12, "day": 12}
+    report = (result.directory / "report.md").read_text()
+    assert "## f1 by type" in report
+    assert f"| day | 12 | {by_type['teacher']['day']['f1']:.4f} | {by_type['student']['day']['f1']:.4f} |" in report
     assert "token-classification" in (result.directory / "bundle" / "README.md").read_text()
 
 
