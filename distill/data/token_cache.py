@@ -45,6 +45,7 @@ class Tokens:
         truncated: number of examples that were truncated to the maximum length, special tokens included.
         digest: SHA-256 of everything that the tokens depend on.
         pair_labels: labels of segment pairs, `[examples]`.
+        wordless: number of words to tag that have no token of their own.
     """
 
     columns: dict[str, np.ndarray]
@@ -52,6 +53,7 @@ class Tokens:
     truncated: int
     digest: str
     pair_labels: np.ndarray | None = None
+    wordless: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -161,20 +163,24 @@ def _tokenize(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: in
     return create_table(values, np.concatenate(lengths), truncated)
 
 
-def create_table(columns: Mapping[str, Sequence[np.ndarray]], lengths: np.ndarray, truncated: int) -> pa.Table:
+def create_table(
+    columns: Mapping[str, Sequence[np.ndarray]], lengths: np.ndarray, truncated: int, *, wordless: int = 0
+) -> pa.Table:
     """Returns the table of the tokens of a split.
 
     Args:
         columns: the columns in `DTYPES`, in parts that are joined.
         lengths: number of tokens of each example.
         truncated: number of examples that were truncated.
+        wordless: number of words without a token of their own.
     """
     offsets = pa.array(np.concatenate([[0], lengths.cumsum()]))
     lists = {
         name: pa.LargeListArray.from_arrays(offsets, pa.array(np.concatenate(arrays)))
         for name, arrays in columns.items()
     }
-    return pa.table(lists).replace_schema_metadata({"truncated": str(truncated)})
+    metadata = {"truncated": truncated, "wordless": wordless}
+    return pa.table(lists).replace_schema_metadata({name: str(number) for name, number in metadata.items()})
 
 
 def _call_tokenizer(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> Iterator[Any]:
@@ -198,6 +204,7 @@ def _to_tokens(table: pa.Table, digest: str, columns: dict[str, np.ndarray] | No
         truncated=int(table.schema.metadata[b"truncated"]),
         digest=digest,
         pair_labels=labels,
+        wordless=int(table.schema.metadata.get(b"wordless", b"0")),
     )
 
 

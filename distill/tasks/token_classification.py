@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from distill.console import print_notice
 from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores
 from distill.data import in_memory, tagged
 from distill.data.in_memory import Table, TableSplits
@@ -167,6 +168,8 @@ class TokenClassification:
             words = tokens.columns["words"]
             if not (words >= 0).any():
                 raise UserError(f"no word of {name} fits into task.max_length={self.max_length} tokens: raise it")
+            if tokens.wordless:
+                print_notice(f"{name}: words that have no token, which are left out: {tokens.wordless:,}")
             columns = {column: values for column, values in tokens.columns.items() if column != "words"}
             return TokenizedExamples(
                 replace(tokens, columns=columns), tokenizer,

@@ -36,12 +36,18 @@ def tokenize_sentences(
 
 
 class _Sentence(NamedTuple):
-    """The tokens of a sentence: `input_ids [L]`, `token_type_ids [L]`, `words [L]`, and whether it was truncated."""
+    """The tokens of a sentence, `[L]` each.
+
+    Attributes:
+        truncated: whether it was cut.
+        wordless: number of words without a token of their own, of the whole sentence.
+    """
 
     input_ids: np.ndarray
     token_type_ids: np.ndarray
     words: np.ndarray
     truncated: bool
+    wordless: int
 
 
 def _tokenize(sentences: Sequence[Words], tokenizer: "PreTrainedTokenizerBase", max_length: int) -> "pa.Table":
@@ -51,7 +57,8 @@ def _tokenize(sentences: Sequence[Words], tokenizer: "PreTrainedTokenizerBase", 
     names = [name for name in DTYPES if name == "words" or name in tokenizer.model_input_names]
     columns = {name: [getattr(row, name).astype(DTYPES[name]) for row in rows] for name in names}
     lengths = np.array([len(row.input_ids) for row in rows], dtype=np.int64)
-    return create_table(columns, lengths, sum(row.truncated for row in rows))
+    wordless = sum(row.wordless for row in rows)
+    return create_table(columns, lengths, sum(row.truncated for row in rows), wordless=wordless)
 
 
 def _tokenize_each(
@@ -70,10 +77,11 @@ def _tokenize_each(
                 cut_between_words(spans, offsets, special, length=max_length, side=tokenizer.truncation_side), dtype=int
             )
             word_of = np.full(len(offsets), -1)
-            for word, piece in enumerate(find_first_pieces(spans, offsets, special)):
+            pieces = find_first_pieces(spans, offsets, special)
+            for word, piece in enumerate(pieces):
                 if piece is not None:
                     word_of[piece] = word
             yield _Sentence(
                 np.array(encoding.ids)[kept], np.array(encoding.type_ids)[kept], word_of[kept],
-                truncated=len(kept) < len(offsets),
+                truncated=len(kept) < len(offsets), wordless=pieces.count(None),
             )  # fmt: skip

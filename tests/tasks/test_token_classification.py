@@ -224,6 +224,17 @@ def test_no_word_is_cut_in_its_middle(tokenizer: PreTrainedTokenizerBase) -> Non
     assert [task.labels[tag] for tag in items.labels] == ["O", "B-x", "O", "O"]
 
 
+def test_words_without_a_token_are_not_scored_and_reported(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = ([["a", "\u200d", "film", "\ufeff"]], [["O", "B-x", "I-x", "O"]])  # BERT leaves out such characters.
+    task = TokenClassification(train=rows, dev=rows)
+    for _ in range(2):  # Computed and from the cache.
+        dev = task.encode(task.read(tmp_path), tokenizer, tmp_path)["dev"]
+        assert [task.labels[tag] for tag in task.select(dev[[0]]).labels] == ["O", "I-x"]
+        assert "dev: words that have no token, which are left out: 2" in capsys.readouterr().out
+
+
 def test_sentences_without_tags_are_items_without_labels(tokenizer: PreTrainedTokenizerBase) -> None:
     task = TokenClassification(
         train=ROWS,
