@@ -14,11 +14,12 @@ from transformers import (
     BertForMaskedLM,
     BertForPreTraining,
     BertForSequenceClassification,
+    BertForTokenClassification,
     PreTrainedModel,
 )
 
 from distill.contracts import IGNORED, Items, Scores, Task
-from distill.tasks import Classification, MaskedLM, Regression
+from distill.tasks import Classification, MaskedLM, Regression, TokenClassification
 from distill.training.evaluate import evaluate
 
 VOCABULARY = 60
@@ -28,11 +29,12 @@ SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "n
 
 @dataclass(frozen=True)
 class Case:
-    """A task, a model with its head, and the width of the logits."""
+    """A task, a model with its head, the width of the logits, and whether chosen tokens are the items."""
 
     task: Task
     build: Callable[[], PreTrainedModel]
     classes: int
+    of_tokens: bool = False
 
     def model(self) -> PreTrainedModel:
         torch.manual_seed(0)
@@ -43,13 +45,23 @@ def classifier(labels: int) -> Callable[[], PreTrainedModel]:
     return lambda: BertForSequenceClassification(BertConfig(**SMALL, num_labels=labels))
 
 
+def tagging() -> TokenClassification:
+    task = TokenClassification()
+    task.labels = ("O", "B-x", "I-x")
+    return task
+
+
 CASES = {
     "classification": Case(Classification(text="text"), classifier(3), 3),
     "pair": Case(Classification(text=["one", "two"]), classifier(2), 2),
     "regression": Case(Regression(text="text"), classifier(1), 1),
-    "masked_lm": Case(MaskedLM(), lambda: BertForMaskedLM(BertConfig(**SMALL)), VOCABULARY),
+    "tags": Case(tagging(), lambda: BertForTokenClassification(BertConfig(**SMALL, num_labels=3)), 3, of_tokens=True),
+    "masked_lm": Case(MaskedLM(), lambda: BertForMaskedLM(BertConfig(**SMALL)), VOCABULARY, of_tokens=True),
     "segments": Case(
-        MaskedLM(packing="segment_pair", pair="nsp"), lambda: BertForPreTraining(BertConfig(**SMALL)), VOCABULARY
+        MaskedLM(packing="segment_pair", pair="nsp"),
+        lambda: BertForPreTraining(BertConfig(**SMALL)),
+        VOCABULARY,
+        of_tokens=True,
     ),
 }
 every_task = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -61,9 +73,9 @@ def batch_of(case: Case, *, first: int = 0, padding: int = 0) -> dict[str, Tenso
     ids = torch.randint(5, VOCABULARY, (3, 7), generator=random)
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
-    if case.task.over_vocabulary:
+    if case.of_tokens:
         predicted = (torch.rand(ids.shape, generator=random) < 0.4) & mask.bool()
-        labels = F.pad(ids.masked_fill(~predicted, IGNORED), (0, padding), value=IGNORED)
+        labels = F.pad((ids % case.classes).masked_fill(~predicted, IGNORED), (0, padding), value=IGNORED)
     elif case.task.likelihood == "gaussian":
         labels = torch.tensor([0.5, -100.0, 2.0])  # As a number, -100 is an ordinary label.
     else:
@@ -96,9 +108,10 @@ def test_items_depend_only_on_the_batch(case: Case) -> None:
     assert first.over_vocabulary == case.task.over_vocabulary
     assert torch.equal(first.example_id(), batch["example_id"][first.row])
     assert torch.equal(first["attention_mask"], batch["attention_mask"])
-    if case.task.over_vocabulary:
+    if case.of_tokens:
         assert len(first) == int((batch["labels"] != IGNORED).sum()) > 3
-        assert torch.equal(first.labels, batch["input_ids"].flatten()[first.index])
+        assert first.index is not None
+        assert torch.equal(first.labels, batch["input_ids"].flatten()[first.index] % case.classes)
     else:
         assert first.row.tolist() == [0, 1, 2]
         assert torch.equal(first.labels, batch["labels"])
@@ -115,7 +128,7 @@ def test_every_token_adds_items_only_over_a_vocabulary(case: Case) -> None:
     batch = batch_of(case)
     few, every = case.task.select(batch), case.task.select(batch, every_token=True)
     if not case.task.over_vocabulary:
-        assert (len(every), every.chosen) == (3, None)
+        assert (len(every), every.chosen) == (len(few), None)
         return
     assert len(every) == int(batch["attention_mask"].sum())
     assert every.chosen is not None

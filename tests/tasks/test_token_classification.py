@@ -17,6 +17,7 @@ import distill as d
 from distill.contracts import IGNORED, Scores
 from distill.data import batching
 from distill.data.mixing import MixedExamples
+from distill.edge.__main__ import main
 from distill.edge.words import TagScheme, cut_between_words, find_first_pieces, locate_words, split_words
 from distill.errors import UserError
 from distill.tasks import TokenClassification
@@ -37,6 +38,24 @@ def sentences(count: int) -> list[tuple[list[str], list[str]]]:
                 tags.append(f"{'I' if position else 'B'}-{kind}")
         rows.append((words, tags))
     return rows
+
+
+def to_bioes(tags: list[str]) -> list[str]:
+    """Converts BIO tags: the last word of an entity is `E`, the only one `S`."""
+    last = {("B", True): "S", ("B", False): "B", ("I", True): "E", ("I", False): "I"}
+    followers = [*tags[1:], "O"][: len(tags)]
+    return [
+        tag if tag == "O" else last[tag[0], not follower.startswith("I")] + tag[1:]
+        for tag, follower in zip(tags, followers, strict=True)
+    ]
+
+
+def to_iob1(tags: list[str]) -> list[str]:
+    """Converts BIO tags: `B` is only for an entity right behind another one of its type."""
+    return [
+        f"I{tag[1:]}" if tag[0] == "B" and before[1:] != tag[1:] else tag
+        for before, tag in zip(["O", *tags][: len(tags)], tags, strict=True)
+    ]
 
 
 def write(path: Path, rows: list[tuple[list[str], list[str]]]) -> None:
@@ -88,6 +107,17 @@ def test_entity_metrics_match_values_by_hand(conll: Path) -> None:
     # An entity ends with its sentence.
     joined = Scores({"logits": np.eye(4)[[1, 3]]}, np.array([1, 3]), np.array([0, 1]))
     assert task.metrics(joined)["f1"] == 1.0
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "b"]), st.integers(1, 3)), max_size=6))
+def test_entities_are_the_same_in_every_scheme(spans: list[tuple[str, int]]) -> None:
+    """The spans are of these types, or outside of entities, and have these numbers of words."""
+    tags, expected = list[str](), list[tuple[str, int, int]]()
+    for kind, length in spans:
+        expected += [(kind, len(tags), len(tags) + length)] if kind else []
+        tags += [f"B-{kind}", *[f"I-{kind}"] * (length - 1)] if kind else ["O"] * length
+    for in_scheme in (tags, to_bioes(tags), to_iob1(tags)):
+        assert find_entities(in_scheme) == expected
 
 
 def count_like_conlleval(sentences: list[list[tuple[str, str]]]) -> Counter[tuple[str, str]]:
@@ -355,22 +385,30 @@ def test_a_missing_directory_or_split_is_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def result(conll: Path, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> d.Result:
+def result(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> d.Result:
+    """A run on tags in BIOES, with sentences that only the teacher tags."""
     root = tmp_path_factory.mktemp("tagging")
+    for name, count in (("train", 64), ("dev", 12)):
+        write(root / f"{name}.conll", [(words, to_bioes(tags)) for words, tags in sentences(count)])
     teacher = d.Teacher(toy_bert(len(tokenizer), initializer_range=0.05), tokenizer, cache_dir=root / "cache")
-    task = d.tasks.TokenClassification(data=conll, max_length=32)
+    task = d.tasks.TokenClassification(
+        data=root, max_length=32, unlabelled=["to boston, please", "san jose (not denver)", "fly friday"],
+        unlabelled_share=0.25,
+    )  # fmt: skip
     settings: dict[str, Any] = {"batch_size": 16, "precision": "32-true", "learning_rate": 3e-3}
     teacher.fit(task, max_epochs=15, **settings)
     return d.distill(
         teacher, d.students.distilbert(), task, trainer=d.TrainerSettings(max_epochs=10, **settings),
         objective=d.Objective(soft=d.SoftTargets(), hard=d.HardLabels()),
-        benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.02), directory=root / "run",
+        benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.02, teacher=False), directory=root / "run",
     )  # fmt: skip
 
 
 def test_a_whole_run_learns_to_tag(result: d.Result) -> None:
     record = result.record
     assert record["task"]["kind"] == "token_classification"
+    assert record["task"]["labels"] == ["O", "B-city", "E-city", "S-city", "S-day"]
+    assert record["task"]["unlabelled"]["examples"] == 3
     assert record["teacher"]["metrics"]["f1"] > 0.95
     assert record["student"]["metrics"]["f1"] > 0.9
     assert record["training"]["teacher_cache"]["hit"] is False
@@ -401,6 +439,18 @@ def test_the_bundle_predicts_entities_with_their_character_offsets(result: d.Res
     json.dumps(from_text)
     with pytest.raises(UserError, match="got 7, expected a text or"):
         bundle.predict([7])
+
+
+def test_the_command_on_the_device_writes_entities(
+    result: d.Result, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    arguments = [str(result.directory / "bundle"), "fly to new york monday", ""]
+    assert main([*arguments, "--model", "fp32"]) == 0
+    assert capsysbinary.readouterr().out.decode() == "city: new york; day: monday\tfly to new york monday\n\n"
+    assert main([*arguments, "--model", "fp32", "--json"]) == 0
+    first, second = map(json.loads, capsysbinary.readouterr().out.splitlines())
+    assert [entity["start"] for entity in first["entities"]] == [7, 16]
+    assert second == {"text": "", "entities": None}
 
 
 def test_cached_outputs_equal_the_computed_ones_for_any_batch(
