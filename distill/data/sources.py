@@ -58,7 +58,7 @@ class TableSource:
             return self._read_memory(self.tables, hold_out)
         if self.data_dir is not None:
             path = Path(self.data_dir).expanduser()
-            return self._read_one_file(path, hold_out) if path.is_file() else self._read_directory(path)
+            return self._read_one_file(path, hold_out) if self.is_single else self._read_directory(path)
         if self.builtin:
             from distill.data import docstrings
 
@@ -70,8 +70,15 @@ class TableSource:
         """Returns whether the data is a data set of the Hub."""
         return self.tables is None and self.data_dir is None and not self.builtin
 
+    @property
+    def is_single(self) -> bool:
+        """Returns whether the data is one table or file, of which dev is held out."""
+        if self.tables is not None:
+            return set(self.tables) == {"data"}
+        return self.data_dir is not None and Path(self.data_dir).expanduser().is_file()
+
     def _read_memory(self, tables: "Mapping[str, datasets.Dataset]", hold_out: HoldOut) -> dict[str, Table]:
-        if set(tables) == {"data"}:
+        if self.is_single:
             return hold_out(readers.from_dataset(tables["data"], "the data", self.wanted))
         names = {split: next((stem for stem in stems if stem in tables), None) for split, stems in self.stems.items()}
         missing = [split for split in ("train", "dev") if names.get(split) is None]

@@ -23,6 +23,7 @@ OUTSIDE = "O"
 CONLL = (".conll", ".txt", ".conll.gz", ".txt.gz")
 SUFFIXES = (*CONLL, ".jsonl", ".jsonl.gz", ".parquet")
 _PREFIXES = ("B", "I", "E", "S")
+BLANK = " \t\r\n"
 _SHOWN = 8  # Tags in a message.
 
 
@@ -95,7 +96,7 @@ class TaggedText:
             if name in ("train", "dev") or self._is_tagged(table)
         }
         named = self.label_names or tables["train"].classes.get(self.tags)
-        _check_unseen(sentences, named=named is not None)
+        _check_unseen(sentences, strict=named is None and not self.source.is_single)
         labels = _name_labels(named, sentences)
         index = {label: number for number, label in enumerate(labels)}
         splits = {
@@ -210,8 +211,8 @@ def file_reader(tokens: str, tags: str, column: int) -> "partial[Table]":
 def read_conll(path: Path, column: int) -> tuple[list[list[str]], list[list[str]]]:
     """Returns the words and the tags of each sentence of a CoNLL file.
 
-    A line has a word, and its tag in `column`, between spaces or tabs. Blank lines and lines of `-DOCSTART-` end a
-    sentence.
+    A line has a word, and its tag in `column`, between tabs, or in a line without a tab between spaces. Blank lines and
+    lines of `-DOCSTART-` end a sentence.
 
     Args:
         column: counted from 0, or from the end if below 0.
@@ -222,14 +223,18 @@ def read_conll(path: Path, column: int) -> tuple[list[list[str]], list[list[str]
     words: list[list[str]] = [[]]
     tags: list[list[str]] = [[]]
     for number, line in enumerate(readers.read_lines(path), 1):
-        fields = line.split()
+        plain = line.strip(BLANK)
+        # Other white space, such as a no-break space, may be part of a word.
+        fields = [part.strip(" ") for part in plain.split("\t" if "\t" in plain else " ")]
+        if "\t" not in plain:
+            fields = list(filter(None, fields))
         if not fields or fields[0] == "-DOCSTART-":
             if words[-1]:
                 words.append([])
                 tags.append([])
             continue
-        if len(fields) < 2 or not -len(fields) <= column < len(fields):
-            raise UserError(f"{path}, line {number} is {line.strip()!r}, expected a word and a tag in column {column}")
+        if len(fields) < 2 or not -len(fields) <= column < len(fields) or not fields[column]:
+            raise UserError(f"{path}, line {number} is {plain!r}, expected a word and a tag in column {column}")
         words[-1].append(fields[0])
         tags[-1].append(fields[column])
     filled = len(words) if words[-1] else len(words) - 1
@@ -249,11 +254,11 @@ def _name_labels(named: Sequence[str] | None, sentences: Mapping[str, _Sentences
     return names
 
 
-def _check_unseen(sentences: Mapping[str, _Sentences], *, named: bool) -> None:
+def _check_unseen(sentences: Mapping[str, _Sentences], *, strict: bool) -> None:
     """Prints the number of words whose tag train lacks.
 
     Raises:
-        UserError: if train has no entity, and if dev has a type that train lacks, unless the tags are `named`.
+        UserError: if train has no entity, and with `strict` if dev has a type that train lacks.
     """
     train = sentences["train"]
     known = set(train.counts()) - {OUTSIDE}
@@ -266,7 +271,7 @@ def _check_unseen(sentences: Mapping[str, _Sentences], *, named: bool) -> None:
     for name, of_split in sentences.items():
         unseen = {tag: count for tag, count in of_split.counts().items() if tag not in {OUTSIDE, *known}}
         strange = sorted(tag for tag in unseen if tag.partition("-")[2] not in types)
-        if strange and name == "dev" and not named:
+        if strange and name == "dev" and strict:
             raise UserError(
                 f"{of_split.place(strange[0])}: tag {strange[0]} is of a type that train lacks, expected one of "
                 f"{_show(sorted(types))}: correct it, or move sentences of this type to train"
@@ -286,7 +291,7 @@ def _as_list(value: object, place: str, column: str, content: str) -> list[objec
 
 def _check_words(words: Sequence[object], place: str, column: str) -> None:
     for number, word in enumerate(words, 1):
-        if not isinstance(word, str) or not word.strip():
+        if not isinstance(word, str) or not word.strip(BLANK):
             raise UserError(f"{place}: word {number} of column {column} is {reprlib.repr(word)}, expected text")
         if not word.isascii():
             check_surrogates(word, f"{place}: column {column}")

@@ -189,7 +189,7 @@ class Tags:
         if isinstance(record, str):
             return Example(_check_text(record), words=split_words(record))
         words = record.get("tokens") if isinstance(record, Mapping) else None
-        if isinstance(words, list) and all(isinstance(word, str) for word in words):
+        if isinstance(words, list | tuple) and all(isinstance(word, str) for word in words):
             return Example(_check_text(" ".join(words)), words=locate_words(words))
         raise UserError(f'got {shorten(record)}, expected a text or {{"tokens": [...]}}')
 

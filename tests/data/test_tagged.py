@@ -124,6 +124,22 @@ def test_dev_is_held_out_of_a_single_table_like_of_a_single_file(tmp_path: Path)
     assert content(of_file) == content(of_table)
 
 
+def test_a_type_that_chance_puts_into_dev_alone_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    tags = [[f"B-{number}"] for number in range(8)]
+    data = read(data=([["a"], ["b"], ["c"], ["d"], ["e"], ["f"], ["g"], ["h"]], tags), dev_fraction=0.25)
+    assert data.sizes() == {"train": 6, "dev": 2}
+    assert "words with a tag that train lacks, which count as missed: 2 (B-" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_words_may_have_white_space_that_separates_no_columns(tmp_path: Path) -> None:
+    text = "10\u00a0000 O\n\u2009 O\nnew york\tB-x\n"
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.conll").write_text(text, encoding="utf-8")
+    assert read(data=tmp_path).splits["train"].words == [["10\u00a0000", "\u2009", "new york"]]
+
+
 def test_a_sample_of_the_sentences_is_always_the_same() -> None:
     one, two = (read(train=(WORDS * 4, TAGS * 4), dev=DEV, train_examples=5, dev_examples=1) for _ in range(2))
     assert one.sizes() == {"train": 5, "dev": 1}
@@ -163,6 +179,8 @@ def test_tags_that_train_lacks_count_as_missed_and_are_reported(capsys: pytest.C
     [
         ("fly O\nto\n", {}, "train.conll, line 2 is 'to', expected a word and a tag in column -1"),
         ("fly O\n", {"column": 2}, "train.conll, line 1 is 'fly O', expected a word and a tag in column 2"),
+        ("fly\t\n", {}, "train.conll, line 1 is 'fly', expected a word and a tag in column -1"),
+        ("fly\t\tB-x\n", {"column": 1}, "line 1 is 'fly\\t\\tB-x', expected a word and a tag in column 1"),
         ("", {}, "train.conll is empty, expected a word and its tag on each line"),
         ("\n\n-DOCSTART- O\n", {}, "train.conll is empty, expected a word and its tag on each line"),
         ("fly O\nto O\n", {}, "has the tag O alone, expected tags such as B-city: set task.column"),
