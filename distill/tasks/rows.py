@@ -1,4 +1,4 @@
-"""The parts that classification and regression share: rows with one or two texts, and one item an example."""
+"""The parts that tasks with labelled rows share: columns of text, texts without labels, and scores of logits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -137,6 +137,7 @@ class TokenClassification:
         self.labels: tuple[str, ...] = ()  # Set by `read`.
         self.class_weights = class_weights
         self._weights: tuple[float, ...] | None = None  # Set by `read`.
+        self._reported: set[str] = set()  # Splits whose words without a token were reported.
 
     @property
     def has_unlabelled(self) -> bool:
@@ -150,6 +151,7 @@ class TokenClassification:
         """
         data = rows.read_rows(self.rows, self.unlabelled, self.unlabelled_share, cache_dir)
         self.labels = data.labels
+        self._reported.clear()
         if self.class_weights is None:
             return data
         tags = np.concatenate(data.splits["train"].tags)
@@ -168,7 +170,8 @@ class TokenClassification:
             words = tokens.columns["words"]
             if not (words >= 0).any():
                 raise UserError(f"no word of {name} fits into task.max_length={self.max_length} tokens: raise it")
-            if tokens.wordless:
+            if tokens.wordless and name not in self._reported:
+                self._reported.add(name)
                 print_notice(f"{name}: words that have no token, which are left out: {tokens.wordless:,}")
             columns = {column: values for column, values in tokens.columns.items() if column != "words"}
             return TokenizedExamples(

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 import distill as d
 from distill.contracts import IGNORED, Scores
 from distill.data import batching
+from distill.data.augmentation import augment
 from distill.data.mixing import MixedExamples
 from distill.edge.__main__ import main
 from distill.edge.words import TagScheme, cut_between_words, find_first_pieces, locate_words, split_words
@@ -263,6 +264,19 @@ def test_words_without_a_token_are_not_scored_and_reported(
         dev = task.encode(task.read(tmp_path), tokenizer, tmp_path)["dev"]
         assert [task.labels[tag] for tag in task.select(dev[[0]]).labels] == ["O", "I-x"]
         assert "dev: words that have no token, which are left out: 2" in capsys.readouterr().out
+
+
+def test_copies_of_sentences_are_items_without_labels(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    task = TokenClassification(train=ROWS, dev=ROWS, unlabelled_share=0.5)
+    method = d.TangAugmentation(copies=3, p_mask=0.5, p_pos=0.0, p_ngram=0.0)
+    data = augment(task.read(tmp_path), method, mask_token=tokenizer.mask_token, cache_dir=tmp_path, device="cpu")
+    train = task.encode(data, tokenizer, None)["train"]
+    assert isinstance(train, MixedExamples)
+    batch = train[list(range(len(train)))]
+    items = task.select(batch)
+    assert set(items.row[items.labelled].tolist()) == {0, 1}
+    assert set(items.row[~items.labelled].tolist()) == set(range(2, len(train)))
+    assert (batch["input_ids"].flatten()[items.index] == tokenizer.mask_token_id).any()
 
 
 def test_sentences_without_tags_are_items_without_labels(tokenizer: PreTrainedTokenizerBase) -> None:
