@@ -208,7 +208,7 @@ def _seed_table(record: Record) -> list[tuple[str, ...]]:
 
 
 def _breakdown_table(of_models: Record, record: Record) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Returns the header and the rows of a split: each type of answer, its number and each model's metric."""
+    """Returns the header and the rows of a split: each type of answer that it has, its number, each model's metric."""
     metric, types = record["task"]["metric"], next(iter(of_models.values()))
     rows = [
         (
@@ -217,6 +217,7 @@ def _breakdown_table(of_models: Record, record: Record) -> tuple[tuple[str, ...]
             *(_number(of_model[kind].get(metric), ".4f") for of_model in of_models.values()),
         )
         for kind, values in types.items()
+        if values["number"]
     ]
     return ("type", "number", *of_models), rows
 

@@ -63,6 +63,17 @@ def record(**changes: Any) -> dict[str, Any]:
     return content | changes
 
 
+def test_types_that_a_split_has_are_rows_with_the_metric_of_every_model() -> None:
+    def scored(accuracy: float) -> dict[str, Any]:
+        return {"city": {"accuracy": accuracy, "number": 1200}, "day": {"accuracy": 0.0, "number": 0}}
+
+    text = report.render_report(record(breakdown={"dev": {"teacher": scored(0.75), "student": scored(0.5)}}))
+    assert "## accuracy by type\n\nOn dev:\n\n| type | number | teacher | student |" in text
+    assert "| city | 1,200 | 0.7500 | 0.5000 |" in text
+    assert "| day |" not in text
+    assert "by type" not in report.render_report(record(breakdown={}))
+
+
 def language_model_record(**changes: Any) -> dict[str, Any]:
     """A record without an export: every model has several metrics, and the student more than its teacher."""
     return record(
