@@ -4,7 +4,7 @@ Letters for shapes: B batch, L length, H hidden, N examples, n items, C classes,
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, Unpack, runtime_checkable
 
@@ -39,8 +39,9 @@ class BatchOptions(TypedDict, total=False):
 class Items:
     """The items of a batch: everything that the models are to predict, one row each.
 
-    An item is an example for classification, the first piece of a word for tagging, a chosen token for masked
-    language modelling. Items follow from the batch alone. `items["attention_mask"]` is a tensor of the batch.
+    An item is an example for classification, the first piece of a word for tagging, the start or the end of an answer
+    in a window for question answering, a chosen token for masked language modelling. Items follow from the batch alone.
+    `items["attention_mask"]` is a tensor of the batch.
 
     Args:
         batch: the batch that the items belong to.
@@ -149,22 +150,24 @@ class Scores:
         columns: as `Task.score` returns them, for example `logits [n, C]`.
         labels: `[n]`.
         example_id: `[n]`, the example that each item belongs to.
+        decoding: as `Task.fit_decoder` returns it for the model's scores on dev.
     """
 
     columns: Mapping[str, np.ndarray]
     labels: np.ndarray
     example_id: np.ndarray
+    decoding: Mapping[str, Any] = field(default_factory=dict)
 
     def by_example(self) -> "Scores":
         """Returns the scores in the order of the examples."""
         order = self.example_id.argsort(kind="stable")
         columns = {name: column[order] for name, column in self.columns.items()}
-        return Scores(columns, self.labels[order], self.example_id[order])
+        return replace(self, columns=columns, labels=self.labels[order], example_id=self.example_id[order])
 
     def select(self, chosen: np.ndarray) -> "Scores":
         """Returns the scores of the items where `chosen [n]` (bool) is true."""
         columns = {name: column[chosen] for name, column in self.columns.items()}
-        return Scores(columns, self.labels[chosen], self.example_id[chosen])
+        return replace(self, columns=columns, labels=self.labels[chosen], example_id=self.example_id[chosen])
 
 
 @runtime_checkable
@@ -177,6 +180,7 @@ class Examples(Protocol):
         digest: stands for everything that the batches depend on.
         visits: ways in which an example is shown, one an epoch; None for a new one in each.
         items_per_example: the mean number of items.
+        classes_per_item: the mean number of classes that an item can have; None for all outputs of the model's head.
     """
 
     @property
@@ -193,6 +197,9 @@ class Examples(Protocol):
 
     @property
     def items_per_example(self) -> float: ...
+
+    @property
+    def classes_per_item(self) -> float | None: ...
 
     def __len__(self) -> int: ...
 
@@ -339,6 +346,10 @@ class Task(Protocol):
 
     def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
         """The columns `[n]` or `[n, C]` that evaluation keeps of the items' outputs."""
+        ...
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        """The values that a decoder needs besides logits, from the scores on dev: `decoding` of bundle.json."""
         ...
 
     def metrics(self, scores: Scores) -> dict[str, float]:

@@ -15,7 +15,8 @@ from distill.benchmark.settings import BenchmarkSettings
 from distill.console import print_line
 from distill.contracts import EncodedSplits, Splits, Task
 from distill.data.augmentation import Augmentation, augment
-from distill.errors import UserError, first_line
+from distill.edge.decode import DECODERS
+from distill.errors import OptionError, UserError, first_line
 from distill.export.abstention import check_abstention
 from distill.export.settings import ExportSettings
 from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
@@ -154,6 +155,9 @@ def check_plan(source: TeacherSource, plan: Plan) -> None:
             f"{plan.budget} is for tasks whose students are exported, and task={task.name} is not: leave it out"
         )
     check_abstention(task, plan.export.abstain)
+    if plan.export.vocabulary == "task" and task.decoder and DECODERS[task.decoder].classes_are_tokens:
+        raise OptionError("export.vocabulary", "task", f"full, because the predictions of task {task.name} "
+                          f"({task.kind}) are tokens of a text, which another vocabulary changes")  # fmt: skip
     check_hooks(objective, plan.trainer)
 
 

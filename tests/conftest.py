@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from distill.data import batching, tables
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.losses.term import EncoderSize
 from distill.tasks import Classification
+from distill.teaching.output_cache import CachedOutputs
 from distill.training import fitting
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
@@ -110,6 +112,12 @@ def outputs_at_items(output: Any, items: Items) -> Outputs:
         hidden_states=output.get("hidden_states"),
         segment_logits=output.get("seq_relationship_logits"),
     )
+
+
+def stored_logits(outputs: CachedOutputs) -> np.ndarray:
+    """Returns the cached logits of all items in the order of the examples."""
+    numbers = range(len(outputs._shards))
+    return np.concatenate([outputs._shard(number).tensors["logits"].numpy() for number in numbers])
 
 
 def toy_bert(

@@ -27,7 +27,7 @@ from distill.teaching.output_cache import HiddenLayers, OutputCache
 from distill.teaching.outputs import Computation, cache_outputs
 from distill.text.masking import Masking
 from teachers.pretrained import Pretrained
-from tests.conftest import SETTINGS, sentences, toy_bert
+from tests.conftest import SETTINGS, sentences, stored_logits, toy_bert
 
 CASES = 100
 Reader = Callable[[], str]  # Reads an entry of the cache, makes what is missing, and returns a digest of the content.
@@ -122,7 +122,7 @@ def read_outputs(root: Path, splits: LabelledData, tokenizer: PreTrainedTokenize
     batch = examples[list(range(len(examples)))]
     states = outputs(batch, task.select(batch)).whole().hidden_states
     assert states is not None
-    return digest_of(outputs.logits(), states[-1])
+    return digest_of(stored_logits(outputs), states[-1])
 
 
 def read_teacher(root: Path, splits: LabelledData, task: Classification, encoder_dir: Path) -> str:

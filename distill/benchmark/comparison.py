@@ -11,7 +11,7 @@ from distill.benchmark import latency
 from distill.benchmark.settings import BenchmarkSettings
 from distill.console import print_line, print_notice
 from distill.models.checks import longest
-from distill.models.forward import input_names
+from distill.models.forward import input_names, output_logits
 
 NOISE = 2.0  # Of p90 over p50; at most 1.2 in a run on a quiet machine.
 
@@ -66,6 +66,6 @@ def _torch_candidate(name: str, model: PreTrainedModel, inputs: Sequence[str]) -
 
     def run(feed: latency.Inputs) -> Any:
         with torch.inference_mode():
-            return model(**{key: torch.from_numpy(array) for key, array in feed.items()}).logits
+            return output_logits(model(**{key: torch.from_numpy(array) for key, array in feed.items()}))
 
     return latency.Candidate(name, "torch", inputs, size, run)

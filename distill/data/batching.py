@@ -32,8 +32,9 @@ class TokenizedExamples(Dataset[Batch]):
         encoded: the tokens of all examples.
         tokenizer: determines the padding.
         per_example: further columns `[N]` of the batches, such as `labels`.
-        per_token: further columns `[tokens]`, padded with -100.
+        per_token: further columns `[tokens]`. Columns that a model does not read are padded with -100.
         items_per_example: mean number of items.
+        classes_per_item: mean number of classes that an item can have; None for all outputs of the model's head.
     """
 
     visits: int | None = 1
@@ -46,16 +47,17 @@ class TokenizedExamples(Dataset[Batch]):
         per_example: Mapping[str, np.ndarray] | None = None,
         per_token: Mapping[str, np.ndarray] | None = None,
         items_per_example: float = 1.0,
+        classes_per_item: float | None = None,
     ) -> None:
         self.digest, self.truncated, self.lengths = encoded.digest, encoded.truncated, np.diff(encoded.offsets)
         self.longest = int(self.lengths.max())
-        self.items_per_example = items_per_example
+        self.items_per_example, self.classes_per_item = items_per_example, classes_per_item
         self._per_example = dict(per_example or {})
         self._columns: Mapping[str, np.ndarray] = (
             {**encoded.columns, **(per_token or {})} if per_token else encoded.columns
         )
         self._starts = encoded.offsets[:-1]
-        self.padding = padding_values(tokenizer) | dict.fromkeys(per_token or {}, IGNORED)
+        self.padding = dict.fromkeys(self._columns, IGNORED) | padding_values(tokenizer)
         self.pads_left = tokenizer.padding_side == "left"
 
     def __len__(self) -> int:

@@ -11,10 +11,14 @@ if TYPE_CHECKING:
     import datasets
     import pandas
 
-# A mapping holds columns by their names, a tuple texts and labels.
+# A mapping holds columns by their names, a list rows with the names of the columns, a tuple texts and labels.
 if TYPE_CHECKING:
     Table: TypeAlias = (
-        datasets.Dataset | pandas.DataFrame | Mapping[str, Sequence[object]] | tuple[Sequence[object], Sequence[object]]
+        datasets.Dataset
+        | pandas.DataFrame
+        | Mapping[str, Sequence[object]]
+        | list[Mapping[str, object]]
+        | tuple[Sequence[object], Sequence[object]]
     )
     TableSplits: TypeAlias = Mapping[str, Table]
 else:
@@ -22,7 +26,7 @@ else:
     Table = TableSplits = Annotated[object, SkipValidation]
 
 EXPECTED = (
-    "expected a path, (texts, labels), a mapping of columns, a pandas frame, a datasets.Dataset, or a mapping of "
+    "expected a path, (texts, labels), a mapping of columns, a pandas frame, rows, a datasets.Dataset, or a mapping of "
     "split names to one of these"
 )
 
@@ -85,6 +89,9 @@ def _to_table(value: object, *, text: Sequence[str], label: str) -> "datasets.Da
             return datasets.Dataset.from_pandas(value, preserve_index=False)
         if isinstance(value, Mapping):
             return datasets.Dataset.from_dict(_to_columns(value))
+        if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
+            names = dict.fromkeys(str(name) for row in value for name in row)
+            return datasets.Dataset.from_dict({name: [row.get(name) for row in value] for name in names})
         if isinstance(value, tuple) and len(value) == 2:
             texts, labels = (_to_list(name, column) for name, column in zip(("texts", "labels"), value, strict=True))
             if len(texts) != len(labels):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import datasets
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
+SQUAD = (".json", ".json.gz")  # Questions in the nested format of SQuAD.
 
 _LONGEST_FIELD = 2**31 - 1  # Characters of a CSV field; the default of `csv` is 131,072.
 _NAMES_SHOWN = 20
@@ -51,9 +52,10 @@ class Table:
 
 
 def read_file(path: Path, wanted: Collection[str]) -> Table:
-    """Reads the wanted columns of a file of a type in `SUFFIXES`.
+    """Reads the wanted columns of a file of a type in `SUFFIXES` or `SQUAD`.
 
-    Fields of CSV and TSV are strings. TSV has no quotes. Blank lines of CSV, TSV and JSONL are skipped.
+    Fields of CSV and TSV are strings. TSV has no quotes. Blank lines of CSV, TSV and JSONL are skipped. Each question
+    of SQuAD's JSON becomes a row with its `context` and its own keys, such as `id`, `question` and `answers`.
 
     Raises:
         UserError: if the file cannot be read, or a line of it has no clear meaning.
@@ -66,6 +68,8 @@ def read_file(path: Path, wanted: Collection[str]) -> Table:
             return _read_parquet(path, wanted)
         if kind.endswith(".jsonl"):
             return _read_jsonl(path, wanted)
+        if kind.endswith(".json"):
+            return _read_squad(path, wanted)
         with _long_fields():
             return _read_delimited(path, _parse_tsv(path) if kind.endswith(".tsv") else _parse_csv(path), wanted)
 
@@ -235,6 +239,29 @@ def _parse_json(path: Path, number: int, line: str) -> dict[str, object]:
     if not isinstance(row, dict):
         raise UserError(f'{path}, line {number} is {reprlib.repr(row)}, expected an object such as {{"text": ...}}')
     return row
+
+
+def _read_squad(path: Path, wanted: Collection[str]) -> Table:
+    """Reads the nested JSON of SQuAD 1.1 and 2.0: articles of `data`, their `paragraphs`, and the `qas` of each."""
+    try:
+        content = json.loads("".join(_read_lines(path)))
+        rows = [
+            {"context": paragraph["context"], **question}
+            for article in content["data"]
+            for paragraph in article["paragraphs"]
+            for question in paragraph["qas"]
+        ]
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not valid JSON: {first_line(error)}") from error
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is not in the format of SQuAD ({type(error).__name__}: {first_line(error)}), expected "
+            '{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}; give rows as .jsonl'
+        ) from error
+    if not rows:
+        raise UserError(f"{path} has no questions")
+    names = tuple(dict.fromkeys(name for row in rows for name in row))
+    return Table(str(path), names, {name: [row.get(name) for row in rows] for name in names if name in wanted})
 
 
 def _read_parquet(path: Path, wanted: Collection[str]) -> Table:

@@ -141,26 +141,41 @@ class TableSource:
         return tables
 
 
-def hold_out_dev(table: Table, fraction: float, *, rows: int, classes: Sequence[str] | None = None) -> dict[str, Table]:
+def hold_out_dev(
+    table: Table,
+    fraction: float,
+    *,
+    rows: int,
+    classes: Sequence[str] | None = None,
+    groups: Sequence[str] | None = None,
+    group: str = "group",
+) -> dict[str, Table]:
     """Splits a table into train and dev, the same in every run.
 
     Args:
         fraction: share of dev.
         rows: number of rows.
         classes: of the rows, by which the split is stratified; None draws dev from all rows alike.
+        groups: of the rows; those of one group are in one split. None has no groups.
+        group: the name of a group in messages.
 
     Raises:
-        UserError: if train or dev would lack rows or a class.
+        UserError: if train or dev would lack rows, a class, or a group.
     """
-    from sklearn.model_selection import train_test_split
+    from sklearn.model_selection import GroupShuffleSplit, train_test_split
 
-    path, option = table.source, f"task.dev_fraction={fraction}"
+    path, option, numbers = table.source, f"task.dev_fraction={fraction}", np.arange(rows)
     try:
-        train, dev = train_test_split(np.arange(rows), test_size=fraction, random_state=0, stratify=classes)
+        if groups is None:
+            train, dev = train_test_split(numbers, test_size=fraction, random_state=0, stratify=classes)
+        else:
+            splitter = GroupShuffleSplit(n_splits=1, test_size=fraction, random_state=0)
+            train, dev = next(splitter.split(numbers, groups=np.unique(groups, return_inverse=True)[1]))
     except ValueError as error:
-        with_classes = "" if classes is None else " so that train and dev hold every class"
+        held = "every class" if classes is not None else None if groups is None else f"a {group} each"
+        condition = "" if held is None else f" so that train and dev hold {held}"
         raise UserError(
-            f"{path} cannot be split with {option}{with_classes} ({error}): give a directory with train and dev instead"
+            f"{path} cannot be split with {option}{condition} ({error}): give a directory with train and dev instead"
         ) from error
     sources = {"train": f"{path} without {option}", "dev": f"{path}, {option}"}
     return {

@@ -32,6 +32,11 @@ class Split:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def select(self, rows: np.ndarray) -> "Split":
+        """Returns these rows."""
+        pairs = None if self.pairs is None else [self.pairs[i] for i in rows]
+        return Split(texts=[self.texts[i] for i in rows], pairs=pairs, labels=self.labels[rows])
+
     def records(self) -> list[str | list[str]]:
         """Returns the examples in the form that a bundle reads: a text, or the two texts of a pair."""
         if self.pairs is None:
@@ -107,6 +112,10 @@ class LabelledData:
         texts: list[str] = self.splits["train"].texts
         return texts
 
+    def is_empty(self, texts: Sequence[str]) -> bool:
+        """Returns whether an example of one text or the two texts of a pair has nothing to learn from."""
+        return not any(texts)
+
     def training_texts(self) -> Iterator[str]:
         """Yields all texts that are trained on, also the second ones of pairs and those without labels."""
         for part in (self.splits["train"], self.pool):
@@ -137,10 +146,14 @@ class LabelledText:
         data_dir: a directory with `train` and `dev`, or a single file. None uses the Hub's `hub_id`.
         dev_fraction: share of a single file or table that is held out as dev, stratified by class and the same in
             every run.
+        group: a column instead of the class: rows with the same value are held out together.
+        advice: how to name other columns, for messages.
+        suffixes: of the files that are read.
         stems: possible names of each split's file or Hub split.
         hub_id: a data set of the Hub and, after a colon, its configuration: `nyu-mll/glue:sst2`.
         builtin: whether to use the built-in data.
         train_examples, dev_examples: number of examples to use, always the same ones; None uses all.
+        further: columns that are read if they are there.
     """
 
     name: str
@@ -151,16 +164,20 @@ class LabelledText:
     tables: "Mapping[str, datasets.Dataset] | None" = None
     data_dir: str | None = None
     dev_fraction: float = 0.1
+    group: str | None = None
+    advice: str = "name yours with task.text=[...] and task.label=..."
+    suffixes: tuple[str, ...] = readers.SUFFIXES
     stems: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: dict(STEMS))
     hub_id: str | None = None
     builtin: bool = False
     train_examples: int | None = None
     dev_examples: int | None = None
+    further: tuple[str, ...] = ()
 
     @property
     def wanted(self) -> tuple[str, ...]:
         """All columns that may be read."""
-        return (*self.text, *self.label)
+        return (*self.text, *self.label, *self.further)
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads `train`, `dev` and the other splits with labels.
@@ -172,42 +189,48 @@ class LabelledText:
             UnreachableError: if the data is not in the cache and cannot be downloaded.
         """
         tables = {}
-        for name, table in self._source().read(cache_dir, self._hold_out_dev).items():
+        for name, table in self.read_tables(cache_dir).items():
             if name in ("train", "dev") or _is_labelled(self, table):
-                _check_columns(self, table)
+                check_columns(self, table)
                 tables[name] = _leave_out_unlabelled(self, table)
         names, numbers = _read_labels(self, tables)
         splits = {name: _create_split(self, table, numbers[name]) for name, table in tables.items()}
         for name, size in (("train", self.train_examples), ("dev", self.dev_examples)):
-            splits[name] = _sample(splits[name], size)
+            splits[name] = splits[name].select(sample_rows(len(splits[name]), size))
         report_shared_texts(splits)
         return LabelledData(labels=names, splits=splits, sha256=_compute_digest(names, splits))
 
-    def _source(self) -> TableSource:
-        return TableSource(
+    def read_tables(self, cache_dir: Path) -> dict[str, Table]:
+        """Returns the table of each split, with those of the wanted columns that it has."""
+        source = TableSource(
             name=self.name, wanted=self.wanted, tables=self.tables, data_dir=self.data_dir, stems=self.stems,
-            hub_id=self.hub_id, builtin=self.builtin,
+            hub_id=self.hub_id, builtin=self.builtin, suffixes=self.suffixes,
         )  # fmt: skip
+        return source.read(cache_dir, self._hold_out_dev)
 
     def _hold_out_dev(self, table: Table) -> dict[str, Table]:
-        """Splits a table into train and dev, stratified by class."""
-        _check_columns(self, table)
+        """Splits a table into train and dev, stratified by class or by groups of rows."""
+        check_columns(self, table)
         table = _leave_out_unlabelled(self, table)
-        if not self.regression:
-            labels.to_words({"train": _get_labels(self, table)}, self.label_names)  # Checks them.
         values = _get_labels(self, table).values
-        classes = None if self.regression else list(map(str, values))
-        return hold_out_dev(table, self.dev_fraction, rows=len(values), classes=classes)
+        if self.group is not None:
+            groups = list(map(str, table.columns[self.group]))
+            return hold_out_dev(table, self.dev_fraction, rows=len(values), groups=groups, group=self.group)
+        if self.regression:
+            return hold_out_dev(table, self.dev_fraction, rows=len(values))
+        labels.to_words({"train": _get_labels(self, table)}, self.label_names)  # Checks them.
+        return hold_out_dev(table, self.dev_fraction, rows=len(values), classes=list(map(str, values)))
 
 
-def _check_columns(rows: LabelledText, table: Table) -> None:
+def check_columns(rows: LabelledText, table: Table) -> None:
+    """Raises UserError for a table that lacks a column, or has no rows."""
     missing = [column for column in rows.text if column not in table.names]
     if not any(column in table.names for column in rows.label):
         missing.append(" or ".join(rows.label))
     if missing:
         raise UserError(
             f"{table.source} has no column {', '.join(missing)}: it has {readers.show_names(table.names)}; "
-            "name yours with task.text=[...] and task.label=..."
+            f"{rows.advice}"
         )
     if not table.columns[rows.text[0]]:
         raise UserError(f"{table.source} has no examples")
@@ -309,14 +332,6 @@ def report_shared_texts(splits: "Mapping[str, RawSplit]") -> None:
                 f"{shared:,} of {len(split):,} examples of {name} have the same text as one of train, so that the "
                 f"scores of {name} may be too high"
             )
-
-
-def _sample(split: Split, size: int | None) -> Split:
-    chosen = sample_rows(len(split), size)
-    if len(chosen) == len(split):
-        return split
-    pairs = None if split.pairs is None else [split.pairs[i] for i in chosen]
-    return Split(texts=[split.texts[i] for i in chosen], pairs=pairs, labels=split.labels[chosen])
 
 
 def sample_rows(total: int, size: int | None) -> np.ndarray:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +19,22 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 # `words` has the number of the word that begins with a token, -1 for other tokens.
-DTYPES = {"input_ids": np.int32, "token_type_ids": np.int8, "words": np.int32}
+# `start_characters` and `end_characters` are those of a token in its text.
+DTYPES = {
+    "input_ids": np.int32, "token_type_ids": np.int8, "words": np.int32, "start_characters": np.int32,
+    "end_characters": np.int32,
+}  # fmt: skip
 TEXTS_PER_CALL = 10_000  # The tokenizer returns Python lists, so this limits its memory.
+
+
+class RawText(Protocol):
+    """The texts of a split, and the second texts of pairs."""
+
+    @property
+    def texts(self) -> Sequence[str]: ...
+
+    @property
+    def pairs(self) -> Sequence[str] | None: ...
 
 
 class MappedColumns(dict[str, np.ndarray]):
@@ -39,13 +53,14 @@ class Tokens:
     """Token ids of a split. Example `i` is `column[offsets[i] : offsets[i + 1]]`.
 
     Args:
-        columns: `input_ids [tokens]`, `token_type_ids [tokens]` if the tokenizer returns them, and for words to tag
-            `words [tokens]`.
+        columns: `input_ids [tokens]`, `token_type_ids [tokens]` if the tokenizer returns them, for words to tag
+            `words [tokens]`, and for windows `start_characters` and `end_characters`.
         offsets: first token of each example, and the number of tokens, `[examples + 1]`.
         truncated: number of examples that were truncated to the maximum length, special tokens included.
         digest: SHA-256 of everything that the tokens depend on.
         pair_labels: labels of segment pairs, `[examples]`.
         wordless: number of words to tag that have no token of their own.
+        rows: the row of the split that each window shows, `[examples]`; None if an example is a whole row.
     """
 
     columns: dict[str, np.ndarray]
@@ -54,6 +69,7 @@ class Tokens:
     digest: str
     pair_labels: np.ndarray | None = None
     wordless: int = 0
+    rows: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -140,9 +156,17 @@ def describe_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> list[Any]:
     return [settings, tokenizer.truncation_side, list(tokenizer.model_input_names)]
 
 
-def compute_digest(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> str:
-    """Returns the SHA-256 of everything that the tokens depend on, which excludes the labels."""
+def compute_digest(
+    split: RawText, tokenizer: "PreTrainedTokenizerBase", max_length: int, *, doc_stride: int | None = None
+) -> str:
+    """Returns the SHA-256 of everything that the tokens depend on, which excludes the labels.
+
+    Args:
+        doc_stride: tokens that neighbouring windows share, None for whole examples.
+    """
     settings = [FORMAT_VERSION, max_length, describe_tokenizer(tokenizer)]
+    if doc_stride is not None:
+        settings.append(doc_stride)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for texts in (split.texts, split.pairs):
         digest.update(json.dumps(texts).encode())
@@ -160,11 +184,16 @@ def _tokenize(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: in
             if name in encoded:
                 rows = [np.array(row, dtype=dtype) for row in encoded[name]]
                 values.setdefault(name, []).append(np.concatenate(rows))
-    return create_table(values, np.concatenate(lengths), truncated)
+    return create_table(values, np.concatenate(lengths), truncated=truncated)
 
 
 def create_table(
-    columns: Mapping[str, Sequence[np.ndarray]], lengths: np.ndarray, truncated: int, *, wordless: int = 0
+    columns: Mapping[str, Sequence[np.ndarray]],
+    lengths: np.ndarray,
+    *,
+    truncated: int = 0,
+    wordless: int = 0,
+    rows: np.ndarray | None = None,
 ) -> pa.Table:
     """Returns the table of the tokens of a split.
 
@@ -173,12 +202,15 @@ def create_table(
         lengths: number of tokens of each example.
         truncated: number of examples that were truncated.
         wordless: number of words without a token of their own.
+        rows: the row of the split that each example shows, where an example is a window.
     """
     offsets = pa.array(np.concatenate([[0], lengths.cumsum()]))
-    lists = {
-        name: pa.LargeListArray.from_arrays(offsets, pa.array(np.concatenate(arrays)))
+    lists: dict[str, Any] = {
+        name: pa.LargeListArray.from_arrays(offsets, pa.array(np.concatenate(arrays).astype(DTYPES[name], copy=False)))
         for name, arrays in columns.items()
     }
+    if rows is not None:
+        lists["rows"] = pa.array(rows)
     metadata = {"truncated": truncated, "wordless": wordless}
     return pa.table(lists).replace_schema_metadata({name: str(number) for name, number in metadata.items()})
 
@@ -205,6 +237,7 @@ def _to_tokens(table: pa.Table, digest: str, columns: dict[str, np.ndarray] | No
         digest=digest,
         pair_labels=labels,
         wordless=int(table.schema.metadata.get(b"wordless", b"0")),
+        rows=table.column("rows").chunk(0).to_numpy() if "rows" in table.column_names else None,
     )
 
 

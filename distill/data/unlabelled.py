@@ -28,7 +28,7 @@ else:
     Unlabelled = Annotated[object, SkipValidation]
 
 PLAIN = (".txt", ".txt.gz")
-SUFFIXES = (*PLAIN, *readers.SUFFIXES)
+SUFFIXES = (*PLAIN, *readers.SUFFIXES, *readers.SQUAD)
 HUB_SPLITS = ("unsupervised", "unlabelled", "unlabeled", "train")
 USUAL = "text"  # The column of a task of one text where the table has no column of the task's name.
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
@@ -185,7 +185,7 @@ def clean(columns: Columns, data: LabelledData) -> tuple[Columns, dict[str, int]
     removed: dict[str, int] = dict.fromkeys(("empty", *data.scored(), "train", "doubled"), 0)
     rows = []
     for row, key in enumerate(_keys(columns[0], columns[1] if len(columns) == 2 else None)):
-        reason = found.get(key) if any(key) else "empty"
+        reason = "empty" if data.is_empty(key) else found.get(key)
         if reason is None:
             rows.append(row)
             found[key] = "doubled"

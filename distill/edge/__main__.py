@@ -4,6 +4,7 @@ The texts are arguments or lines of standard input, and every one of them gives 
 
     python -m distill.edge path/to/bundle "a sentence" "another one"
     python -m distill.edge path/to/bundle < sentences.txt
+    python -m distill.edge path/to/bundle --jsonl < records.jsonl
 
 With `--web` it writes a page that runs the bundle in a browser, and predicts nothing:
 
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from distill.edge import decode, web
 from distill.edge.bundle import Bundle
-from distill.errors import DistillError, UserError
+from distill.errors import DistillError, UserError, first_line
 
 LINES_PER_CHUNK = 256
 Row = tuple[str, decode.Record | None]  # A text, and its record; None for a blank line.
@@ -68,6 +69,22 @@ def _read_rows(texts: Sequence[str], *, pair: bool) -> Iterator[Row]:
         yield text, parts if pair else text
 
 
+def _read_records(lines: Sequence[str], decoder: decode.Decoder) -> Iterator[Row]:
+    """Yields the lines, or without any those of standard input, with the records that they have as JSON."""
+    for name, line in _read_arguments(lines) if lines else _read_lines():
+        if not line.strip():
+            yield line, None
+            continue
+        try:
+            record = json.loads(line)
+            decoder.read(record)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{name}: got {decode.shorten(line)}, expected JSON: {first_line(error)}") from error
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
+        yield line, record
+
+
 def _read_chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
     """Yields the rows in chunks, also those before an error."""
     chunk: list[Row] = []
@@ -96,13 +113,18 @@ def _write_error(text: str) -> None:
         sys.stderr.buffer.flush()
 
 
-def _predict_chunk(bundle: Bundle, rows: Sequence[Row], *, as_json: bool) -> list[str]:
-    """Returns a line for each row. That of a blank line is blank, and in JSON all of its values are null."""
+def _predict_chunk(bundle: Bundle, rows: Sequence[Row], *, as_json: bool, as_records: bool) -> list[str]:
+    """Returns a line for each row. That of a blank line is blank, and in JSON all of its values are null.
+
+    `as_records` writes JSON without the text of the row.
+    """
     predictions = iter(bundle.predict([record for _, record in rows if record is not None]))
     lines = []
     for text, record in rows:
         prediction = dict.fromkeys(bundle.decoder.fields) if record is None else next(predictions)
-        if as_json:
+        if as_records:
+            lines.append(json.dumps(prediction, ensure_ascii=False))
+        elif as_json:
             lines.append(json.dumps({"text": text, **prediction}, ensure_ascii=False))
         elif record is None:
             lines.append("")
@@ -131,6 +153,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help="fp32 or int8; by default the recommended one")
     parser.add_argument("--threads", type=int, help="number of threads of onnxruntime")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, with all probabilities")
+    parser.add_argument(
+        "--jsonl", action="store_true",
+        help='each line is a record in JSON, such as {"question": ..., "context": ...}, and gives a JSON object',
+    )  # fmt: skip
     parser.add_argument("--web", action="store_true", help="write a page for browsers; the text is the folder's name")
     parser.add_argument("--single-file", action="store_true", help="with --web: one HTML file in place of a folder")
     parser.add_argument("--libraries", type=Path, default=Path("node_modules"), help="with --web: of JavaScript")
@@ -145,8 +171,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.web:
             _write_page(bundle, options)
             return 0
-        for rows in _read_chunks(_read_rows(options.text, pair=bundle.pair)):
-            _write(_predict_chunk(bundle, rows, as_json=options.json))
+        if options.jsonl:
+            read = _read_records(options.text, bundle.decoder)
+        else:
+            read = _read_rows(options.text, pair=bundle.pair)
+        for rows in _read_chunks(read):
+            _write(_predict_chunk(bundle, rows, as_json=options.json, as_records=options.jsonl))
     except BrokenPipeError:  # The reader has seen enough, as `head` does.
         _discard_output()
     except DistillError as error:

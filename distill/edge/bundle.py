@@ -1,8 +1,8 @@
 """Predicts with a bundle through onnxruntime, tokenizers and numpy."""
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,6 @@ from distill.files import hash_file
 
 MOST_THREADS = 1024
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-Tokens = list[int | None] | None  # The token of each item; None if a text has one row of logits.
 
 
 class Bundle:
@@ -44,7 +43,7 @@ class Bundle:
         self.labels: list[str] = self.manifest["labels"]
         self.pair: bool = self.manifest["pair"]
         self.truncation_side: str = self.manifest["truncation_side"]
-        self.decoder = _create_decoder(self.manifest["decoder"], self.labels, self.pair, self.directory)
+        self.decoder = _create_decoder(self.manifest, self.directory)
         models: dict[str, str] = self.manifest["models"]
         self.model = self.manifest["recommended"] if model is None else model
         if self.model is None:
@@ -64,17 +63,21 @@ class Bundle:
         self._check_model(path)
 
     def item_logits(self, records: Sequence[decode.Record], *, batch_size: int = 32) -> list[NDArray[np.floating]]:
-        """Returns the logits `[n, C]` of the items of each record. Records of similar length share a batch."""
+        """Returns the logits `[n, C]` of the items of each row of the model. Rows of similar length share a batch.
+
+        A record is one row, or as many as it has windows.
+        """
         examples = [self.decoder.read(record) for record in self._records(records, None)]
-        return [logits for _, logits in self._run(examples, batch_size)]
+        return [logits for rows in self._run(examples, batch_size) for _, logits in rows]
 
     def inputs(
         self, records: Sequence[decode.Record], *, batch_size: int = 32
     ) -> Iterator[dict[str, NDArray[np.int64]]]:
-        """Yields the model's inputs `[B, L]` for the records. Records of similar length share a batch."""
-        encodings = self._encode([self.decoder.read(record) for record in self._records(records, None)])
-        for batch in _batches(encodings, batch_size):
-            yield self._make_inputs([encodings[i] for i in batch])
+        """Yields the model's inputs `[B, L]` for the records. Rows of similar length share a batch."""
+        encoded = self._encode([self.decoder.read(record) for record in self._records(records, None)])
+        rows = list(itertools.chain.from_iterable(encoded))
+        for batch in _batches(rows, batch_size):
+            yield self._make_inputs([rows[i] for i in batch])
 
     def logits(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, batch_size: int = 32
@@ -88,20 +91,20 @@ class Bundle:
     ) -> list[decode.Prediction]:
         """Returns the prediction for each record, or for each text and its pair.
 
-        For classes it has `label`, `probability` and the `probabilities` of all labels, for a number `value`. The label
-        is None where the bundle has a threshold and the probability is below.
+        For classes it has `label`, `probability` and the `probabilities` of all labels, for a number `value`, for a
+        question `answer`, `score`, `start` and `end`. The label is None where the bundle has a threshold and the
+        probability is below.
 
         Raises:
             UserError: for a record of another form, and a model whose logits are not finite.
         """
         examples = [self.decoder.read(record) for record in self._records(records, pairs)]
         outputs = self._run(examples, batch_size)
-        for number, (_, logits) in enumerate(outputs, 1):
-            if not np.isfinite(logits).all():
+        for number, rows in enumerate(outputs, 1):
+            if not all(np.isfinite(logits).all() for _, logits in rows):
                 raise UserError(f"{self.directory}: the logits of {self.model} for record {number} are not finite")
         return [
-            self._withhold(self.decoder.decode(example, items, logits))
-            for example, (items, logits) in zip(examples, outputs, strict=True)
+            self._withhold(self.decoder.decode(example, rows)) for example, rows in zip(examples, outputs, strict=True)
         ]
 
     def _withhold(self, prediction: decode.Prediction) -> decode.Prediction:
@@ -122,59 +125,57 @@ class Bundle:
             raise UserError(f"got {len(records)} texts and {len(pairs)} pairs, expected one pair for each text")
         return [list(pair) for pair in zip(cast(Sequence[str], records), pairs, strict=True)]
 
-    def _run(self, examples: Sequence[decode.Example], batch_size: int) -> list[tuple[Tokens, NDArray[np.floating]]]:
-        """Returns the tokens of the items of each example, and their logits `[n, C]`."""
+    def _run(self, examples: Sequence[decode.Example], batch_size: int) -> list[list[decode.Items]]:
+        """Returns the items of each row of each example with their logits."""
         _check_count("batch_size", batch_size)
-        encodings = self._encode(examples)
-        outputs: list[Any] = [None] * len(encodings)
-        for batch in _batches(encodings, batch_size):
+        encoded = self._encode(examples)
+        rows = list(itertools.chain.from_iterable(encoded))
+        owners = [example for example, own in zip(examples, encoded, strict=True) for _ in own]
+        outputs: list[Any] = [None] * len(rows)
+        for batch in _batches(rows, batch_size):
             try:
-                logits = self.session.run(["logits"], self._make_inputs([encodings[i] for i in batch]))[0]
+                logits = self.session.run(["logits"], self._make_inputs([rows[i] for i in batch]))[0]
             except Exception as error:  # The errors of onnxruntime have no class in common.
                 reason = first_line(error)
                 raise UserError(f"{self.directory}: onnxruntime cannot run {self.model}: {reason}") from error
             for row, i in enumerate(batch):
-                outputs[i] = self._select_items(examples[i], encodings[i], logits[row])
-        return outputs
+                outputs[i] = self._select_items(owners[i], rows[i], logits[row])
+        remaining = iter(outputs)
+        return [list(itertools.islice(remaining, len(own))) for own in encoded]
 
-    def _encode(self, examples: Sequence[decode.Example]) -> "list[_Encoded]":
-        """Returns the examples as the model reads them, truncated by the tokenizer or else by the decoder."""
+    def _encode(self, examples: Sequence[decode.Example]) -> list[list[decode.Row]]:
+        """Returns the rows of each example, cut by the tokenizer or else by the decoder."""
         inputs = [example.text if example.pair is None else (example.text, example.pair) for example in examples]
         encodings: list[Encoding] = self.tokenizer.encode_batch(inputs)
-        return [self._cut(example, encoding) for example, encoding in zip(examples, encodings, strict=True)]
+        if not self.decoder.cuts:
+            return [[encoding] for encoding in encodings]
+        limits = {"max_length": self.manifest["max_length"], "doc_stride": self.manifest["doc_stride"]}
+        rows: list[list[decode.Row]] = []
+        for number, (example, encoding) in enumerate(zip(examples, encodings, strict=True), 1):
+            try:
+                rows.append(self.decoder.cut(example, encoding, **limits, side=self.truncation_side))
+            except ValueError as error:
+                raise UserError(f"record {number}: {error}") from error
+        return rows
 
-    def _cut(self, example: decode.Example, encoding: Encoding) -> "_Encoded":
-        """Returns the tokens of an example that the model reads."""
-        if not self.decoder.truncates:
-            return encoding
-        kept = self.decoder.keep(
-            example, encoding.offsets, encoding.special_tokens_mask, length=self.manifest["max_length"],
-            side=self.truncation_side,
-        )  # fmt: skip
-        return encoding if len(kept) == len(encoding.ids) else _CutEncoding.select(encoding, kept)
+    def _select_items(self, example: decode.Example, row: decode.Row, logits: NDArray[np.floating]) -> decode.Items:
+        """Returns the items of a row, from logits `[C]` of the text or `[L, C]` of its tokens."""
+        if self.decoder.axes == 3:  # The logits of tokens have padding.
+            tokens = len(row.ids)
+            logits = logits[len(logits) - tokens :] if self.manifest["padding_side"] == "left" else logits[:tokens]
+        return self.decoder.select(example, row, logits)
 
-    def _select_items(
-        self, example: decode.Example, encoding: "_Encoded", logits: NDArray[np.floating]
-    ) -> tuple[Tokens, NDArray[np.floating]]:
-        """Returns the items' tokens and logits `[n, C]`, from logits `[C]` of the text or `[L, C]` of its tokens."""
-        tokens = self.decoder.items(example, encoding.offsets, encoding.special_tokens_mask)
-        if tokens is None:
-            return None, np.asarray(logits[None])
-        padding = len(logits) - len(encoding.ids) if self.manifest["padding_side"] == "left" else 0
-        rows = [padding + token for token in tokens if token is not None]
-        return tokens, np.asarray(logits[rows])
-
-    def _make_inputs(self, batch: "Sequence[_Encoded]") -> dict[str, NDArray[np.int64]]:
+    def _make_inputs(self, batch: Sequence[decode.Row]) -> dict[str, NDArray[np.int64]]:
         """Returns the model's inputs `[B, L]`, padded to the longest of the batch."""
-        length = max(len(encoding.ids) for encoding in batch)
+        length = max(len(row.ids) for row in batch)
         inputs = {}
         for name in self.manifest["inputs"]:
             padding = self.manifest["padding"][name]
             array = np.full((len(batch), length), padding, dtype=np.int64)
-            for row, encoding in enumerate(batch):
-                values = getattr(encoding, SOURCES[name])
+            for place, row in enumerate(batch):
+                values = getattr(row, SOURCES[name])
                 columns = slice(-len(values), None) if self.manifest["padding_side"] == "left" else slice(len(values))
-                array[row, columns] = values
+                array[place, columns] = values
             inputs[name] = array
         return inputs
 
@@ -220,7 +221,7 @@ class Bundle:
             raise UserError(
                 f"{self.directory} is damaged: max_length is {length}, less than its {special} special tokens"
             )
-        if self.decoder.truncates:
+        if self.decoder.cuts:
             tokenizer.no_truncation()
         else:  # Training cuts the longer text of a pair first, which is the default here too.
             tokenizer.enable_truncation(length, direction=self.truncation_side)
@@ -241,21 +242,25 @@ class Bundle:
             )
 
 
-def _batches(encodings: "Sequence[_Encoded]", batch_size: int) -> Iterator[list[int]]:
-    """Yields the positions of the encodings of each batch, the short ones first."""
-    order = sorted(range(len(encodings)), key=lambda i: len(encodings[i].ids))
+def _batches(rows: Sequence[decode.Row], batch_size: int) -> Iterator[list[int]]:
+    """Yields the positions of the rows of each batch, the short ones first."""
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids))
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
 
 
-def _create_decoder(name: str, labels: Sequence[str], pair: bool, directory: Path) -> decode.Decoder:
+def _create_decoder(manifest: Mapping[str, Any], directory: Path) -> decode.Decoder:
+    name, labels = manifest["decoder"], manifest["labels"]
     if name not in decode.DECODERS:
         known = ", ".join(decode.DECODERS)
         raise UserError(f"{directory} needs the decoder {name}, this version of distill has {known}: update distill")
     decoder = decode.DECODERS[name]
     if not decoder.accepts(len(labels)):
         raise UserError(f"{directory} is damaged: the decoder {name} does not fit {len(labels)} labels")
-    return decoder(labels, pair)
+    try:
+        return decoder(labels, manifest["pair"], manifest["decoding"])
+    except UserError as error:
+        raise UserError(f"{directory} is damaged: {error}") from error
 
 
 def _check_count(name: str, value: object, *, most: int | None = None) -> None:
@@ -264,25 +269,6 @@ def _check_count(name: str, value: object, *, most: int | None = None) -> None:
     if not whole or int(value) < 1 or int(value) > (most or int(value)):  # type: ignore[call-overload]
         expected = f"a whole number from 1 to {most}" if most else "a whole number of at least 1"
         raise UserError(f"got {name}={value}, expected {expected}")
-
-
-@dataclass(frozen=True)
-class _CutEncoding:
-    """Those tokens of a `tokenizers.Encoding` that are left of a truncated example, with its attributes."""
-
-    ids: list[int]
-    attention_mask: list[int]
-    type_ids: list[int]
-    offsets: list[tuple[int, int]]
-    special_tokens_mask: list[int]
-
-    @classmethod
-    def select(cls, encoding: Encoding, kept: Sequence[int]) -> "_CutEncoding":
-        columns = {field.name: getattr(encoding, field.name) for field in fields(cls)}
-        return cls(**{name: [values[token] for token in kept] for name, values in columns.items()})
-
-
-_Encoded = Encoding | _CutEncoding
 
 
 def data_file(path: Path) -> Path:

@@ -1,6 +1,7 @@
 """Decoders, which turn the logits of a model into predictions with numpy.
 
-A decoder selects the tokens of a text that are the items of its task, and makes a prediction from their logits.
+A decoder selects the items of its task among the logits of a row of the model, and makes a prediction from those of all
+rows of a record.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from distill.edge import spans
 from distill.edge.words import (
     OUTSIDE,
+    CutEncoding,
     Span,
     TagScheme,
     cut_between_words,
@@ -22,15 +25,18 @@ from distill.edge.words import (
 from distill.errors import UserError
 
 Floats = NDArray[np.floating]
-# A text, the two texts of a pair, or `{"tokens": [...]}` for the words of a text.
-Record = str | Sequence[str] | Mapping[str, Sequence[str]]
-# A JSON object: `label`, `probability` and `probabilities`; or `value`; or `entities`.
+# A text, the two texts of a pair, `{"tokens": [...]}` for the words of a text, or `{"question", "context"}`.
+Record = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+# A JSON object: `label`, `probability` and `probabilities`; or `value`; or `entities`; or `answer` with its place.
 Prediction = dict[str, Any]
+# The items of a row of the model in the form of the decoder, and their logits `[n, C]`.
+Items = tuple[Any, Floats]
 
 
 # The characters at which `str.splitlines` splits, and the tab, with their escapes.
 ESCAPES = {ord(character): ascii(character)[1:-1] for character in "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"}
 WITHHELD = "(no label)"  # In the plain form, of a bundle that abstains.
+NO_ANSWER = "(no answer)"  # In the plain form.
 SHOWN = 80  # Characters of a record in a message.
 IMPOSSIBLE = -30.0  # The logit of a class whose probability is 0, with 0 for the others.
 
@@ -44,18 +50,38 @@ class Example:
     words: tuple[Span, ...] = ()
 
 
+class Row(Protocol):
+    """One row of tokens of the model."""
+
+    @property
+    def ids(self) -> Any: ...
+
+    @property
+    def type_ids(self) -> Any: ...
+
+    @property
+    def attention_mask(self) -> Any: ...
+
+
 class Decoder(Protocol):
     """Reads the records of one kind of task and decodes the logits of a model.
 
     Attributes:
         axes: number of axes of the model's logits.
         fields: the keys of a prediction.
-        truncates: whether `keep` truncates examples, because they may not be cut anywhere as by the tokenizer.
+        cuts: whether `cut` makes the rows of an example, because it may not be cut anywhere as by the tokenizer.
+        classes_are_tokens: whether the classes are the tokens of a text, so that logits of another tokenizer cannot be
+            compared.
     """
 
     axes: int
     fields: tuple[str, ...]
-    truncates: bool
+    cuts: bool
+    classes_are_tokens: bool
+
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
+        """Takes the fields of bundle.json; raises UserError if `decoding` lacks a value or has an invalid one."""
+        ...
 
     @staticmethod
     def accepts(labels: int) -> bool:
@@ -66,33 +92,29 @@ class Decoder(Protocol):
         """Returns the record as an example; raises UserError if it has another form."""
         ...
 
-    def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int | None] | None:
-        """Returns the token of each item, None for an item that was truncated.
-
-        Returns None instead of a list if the model has one row of logits for a whole text.
+    def cut(self, example: Example, encoding: Any, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+        """Returns the rows of an example, of at most `max_length` tokens.
 
         Args:
-            offsets: the characters of each token in the text.
-            special: 1 for each special token, 0 for the others.
+            encoding: of the whole example, with the attributes of `tokenizers.Encoding`.
+            doc_stride: tokens that neighbouring windows share.
+            side: the end of a text that is cut, `right` or `left`.
+
+        Raises:
+            ValueError: with the reason in words, if there can be no row.
         """
         ...
 
-    def keep(
-        self, example: Example, offsets: Sequence[Span], special: Sequence[int], *, length: int, side: str
-    ) -> list[int]:
-        """Returns the tokens of a whole example that the model reads, at most `length`.
-
-        Args:
-            side: the end of the text that is cut, `right` or `left`.
-        """
+    def select(self, example: Example, row: Any, logits: Floats) -> Items:
+        """Returns the items of a row, from logits `[C]` of the row or `[tokens, C]` without padding."""
         ...
 
     def truncated_item(self) -> Floats | None:
         """Returns logits `[C]` with the prediction of an item that was truncated; None if no item can be."""
         ...
 
-    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> Prediction:
-        """Returns the prediction from logits `[n, C]` of the items that were not truncated."""
+    def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
+        """Returns the prediction from the items of all rows of a record."""
         ...
 
     def format(self, prediction: Prediction) -> str:
@@ -104,9 +126,10 @@ class _WholeText:
     """Base of the decoders for one row of logits for each text."""
 
     axes = 2
-    truncates = False
+    cuts = False
+    classes_are_tokens = False
 
-    def __init__(self, labels: Sequence[str], pair: bool) -> None:
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
         self.labels, self.pair = list(labels), pair
 
     def read(self, record: Record) -> Example:
@@ -118,13 +141,11 @@ class _WholeText:
             return Example(_check_text(record))
         raise UserError(f"got {shorten(record)}, expected {'two texts' if self.pair else 'a text'}")
 
-    def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int | None] | None:
-        return None
+    def cut(self, example: Example, encoding: Any, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+        return [encoding]
 
-    def keep(
-        self, example: Example, offsets: Sequence[Span], special: Sequence[int], *, length: int, side: str
-    ) -> list[int]:
-        return list(range(len(special)))
+    def select(self, example: Example, row: Any, logits: Floats) -> Items:
+        return None, logits[None]
 
     def truncated_item(self) -> Floats | None:
         return None
@@ -139,7 +160,8 @@ class Classes(_WholeText):
     def accepts(labels: int) -> bool:
         return labels > 1
 
-    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> Prediction:
+    def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
+        [(_, logits)] = rows
         row = softmax(logits[0].astype(np.float64))
         best = int(row.argmax())
         probabilities = {label: float(value) for label, value in zip(self.labels, row, strict=True)}
@@ -159,7 +181,8 @@ class Number(_WholeText):
     def accepts(labels: int) -> bool:
         return labels == 1
 
-    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> Prediction:
+    def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
+        [(_, logits)] = rows
         return {"value": float(logits[0, 0])}
 
     def format(self, prediction: Prediction) -> str:
@@ -176,13 +199,14 @@ class Tags:
 
     axes = 3
     fields: tuple[str, ...] = ("entities",)
-    truncates = True
+    cuts = True
+    classes_are_tokens = False
 
     @staticmethod
     def accepts(labels: int) -> bool:
         return labels > 1
 
-    def __init__(self, labels: Sequence[str], pair: bool) -> None:
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
         self.labels, self.scheme = list(labels), TagScheme(labels)
 
     def read(self, record: Record) -> Example:
@@ -193,19 +217,22 @@ class Tags:
             return Example(_check_text(" ".join(words)), words=locate_words(words))
         raise UserError(f'got {shorten(record)}, expected a text or {{"tokens": [...]}}')
 
-    def items(self, example: Example, offsets: Sequence[Span], special: Sequence[int]) -> list[int | None] | None:
-        return find_first_pieces(example.words, offsets, special)
+    def cut(self, example: Example, encoding: Any, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+        kept = cut_between_words(
+            example.words, encoding.offsets, encoding.special_tokens_mask, length=max_length, side=side
+        )  # fmt: skip
+        return [encoding if len(kept) == len(encoding.ids) else CutEncoding.select(encoding, kept)]
 
-    def keep(
-        self, example: Example, offsets: Sequence[Span], special: Sequence[int], *, length: int, side: str
-    ) -> list[int]:
-        return cut_between_words(example.words, offsets, special, length=length, side=side)
+    def select(self, example: Example, row: Any, logits: Floats) -> Items:
+        pieces = find_first_pieces(example.words, row.offsets, row.special_tokens_mask)
+        tagged = [(word, piece) for word, piece in zip(example.words, pieces, strict=True) if piece is not None]
+        return [word for word, _ in tagged], logits[[piece for _, piece in tagged]]
 
     def truncated_item(self) -> Floats | None:
         return np.array([0.0 if label == OUTSIDE else IMPOSSIBLE for label in self.labels], dtype=np.float32)
 
-    def decode(self, example: Example, items: Sequence[int | None] | None, logits: Floats) -> Prediction:
-        words = [word for word, item in zip(example.words, items or [], strict=True) if item is not None]
+    def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
+        [(words, logits)] = rows
         probabilities = softmax(logits.astype(np.float64))
         best = probabilities.argmax(axis=-1)
         entities = []
@@ -222,7 +249,77 @@ class Tags:
         return "; ".join(f"{escape(entity['type'])}: {escape(entity['text'])}" for entity in entities) or "-"
 
 
-DECODERS: Mapping[str, type[Classes] | type[Number] | type[Tags]] = {"classes": Classes, "number": Number, "tags": Tags}
+class Spans:
+    """Decodes the answer to a question, which is a span of its context.
+
+    `answer` is its text, None for no answer, `score` its probability, and `start` and `end` are its code points in the
+    context. A record is `{"question": ..., "context": ...}`, or the two texts as a pair.
+
+    Args:
+        decoding: `n_best` and `max_answer_length` as in `spans.find_answers`, and `null_threshold`: the difference from
+            which on there is no answer, None if there always is one.
+    """
+
+    axes = 3
+    fields: tuple[str, ...] = ("answer", "score", "start", "end")
+    cuts = True
+    classes_are_tokens = True
+
+    @staticmethod
+    def accepts(labels: int) -> bool:
+        return labels == 2
+
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
+        for name in ("n_best", "max_answer_length"):
+            value = decoding.get(name)
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"decoding has {name} {value}, expected a whole number of at least 1")
+        self.threshold = decoding.get("null_threshold")
+        if not isinstance(self.threshold, float | int | None):
+            raise UserError(f"decoding has null_threshold {self.threshold}, expected a number or null")
+        self.limits = {name: decoding[name] for name in ("n_best", "max_answer_length")}
+
+    def read(self, record: Record) -> Example:
+        texts: Sequence[object] = ()
+        if isinstance(record, Mapping):
+            texts = [record.get(name) for name in ("question", "context")]
+        elif isinstance(record, list | tuple):
+            texts = record
+        if len(texts) == 2 and all(isinstance(text, str) and text.strip() for text in texts):
+            question, context = texts
+            return Example(_check_text(str(question)), _check_text(str(context)))
+        raise UserError(f'got {shorten(record)}, expected {{"question": ..., "context": ...}}, and no empty text')
+
+    def cut(self, example: Example, encoding: Any, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+        if doc_stride is None:
+            raise ValueError("the bundle has no doc_stride")
+        return [*spans.cut_windows(encoding, max_length=max_length, doc_stride=doc_stride)]
+
+    def select(self, example: Example, row: Any, logits: Floats) -> Items:
+        return row.characters, spans.mask_classes(logits.T, row.characters)
+
+    def truncated_item(self) -> Floats | None:
+        return None
+
+    def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
+        width = max(logits.shape[-1] for _, logits in rows)
+        logits = np.concatenate([spans.pad_classes(of_row, width) for _, of_row in rows])
+        characters = np.concatenate([spans.pad_classes(of_row, width, spans.NO_CLASS) for of_row, _ in rows])
+        answers = spans.find_answers(logits, characters, np.zeros(len(rows), dtype=np.int64), **self.limits)
+        score = float(answers.probability(self.threshold)[0])
+        if answers.is_null(self.threshold)[0]:
+            return {"answer": None, "score": score, "start": None, "end": None}
+        # A tokenizer may count the space before a word among its characters.
+        text = str(example.pair)[answers.start[0] : answers.end[0]]
+        start = int(answers.start[0]) + len(text) - len(text.lstrip())
+        return {"answer": text.strip(), "score": score, "start": start, "end": start + len(text.strip())}
+
+    def format(self, prediction: Prediction) -> str:
+        answer = NO_ANSWER if prediction["answer"] is None else escape(prediction["answer"])
+        return f"{answer}\t{prediction['score']:.4f}"
+
+
+DECODERS: Mapping[str, type[Decoder]] = {"classes": Classes, "number": Number, "tags": Tags, "spans": Spans}
 
 
 def escape(text: str, *, tab: bool = True) -> str:

@@ -11,8 +11,8 @@ from distill.errors import UserError
 from distill.files import CHECKSUMS, read_checksums
 
 NAME = "bundle.json"
-FORMAT = 5
-READABLE = (1, 2, 3, 4, 5)
+FORMAT = 6
+READABLE = (1, 2, 3, 4, 5, 6)
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 SIDES = ("left", "right")
 LARGEST = 2**31 - 1  # Of a length and a token id.
@@ -43,6 +43,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         defaults["thresholds"] = {}
     if number < 5:
         defaults["targets"] = {}
+    if number < 6:
+        defaults |= {"doc_stride": None, "decoding": {}}
     if number == 1 and "answer" in manifest:  # The decoder had another name.
         defaults["decoder"] = manifest["answer"]
     content: dict[str, Any] = defaults | manifest
@@ -140,6 +142,11 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "labels": (lambda value: _are_names(value) and len(set(value)) == len(value), "a list of names, each once"),
     "pair": (lambda value: isinstance(value, bool), "true or false"),
     "max_length": (lambda value: _is_count(value) and value > 0, "a whole number of at least 1"),
+    "doc_stride": (
+        lambda value: value is None or _is_count(value),
+        "null, or the tokens that neighbouring windows share",
+    ),
+    "decoding": (lambda value: isinstance(value, dict), "the values that the decoder needs, by name"),
     "truncation_side": (lambda value: value in SIDES, "left or right"),
     "inputs": (
         lambda value: _are_names(value) and set(value) <= set(INPUTS) and len(set(value)) == len(value),

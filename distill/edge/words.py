@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,23 @@ from numpy.typing import NDArray
 Span = tuple[int, int]  # First and last (exclusive) character, in code points.
 OUTSIDE = "O"
 PREFIXES = ("B", "I", "E", "S")
+
+
+@dataclass(frozen=True)
+class CutEncoding:
+    """Those tokens of a `tokenizers.Encoding` that are left of a truncated example, with its attributes."""
+
+    ids: list[int]
+    attention_mask: list[int]
+    type_ids: list[int]
+    offsets: list[Span]
+    special_tokens_mask: list[int]
+
+    @classmethod
+    def select(cls, encoding: Any, kept: Sequence[int]) -> "CutEncoding":
+        """Returns the tokens `kept` of an encoding."""
+        columns = {field.name: getattr(encoding, field.name) for field in fields(cls)}
+        return cls(**{name: [values[token] for token in kept] for name, values in columns.items()})
 
 
 def split_words(text: str) -> tuple[Span, ...]:

@@ -1,9 +1,9 @@
 """Writes a bundle: the float32 and int8 ONNX files with their tokenizer, scored through the edge runtime."""
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from distill.edge import bundle as edge
 from distill.edge import decode
 from distill.edge.manifest import FORMAT
 from distill.edge.processor import ANY, weight_bits
+from distill.edge.spans import pad_classes
 from distill.errors import UserError
 from distill.export.abstention import measure_abstention
 from distill.export.gate import FAILED, TRUNCATED, ExportedFile, compare, judge, judge_float32, recommended
@@ -26,7 +27,7 @@ from distill.export.recipe_ladder import FLOAT16, RecipeLadder, Rung
 from distill.export.settings import ExportSettings
 from distill.export.vocabulary import cut_vocabulary
 from distill.files import hash_file, write_json
-from distill.models.forward import input_names
+from distill.models.forward import input_names, output_logits
 
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 HALF = "fp16"  # The name of the file with float16 weights, which few students need.
@@ -97,17 +98,16 @@ def write_bundle(
     """
     fp32, is_cut = directory / FILES["fp32"], settings.vocabulary == "task"
 
-    def export(trained: PreTrainedModel, path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    def export(model: PreTrainedModel, path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Writes a float32 file; returns the model and the tokenizer whose vocabulary it has."""
-        reader = tokenizer
-        if is_cut:
-            trained, reader = cut_vocabulary(trained, tokenizer, splits.training_texts())
-        export_onnx(trained, path, tokenizer=reader)
-        return trained, reader
+        model, reader = cut_vocabulary(model, tokenizer, splits.training_texts()) if is_cut else (model, tokenizer)
+        export_onnx(model, path, tokenizer=reader)
+        return model, reader
 
     exported, reader = export(model, fp32)
     _save_tokenizer(reader, directory / "tokenizer.json")
-    manifest = _create_manifest(model=exported, tokenizer=reader, task=task, splits=splits, teacher=teacher)
+    about = {"teacher": teacher, "decoding": dict(scores["dev"].decoding)}
+    manifest = _create_manifest(model=exported, tokenizer=reader, task=task, splits=splits) | about
     _update(manifest, directory, {"fp32": fp32.name})
     scorer = Scorer(edge.Bundle(directory, model="fp32"), splits, scores)
     retrained = None if retrain is None else lambda path: export(retrain(), path)
@@ -185,13 +185,18 @@ class Scorer:
         reference = self.scores[split]
         bundle = copy.copy(self.bundle)
         bundle.model, bundle.session = path.name, edge.session(path)
-        logits = bundle.item_logits(self.splits.scored()[split].records())
+        width = reference.columns["logits"].shape[-1]
+        rows = bundle.item_logits(self.splits.scored()[split].records())
+        logits = [pad_classes(of_row, width) for of_row in rows]
         expected = np.bincount(reference.example_id, minlength=len(logits)).tolist()
-        if [len(of_example) for of_example in logits] == expected:
-            return Scores({"logits": np.concatenate(logits)}, reference.labels, reference.example_id)
-        rows, truncated = zip(*map(self._fill, count(1), logits, expected), strict=True)
-        columns = {"logits": np.concatenate(rows), TRUNCATED: np.concatenate(truncated)}
-        return Scores(columns, reference.labels, reference.example_id)
+        if len(logits) != len(expected):
+            raise ValueError(f"the bundle has {len(logits)} rows, expected {len(expected)} as in torch")
+        # Everything else in the scores follows from the data.
+        if [len(of_row) for of_row in logits] == expected:
+            return replace(reference, columns={**reference.columns, "logits": np.concatenate(logits)})
+        filled, truncated = zip(*map(self._fill, itertools.count(1), logits, expected), strict=True)
+        columns = {"logits": np.concatenate(filled), TRUNCATED: np.concatenate(truncated)}
+        return replace(reference, columns={**reference.columns, **columns})
 
     def _fill(self, example: int, logits: np.ndarray, expected: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns logits `[expected, C]` of an example, and which of them `[expected]` are those of truncated items."""
@@ -214,7 +219,7 @@ class Scorer:
         model = model.cpu().float().eval()
         for feed in self.bundle.inputs(self.splits.scored()["dev"].records()[:COMPARED]):
             with torch.inference_mode():
-                logits = model(**{name: torch.from_numpy(feed[name]) for name in names}).logits.numpy()
+                logits = output_logits(model(**{name: torch.from_numpy(feed[name]) for name in names})).numpy()
             if not np.allclose(run.run(["logits"], feed)[0], logits, atol=FP32_LOGIT_DIFF):
                 return False
         return True
@@ -286,23 +291,20 @@ def _list_targets(settings: ExportSettings) -> dict[int, str]:
 
 
 def _create_manifest(
-    *,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    task: Task,
-    splits: Splits,
-    teacher: Mapping[str, Any] | None,
+    *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Splits
 ) -> dict[str, Any]:
     """Returns the content of bundle.json without its models and what follows from their scores."""
+    about = task.describe(splits)
     return {
         "format": FORMAT,
         "kind": task.kind,
         "decoder": task.decoder,
         "task": task.name,
         "pair": task.pair,
-        **{name: value for name, value in task.describe(splits).items() if name in ("answer", "labels")},
+        **{name: about[name] for name in ("answer", "labels")},
         "max_length": task.max_length,
         "truncation_side": tokenizer.truncation_side,
+        "doc_stride": about.get("doc_stride"),
         "inputs": input_names(model, tokenizer),
         "padding": {
             "input_ids": tokenizer.pad_token_id,
@@ -310,7 +312,6 @@ def _create_manifest(
             "token_type_ids": tokenizer.pad_token_type_id,
         },
         "padding_side": tokenizer.padding_side,
-        "teacher": teacher,
         "models": {},
         "recommended": None,
         "metrics": {},

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.models.forward import input_names
+from distill.models.forward import input_names, output_logits
 
 OPSET = 20
 # From here on the weights are in a second file `NAME.data`, because a protobuf message holds 2 GB at most.
@@ -27,12 +27,11 @@ class _Logits(nn.Module):
         self.model, self.names = model, names
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        logits: Tensor = self.model(**dict(zip(self.names, inputs, strict=True))).logits
-        return logits
+        return output_logits(self.model(**dict(zip(self.names, inputs, strict=True))))
 
 
 def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
-    """Writes `model` as float32 ONNX: inputs `[B, L]` -> `logits [B, C]`, with dynamic B and L.
+    """Writes `model` as float32 ONNX: inputs `[B, L]` -> `logits`, with dynamic B and L.
 
     The files are those of `edge.bundle.list_model_files`, two for a large model.
 

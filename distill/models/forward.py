@@ -70,9 +70,17 @@ def run_head(model: PreTrainedModel, encoded: ModelOutput, states: Tensor) -> Mo
 
 
 def _with_logits(output: ModelOutput) -> ModelOutput:
-    if "prediction_logits" in output:  # The name in models for pre-training, which have a second head.
-        output.logits = output.prediction_logits
+    output.logits = output_logits(output)
     return output
+
+
+def output_logits(output: ModelOutput) -> Tensor:
+    """Returns the logits of a model's output, those of the start and the end of an answer as `[B, L, 2]`."""
+    if "start_logits" in output:
+        return torch.stack([output.start_logits, output.end_logits], dim=-1)
+    # The name in models for pre-training, which have a second head.
+    logits: Tensor = output.prediction_logits if "prediction_logits" in output else output.logits
+    return logits
 
 
 def _run(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], needs: frozenset[str]) -> ModelOutput:

@@ -53,8 +53,12 @@ def write_predictions(
         _create_table(name, split, {model: scores[name] for model, scores in models.items()}, task, splits, settings)
         for name, split in cast(ScoredTexts, splits).scored().items()
     ]
+    table = pyarrow.concat_tables(
+        tables, promote_options="default"
+    )  # One split may have values where another has none.
+    schema = [field.with_type(pyarrow.float64()) if field.type == pyarrow.null() else field for field in table.schema]
     with atomic_file(directory / FILE) as temporary:
-        pyarrow.parquet.write_table(pyarrow.concat_tables(tables), temporary)
+        pyarrow.parquet.write_table(table.cast(pyarrow.schema(schema)), temporary)
 
 
 def _create_table(
@@ -78,8 +82,4 @@ def _create_table(
         predictions = task.tabulate(scores, splits, examples=count)
         columns.setdefault("label", predictions["label"])
         columns |= {f"{model}_{column}": predictions[column] for column in ("prediction", "probability")}
-    arrays = {column: pyarrow.array(values) for column, values in columns.items()}
-    number = pyarrow.float64()  # Of a column without a value.
-    return pyarrow.table(
-        {column: array.cast(number) if array.type == pyarrow.null() else array for column, array in arrays.items()}
-    )
+    return pyarrow.table({column: pyarrow.array(values) for column, values in columns.items()})

@@ -2,7 +2,8 @@
 
 from distill.tasks.classification import Classification
 from distill.tasks.masked_lm import MaskedLM
+from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.regression import Regression
 from distill.tasks.token_classification import TokenClassification
 
-__all__ = ["Classification", "MaskedLM", "Regression", "TokenClassification"]
+__all__ = ["Classification", "MaskedLM", "QuestionAnswering", "Regression", "TokenClassification"]

@@ -201,6 +201,9 @@ class Classification:
         """The class of every example, `[N]`."""
         return np.asarray(scores.columns["logits"].argmax(axis=-1))
 
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        return {}
+
     def metrics(self, scores: Scores) -> dict[str, float]:
         # scikit-learn takes a second to import, and the command's help does without it.
         from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef

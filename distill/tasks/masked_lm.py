@@ -178,6 +178,9 @@ class MaskedLM:
             columns |= {"agreement_top1": teacher_best[:, 0], "agreement_top5": teacher_best.any(dim=-1)}
         return columns
 
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        return {}
+
     def metrics(self, scores: Scores) -> dict[str, float]:
         """Mean cross-entropy, its exponential, accuracy, and the further columns that were scored.
 

@@ -122,6 +122,9 @@ class Regression:
     def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
         return rows.score_logits(outputs)
 
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        return {}
+
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The metrics; a correlation with a constant is 0."""
         from scipy.stats import pearsonr, spearmanr

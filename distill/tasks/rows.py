@@ -182,13 +182,17 @@ def probability_diff(scores: Scores, reference: Scores) -> float:
 
 
 def calibration_error(scores: Scores) -> float:
-    """The expected calibration error of `logits [n, C]` (Guo et al., arXiv 1706.04599, equation 3).
-
-    The items are put into `CALIBRATION_BINS` bins of equal width by the probability of their prediction. The error is
-    the mean over the items of the difference of accuracy and mean probability in their bin.
-    """
+    """The expected calibration error of `logits [n, C]` (Guo et al., arXiv 1706.04599, equation 3)."""
     probabilities = softmax(scores.columns["logits"].astype(np.float64))
-    confidences, correct = probabilities.max(axis=-1), probabilities.argmax(axis=-1) == scores.labels
+    return expected_calibration_error(probabilities.max(axis=-1), probabilities.argmax(axis=-1) == scores.labels)
+
+
+def expected_calibration_error(confidences: np.ndarray, correct: np.ndarray) -> float:
+    """The expected calibration error of predictions with these probabilities `[n]`, `correct [n]` are the right ones.
+
+    The predictions are put into `CALIBRATION_BINS` bins of equal width by their probability. The error is the mean over
+    them of the difference of accuracy and mean probability in their bin.
+    """
     bins = np.minimum((confidences * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
     gaps = np.bincount(bins, weights=correct - confidences, minlength=CALIBRATION_BINS)
     return float(np.abs(gaps).sum() / len(confidences))

@@ -1,9 +1,8 @@
 """Tags of words, such as named entities and slots: the items are the first pieces of words.
 
 >>> from distill.tasks import TokenClassification
->>> rows = [["fly", "to", "boston"]], [["O", "O", "B-city"]]
->>> task = TokenClassification(train=rows, dev=rows)
->>> task.read(None).labels
+>>> train, dev = ([["to", "boston"]], [["O", "B-city"]]), ([["from", "boston"]], [["O", "B-city"]])
+>>> TokenClassification(train=train, dev=dev).read(None).labels
 ('O', 'B-city')
 """
 
@@ -202,6 +201,9 @@ class TokenClassification:
         if outputs.logits is None:
             raise ValueError("got outputs without logits, expected [n, C] at the items")
         return {"logits": outputs.logits.float()}
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        return {}
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """F1, precision and recall of entities, which count when type, first and last word are right, and accuracy.

@@ -58,7 +58,7 @@ def _tokenize(sentences: Sequence[Words], tokenizer: "PreTrainedTokenizerBase", 
     columns = {name: [getattr(row, name).astype(DTYPES[name]) for row in rows] for name in names}
     lengths = np.array([len(row.input_ids) for row in rows], dtype=np.int64)
     wordless = sum(row.wordless for row in rows)
-    return create_table(columns, lengths, sum(row.truncated for row in rows), wordless=wordless)
+    return create_table(columns, lengths, truncated=sum(row.truncated for row in rows), wordless=wordless)
 
 
 def _tokenize_each(

@@ -149,7 +149,7 @@ class OutputCache:
         """
         return CachedOutputs(directory, lengths, hidden=hidden, top_k=top_k)
 
-    def item_bytes(self, classes: int, *, over_vocabulary: bool) -> int:
+    def item_bytes(self, classes: float, *, over_vocabulary: bool) -> float:
         """Returns the size of the logits of one item, in bytes."""
         return bytes_per_item(self.top_k) if over_vocabulary else 4 * classes
 
@@ -253,7 +253,7 @@ class CachedOutputs:
 
         Args:
             first: first example of the shard.
-            columns: outputs of its items in the order of the examples: `logits [n, C]`, or those of `take_top_k` with
+            columns: outputs of its items in the order of the examples: those of `pack_logits`, or of `take_top_k` with
                 `profile [V]`, the mean of the items' log-probabilities. `counts [examples]` are the numbers of items,
                 without which each example has one.
             hidden: hidden states of all tokens of these examples, `[tokens, H]`, of several layers
@@ -281,6 +281,8 @@ class CachedOutputs:
         ]
         device = batch["attention_mask"].device
         joined = {name: torch.cat([column[name] for column in columns]).to(device) for name in columns[0]}
+        if "widths" in joined:
+            joined = {"logits": unpack_logits(joined["logits"], joined["widths"], items.valid)}
         profile = self._shard(0).tensors["profile"].to(device) if self.top_k else None
         hidden_states = self._hidden_states(batch["attention_mask"], ids, numbers, self.hidden) if self.hidden else None
         return CachedPass(joined, hidden_states, profile)
@@ -311,10 +313,6 @@ class CachedOutputs:
     def mass(self) -> float:
         """Returns the share of the probability mass that the top k have, over all items."""
         return top_k_mass(torch.cat([shard.tensors["rest"] for shard in self._shards if shard is not None]))
-
-    def logits(self) -> np.ndarray:
-        """Returns the logits `[n, C]` of all items, in the order of the examples."""
-        return np.concatenate([self._shard(number).tensors["logits"].numpy() for number in range(len(self._shards))])
 
     def _shard(self, number: int) -> "_Shard":
         shard = self._shards[number]
@@ -353,15 +351,57 @@ class _Shard:
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
-        self._columns = [name for name in ("logits", "top", "ids", "rest") if name in tensors]
-        self._ends = tensors["counts"].cumsum(dim=0).tolist() if "counts" in tensors else None
+        self._columns = [name for name in ("logits", "widths", "top", "ids", "rest") if name in tensors]
+        self._ends = _ends(tensors["counts"]) if "counts" in tensors else None
+        self._logit_ends = _ends(tensors["widths"]) if "widths" in tensors else None
 
     def get_items(self, example: int) -> dict[str, Tensor]:
         """Returns the columns of one example's items."""
         first, last = example, example + 1
         if self._ends is not None:
-            first, last = self._ends[example - 1] if example else 0, self._ends[example]
-        return {name: self.tensors[name][first:last] for name in self._columns}
+            first, last = self._ends[first], self._ends[last]
+        columns = {name: self.tensors[name][first:last] for name in self._columns}
+        if self._logit_ends is not None:
+            columns["logits"] = self.tensors["logits"][self._logit_ends[first] : self._logit_ends[last]]
+        return columns
+
+
+def _ends(counts: Tensor) -> list[int]:
+    """Returns 0 and the sum of all counts up to each."""
+    return [0, *counts.cumsum(dim=0).tolist()]
+
+
+def pack_logits(logits: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
+    """Returns the columns that are stored of logits `[n, C]`.
+
+    Where only some classes are valid, C is that of a batch and differs from batch to batch. `logits [sum of widths]`
+    are then those of the valid classes of each item in turn, and `widths [n]` the numbers of them.
+    """
+    if valid is None:
+        return {"logits": logits}
+    valid = valid.to(logits.device)
+    return {"logits": logits[valid], "widths": valid.sum(dim=-1)}
+
+
+def unpack_logits(logits: Tensor, widths: Tensor, valid: Tensor | None) -> Tensor:
+    """Returns the logits `[n, C]` of `pack_logits`, with the smallest number at the classes that are not valid.
+
+    Raises:
+        ValueError: if the items have other numbers of valid classes than those that were stored.
+    """
+    if valid is None or not torch.equal(valid.sum(dim=-1), widths):
+        raise ValueError(f"the cached logits are of {len(widths)} items with other valid classes than the batch has")
+    return logits.new_full(valid.shape, torch.finfo(logits.dtype).min).masked_scatter(valid, logits)
+
+
+def split_items(columns: Mapping[str, Tensor], counts: Tensor) -> dict[str, tuple[Tensor, ...]]:
+    """Returns the columns of each example, which has `counts [examples]` items."""
+    split = {name: values.split(counts.tolist()) for name, values in columns.items() if name != "logits"}
+    if "widths" in columns:
+        counts = torch.stack([widths.sum() for widths in split["widths"]])
+    if "logits" in columns:
+        split["logits"] = columns["logits"].split(counts.tolist())
+    return split
 
 
 @dataclass(frozen=True)

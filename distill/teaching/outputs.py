@@ -15,15 +15,23 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.console import ProgressMeter, print_line, print_notice
-from distill.contracts import Batch, EncodedSplits, Examples, ItemOutputs, Scores, Stream, Task
+from distill.contracts import Batch, EncodedSplits, Examples, ItemOutputs, Outputs, Scores, Stream, Task
 from distill.data.batching import scored_tokens, scoring_steps
 from distill.data.mixing import seen_examples, shown_in_epoch
 from distill.errors import NumericalError, UserError
 from distill.files import JsonObject
 from distill.losses import Objective
 from distill.models.forward import to_device
-from distill.teaching.output_cache import CachedOutputs, HiddenLayers, OutputCache, library_versions
+from distill.teaching.output_cache import (
+    CachedOutputs,
+    HiddenLayers,
+    OutputCache,
+    library_versions,
+    pack_logits,
+    split_items,
+)
 from distill.teaching.top_k import take_top_k
+from distill.training.evaluate import Columns, concatenate, score_items
 
 
 class HiddenStatesOverflow(UserError):
@@ -274,13 +282,17 @@ def cached_scores(computation: Computation, examples: EncodedSplits) -> dict[str
     for name, split in examples.items():
         if name == "train" or not isinstance(split, Examples):
             continue
-        logits = cache_outputs(computation, split, title=f"teacher on {name}").outputs.logits()
-        batches = [computation.task.select(split[step]) for step in scoring_steps(split.lengths)]
-        labels = torch.cat([items.labels for items in batches]).numpy()
-        example_id = torch.cat([items.example_id() for items in batches]).numpy()
-        order = example_id.argsort(kind="stable")
-        scores[name] = Scores({"logits": logits}, labels[order], example_id[order])
+        outputs = cache_outputs(computation, split, title=f"teacher on {name}").outputs
+        scores[name] = concatenate(_score_cached(computation.task, split, outputs)).by_example()
     return scores
+
+
+def _score_cached(task: Task, split: Examples, outputs: CachedOutputs) -> Iterator[tuple[Columns, Columns]]:
+    for step in scoring_steps(split.lengths):
+        batch = split[step]
+        items = task.select(batch)
+        logits = outputs(batch, items).at(items).logits
+        yield score_items(task, Outputs(logits=logits), items)
 
 
 def _obstacle(
@@ -302,7 +314,8 @@ def _obstacle(
 
 def _logit_bytes(cache: OutputCache, task: Task, examples: Examples, teacher: PreTrainedModel, number: int) -> float:
     """Returns the size of the logits of `number` examples, in bytes."""
-    item_bytes = cache.item_bytes(teacher.config.num_labels, over_vocabulary=task.over_vocabulary)
+    classes = examples.classes_per_item or teacher.config.num_labels
+    item_bytes = cache.item_bytes(classes, over_vocabulary=task.over_vocabulary)
     return number * examples.items_per_example * item_bytes
 
 
@@ -348,9 +361,9 @@ def _compute(
             profile += log_probs.sum(dim=0)
             columns = take_top_k(log_probs, cache.top_k)
         else:
-            columns = {"logits": logits.float().cpu()}
+            columns = pack_logits(logits.float().cpu(), items.valid)
         counts[micro_batch] = torch.bincount(items.row, minlength=len(micro_batch)).cpu()
-        split = {name: values.split(counts[micro_batch].tolist()) for name, values in columns.items()}
+        split = split_items(columns, counts[micro_batch])
         for row, index in enumerate(micro_batch):
             per_example[index] = {name: values[row] for name, values in split.items()}
         if hidden:

@@ -30,7 +30,7 @@ from distill.teaching.output_cache import OutputCache, library_versions
 from distill.teaching.outputs import Computation, cached_scores
 from distill.teaching.scale import Rescaling, fit_scale
 from distill.training import auto, checkpoints, fitting
-from distill.training.evaluate import evaluate, split_metrics
+from distill.training.evaluate import evaluate, fit_decoding, split_metrics
 from distill.training.module import DistillationModule, freeze
 from distill.training.settings import ADDED, TrainerSettings, check_budget, check_processes
 
@@ -332,6 +332,7 @@ def score(
             teacher.running, teacher.fingerprint, task, cache, directory, device=teacher.device.type
         )
         scores = cached_scores(computation, examples)
+    scores = fit_decoding(task, scores)
     teacher.metrics, teacher.scores = split_metrics(task, scores), scores
     weakness = task.weakness(scores["dev"])
     if weakness is None:

@@ -111,6 +111,7 @@ class Sequences(Dataset[Batch]):
     """
 
     truncated = 0
+    classes_per_item = None
 
     def __init__(
         self,

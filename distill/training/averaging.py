@@ -13,7 +13,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from distill.contracts import Loader
 from distill.training.checkpoints import AtomicCheckpointIO, PortableModelCheckpoint, load_checkpoint
-from distill.training.evaluate import evaluate
+from distill.training.evaluate import dev_metrics, evaluate
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
 
@@ -214,4 +214,4 @@ def _score(module: DistillationModule, dev: Iterable[Any], settings: TrainerSett
     with torch.autocast(device.type, torch.bfloat16, enabled=settings.resolved_precision() == "bf16-mixed"):
         scores = evaluate(student, module.task, dev)
     student.cpu()
-    return float(module.task.metrics(scores)[module.task.metric])
+    return float(dev_metrics(module.task, scores)[module.task.metric])

@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.contracts import Batch, Loader, Scores, Task
+from distill.contracts import Batch, Items, Loader, Outputs, Scores, Task
 from distill.models.forward import to_device
 
 _NO_OUTPUTS = frozenset[str]()
@@ -26,7 +27,14 @@ def score_batch(
         reference_batch = to_device(batch, reference.device)
         reference_items = task.select(reference_batch)
         reference_outputs = task.run(reference, reference_batch, reference_items, _NO_OUTPUTS).at(reference_items)
-    columns = {name: column.cpu() for name, column in task.score(outputs, items, reference_outputs).items()}
+    return score_items(task, outputs, items, reference_outputs)
+
+
+def score_items(
+    task: Task, outputs: Outputs, items: Items, reference: Outputs | None = None
+) -> tuple[Columns, Columns]:
+    """Scores the outputs of a model at the items of one batch, with the results of `score_batch`."""
+    columns = {name: column.cpu() for name, column in task.score(outputs, items, reference).items()}
     return columns, {"labels": items.labels.cpu(), "example_id": items.example_id().cpu()}
 
 
@@ -68,7 +76,19 @@ def evaluate(
 
 def evaluate_splits(model: PreTrainedModel, task: Task, loaders: Mapping[str, Loader]) -> dict[str, Scores]:
     """Scores every split but `train`, each in the order of its examples."""
-    return {name: evaluate(model, task, loader).by_example() for name, loader in loaders.items() if name != "train"}
+    scores = {name: evaluate(model, task, loader).by_example() for name, loader in loaders.items() if name != "train"}
+    return fit_decoding(task, scores)
+
+
+def fit_decoding(task: Task, scores: Mapping[str, Scores]) -> dict[str, Scores]:
+    """Returns the scores of one model with the values of its decoder, which are chosen on dev for all splits."""
+    decoding = task.fit_decoder(scores["dev"])
+    return {name: replace(of_split, decoding=decoding) for name, of_split in scores.items()}
+
+
+def dev_metrics(task: Task, scores: Scores) -> dict[str, float]:
+    """Returns the metrics of a model's scores on dev, with a decoder that is chosen on them."""
+    return task.metrics(fit_decoding(task, {"dev": scores})["dev"])
 
 
 def split_metrics(task: Task, scores: Mapping[str, Scores]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from distill.errors import NumericalError
 from distill.losses import Objective
 from distill.losses.term import divisors
 from distill.training import distributed
-from distill.training.evaluate import Columns, concatenate, score_batch
+from distill.training.evaluate import Columns, concatenate, dev_metrics, score_batch
 from distill.training.strategies import shard_module
 
 _RANK_SEED_STRIDE = 2_654_435_761  # Its multiples modulo 2**32 are far from each other.
@@ -210,7 +210,7 @@ class DistillationModule(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         scores = concatenate(self._dev_scores)
         self._dev_scores.clear()
-        self.log_dict({f"dev/{name}": value for name, value in self.task.metrics(scores).items()})
+        self.log_dict({f"dev/{name}": value for name, value in dev_metrics(self.task, scores).items()})
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(parameter_groups(self, self.weight_decay), lr=self.learning_rate, fused=True)

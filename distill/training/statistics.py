@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypedDict
 
 import numpy as np
@@ -143,4 +144,4 @@ def _items_of(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def _take(scores: Scores, index: np.ndarray, example_id: np.ndarray) -> Scores:
     columns = {name: column[index] for name, column in scores.columns.items()}
-    return Scores(columns, scores.labels[index], example_id)
+    return replace(scores, columns=columns, labels=scores.labels[index], example_id=example_id)

@@ -60,7 +60,7 @@ def test_softmax_of_large_logits_is_finite() -> None:
 @pytest.mark.parametrize(
     ("change_to", "expected"),
     [
-        ({"format": 6}, "is of format 6, this version of distill reads 1 to 5: update distill"),
+        ({"format": 7}, "is of format 7, this version of distill reads 1 to 6: update distill"),
         ({"format": True}, "is of format true, this version"),
         ({"format": "3"}, 'is of format "3", this version'),
         ({"labels": []}, "labels is [], expected a list of names, each once"),
@@ -70,6 +70,16 @@ def test_softmax_of_large_logits_is_finite() -> None:
         ({"labels": ["a", "b", "c"]}, "has logits ['batch', 2], expected 2 axes and 3 classes as in bundle.json"),
         ({"labels": LEFT_OUT}, "labels is missing, expected a list of names"),
         ({"pair": "no"}, 'pair is "no", expected true or false'),
+        ({"doc_stride": -1}, "doc_stride is -1, expected null, or the tokens that neighbouring windows share"),
+        ({"decoding": None}, "decoding is null, expected the values that the decoder needs, by name"),
+        (
+            {"decoder": "spans", "decoding": {}},
+            "is damaged: decoding has n_best None, expected a whole number of at least 1",
+        ),
+        (
+            {"decoder": "spans", "decoding": {"n_best": 2, "max_answer_length": 2, "null_threshold": "0"}},
+            "is damaged: decoding has null_threshold 0, expected a number or null",
+        ),
         ({"max_length": 0}, "max_length is 0, expected a whole number of at least 1"),
         ({"max_length": 8.0}, "max_length is 8.0, expected a whole number"),
         ({"max_length": True}, "max_length is true, expected a whole number"),
@@ -271,7 +281,7 @@ def test_logits_that_are_not_finite_are_no_prediction(bundle: Path, monkeypatch:
     ("damage", "expected"),
     [
         ("no bundle.json", "is no bundle: it has no bundle.json"),
-        ("other format", "is of format 99, this version of distill reads 1 to 5"),
+        ("other format", "is of format 99, this version of distill reads 1 to 6"),
         ("broken json", "is damaged"),
         ("other model", "model.onnx is damaged: its SHA-256 is not the one in bundle.json"),
     ],

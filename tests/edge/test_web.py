@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from distill.edge import Bundle, web
@@ -86,9 +87,10 @@ def check(page: Any, bundle: Bundle, records: list[Any]) -> None:
         records,
     )
     examples = [bundle.decoder.read(record) for record in records]
-    for encoding, expected, (tokens, prediction) in zip(
+    for [encoding], expected, (tokens, prediction) in zip(
         bundle._encode(examples), bundle.predict(records), answers, strict=True
     ):
+        assert isinstance(encoding, Encoding)
         assert (tokens["ids"], tokens["types"]) == (encoding.ids, encoding.type_ids)
         assert prediction.pop("isCut") == bool(encoding.overflowing)
         assert prediction["label"] == expected["label"]

@@ -4,6 +4,7 @@ The command runs in this process, so that its imports run once.
 """
 
 import gzip
+import json
 import os
 import resource
 import signal
@@ -156,6 +157,19 @@ def _two_files_of_tags(user_files: UserFiles) -> list[str]:
 
 
 TAGGED = "fly O\nto O\nnew B-city\nyork I-city\n\nnow O\n"
+
+
+def _questions(user_files: UserFiles, **changes: Any) -> list[str]:
+    """Writes questions, the first one with these values; None leaves one out."""
+    directory = user_files.root / "questions"
+    directory.mkdir()
+    row = {"question": "who", "context": "they made it", "answers": [{"text": "they", "answer_start": 0}]}
+    changed = {name: value for name, value in {**row, **changes}.items() if value is not None}
+    for split, rows in (("train", [changed, row] if "context" in changed else [changed]), ("dev", [row])):
+        (directory / f"{split}.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    return ["task=squad", f"task.data_dir={directory}", "task.doc_stride=8"]
+
+
 REGRESSION = ("task=regression", "task.text=[sentence]")
 WEIGHTS = [f"objective.terms.{name}.weight=0" for name in ("soft", "hard", "cosine")]
 ATTENTION = "+objective.terms.attention={_target_: tests.jobs.test_mistakes.AttentionTerm}"
@@ -561,6 +575,46 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     "a share of unlabelled text out of range": (
         _options("task.unlabelled_share=1.0"),
         "got task.unlabelled_share=1.0, expected a share between 0 and 1",
+    ),
+    "a file of questions without a context": (
+        lambda user_files: _questions(user_files, context=None),
+        "train.jsonl has no column context: it has question, answers; a question needs the columns question, context",
+    ),
+    "an answer that is not at its place": (
+        lambda user_files: _questions(user_files, answers=[{"text": "film", "answer_start": 3}]),
+        "train.jsonl, example 1: the answer 'film' is not in its context at answer_start 3, where the context has",
+    ),
+    "a question longer than the window": (
+        lambda user_files: _questions(user_files, question="who made this film " * 12),
+        "train, example 1: the question has 144 tokens, and at most 20 leave room for the context in windows of 32 ",
+    ),
+    "windows that share too much": (
+        _options("task=squad", "task.doc_stride=28"),
+        "got task.doc_stride=28, expected at most 27, so that windows of 32 tokens have room for a question",
+    ),
+    "a cut vocabulary of questions": (
+        lambda user_files: [*_questions(user_files), "export.vocabulary=task"],
+        "got export.vocabulary=task, expected full, because the predictions of task squad (question_answering) are",
+    ),
+    "a threshold of confidence for questions": (
+        lambda user_files: [*_questions(user_files), "export.abstain=0.1"],
+        "got export.abstain=0.1, expected null, because task squad (question_answering) has no classes",
+    ),
+    "a bilstm that answers questions": (
+        lambda user_files: [*_questions(user_files), "+student=bilstm"],
+        "student bilstm classifies whole texts, and task squad is question_answering: take +student=distilbert",
+    ),
+    "a teacher of classes that must answer questions": (
+        lambda user_files: [
+            *_questions(user_files),
+            "teacher.finetune=false",
+            f"teacher.path={user_files.classifier(2)}",
+        ],
+        "does not fit task squad: its head is not trained (qa_outputs.bias, qa_outputs.weight); leave out",
+    ),
+    "questions without a context among the unlabelled": (
+        lambda user_files: [*_questions(user_files), f"task.unlabelled={user_files.data / 'train.tsv'}"],
+        "train.tsv has no column question, context: it has sentence, label; texts without labels need the task's text",
     ),
     "copies of texts and labels alone": (
         _options("augment=tang", "objective=supervised"),

@@ -23,7 +23,7 @@ from distill.edge.words import TagScheme, cut_between_words, find_first_pieces, 
 from distill.errors import UserError
 from distill.tasks import TokenClassification
 from distill.teaching.output_cache import CachedOutputs
-from tests.conftest import toy_bert
+from tests.conftest import stored_logits, toy_bert
 
 CITIES, DAYS = ("boston", "new york", "denver", "san jose"), ("monday", "friday", "sunday")
 
@@ -485,4 +485,6 @@ def test_cached_outputs_equal_the_computed_ones_for_any_batch(
         items = task.select(batch)
         expected = task.run(model, batch, items, frozenset()).at(items).logits
         np.testing.assert_allclose(cached(batch, items).at(items).logits, expected.detach(), atol=1e-5)
-    assert len(cached.logits()) == sum(len(task.select(dev[step])) for step in batching.scoring_steps(dev.lengths))
+    assert len(stored_logits(cached)) == sum(
+        len(task.select(dev[step])) for step in batching.scoring_steps(dev.lengths)
+    )

@@ -31,7 +31,7 @@ from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
 from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
-from tests.conftest import run_concurrently, sentences, toy_bert
+from tests.conftest import run_concurrently, sentences, stored_logits, toy_bert
 
 TASK = Classification(name="toy", text=["sentence"])
 LAST = HiddenLayers(width=32, depth=4, layers=(4,))  # Of the toy teacher.
@@ -102,7 +102,7 @@ def test_cached_outputs_equal_those_of_the_teacher(
 def test_all_logits_are_in_the_order_of_the_split(
     compute: Compute, teacher: PreTrainedModel, examples: TokenizedExamples, small_shards: int
 ):
-    logits = compute().outputs.logits()
+    logits = stored_logits(compute().outputs)
     assert logits.shape == (40, 2)
     for index in (0, 11, 39):
         with torch.no_grad():
@@ -138,7 +138,7 @@ def test_an_interrupted_pass_resumes(compute: Compute, small_shards: int, monkey
     assert len(computed) == small_shards
     assert computed == sorted(set(computed))  # No shard is computed twice.
     monkeypatch.setattr(outputs, "_compute", original)
-    np.testing.assert_array_equal(resumed.logits(), compute(fingerprint="at once").outputs.logits())
+    np.testing.assert_array_equal(stored_logits(resumed), stored_logits(compute(fingerprint="at once").outputs))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "changed", "of another split"])
@@ -146,7 +146,7 @@ def test_a_damaged_shard_is_computed_again(
     compute: Compute, small_shards: int, damage: str, capsys: pytest.CaptureFixture[str]
 ):
     cached = compute().outputs
-    before = cached.logits()
+    before = stored_logits(cached)
     files = sorted(cached.directory.iterdir())
     content = bytearray(files[2].read_bytes())
     if damage == "changed":
@@ -156,7 +156,7 @@ def test_a_damaged_shard_is_computed_again(
     again = compute()
     assert "is damaged: the teacher computes it again" in capsys.readouterr().out
     assert again.seconds > 0
-    np.testing.assert_array_equal(again.outputs.logits(), before)
+    np.testing.assert_array_equal(stored_logits(again.outputs), before)
     assert compute(model=fail_to_load).seconds == 0
 
 
@@ -181,7 +181,7 @@ def _run_teacher_pass(directory: Path, barrier: Any, results: Any) -> None:
     teacher = toy_bert(len(tokenizer)).eval()
     barrier.wait()
     result = cache_outputs(Computation(lambda: teacher, "", TASK, OutputCache(), directory), examples)
-    results.put((result.outputs.logits().tobytes(), len(result.outputs.missing()), len(result.outputs.damaged)))
+    results.put((stored_logits(result.outputs).tobytes(), len(result.outputs.missing()), len(result.outputs.damaged)))
 
 
 def test_processes_that_start_at_once_cache_equal_outputs(tmp_path: Path):

@@ -1,0 +1,161 @@
+"""Questions about contexts with their answers, from SQuAD's JSON or rows in the layout of the Hub.
+
+A row has `question`, `context` and `answers`, and may have an `id`. The answers are `{"text": [...], "answer_start":
+[...]}` or a list of `{"text": ..., "answer_start": ...}`, empty for a question that the context does not answer.
+"""
+
+import hashlib
+import json
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from distill.data.readers import Table
+from distill.data.tables import LabelledData, read_text_column
+from distill.errors import UserError
+
+EXPECTED = 'expected {"text": [...], "answer_start": [...]}, both empty for a question without an answer'
+
+
+class Answer(NamedTuple):
+    """A correct answer: a text, and the code point of the context at which it starts."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class QuestionSplit:
+    """Questions, their contexts, and the correct answers to each: none if the context does not answer it."""
+
+    questions: list[str]
+    contexts: list[str]
+    answers: list[tuple[Answer, ...]]
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    @property
+    def texts(self) -> list[str]:
+        return self.questions
+
+    @property
+    def pairs(self) -> list[str]:
+        return self.contexts
+
+    def records(self) -> list[dict[str, str]]:
+        """Returns the questions as a bundle reads them."""
+        pairs = zip(self.questions, self.contexts, strict=True)
+        return [{"question": question, "context": context} for question, context in pairs]
+
+    def select(self, rows: np.ndarray) -> "QuestionSplit":
+        """Returns these rows."""
+        columns = (self.questions, self.contexts, self.answers)
+        return QuestionSplit(*([column[row] for row in rows] for column in columns))  # type: ignore[arg-type, misc]
+
+    def spans(self) -> np.ndarray:
+        """Returns first and last (exclusive) character of the first answer without white space around it, `[N, 2]`.
+
+        They are -1 for a question without an answer.
+        """
+        return np.array([_strip(answers[0]) if answers else (-1, -1) for answers in self.answers], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class QuestionData(LabelledData):
+    """All splits of a task of questions."""
+
+    def is_empty(self, texts: Sequence[str]) -> bool:
+        return not all(texts)
+
+    def texts(self) -> list[str]:
+        """Returns the training questions, and each of their contexts once."""
+        train = self.splits["train"]
+        return [*train.questions, *dict.fromkeys(train.contexts)]
+
+
+def concatenate(splits: Sequence[QuestionSplit]) -> QuestionSplit:
+    """Returns the questions of several splits in turn."""
+    questions, contexts, answers = (
+        [value for split in splits for value in getattr(split, name)] for name in ("questions", "contexts", "answers")
+    )
+    return QuestionSplit(questions, contexts, answers)
+
+
+def _strip(answer: Answer) -> tuple[int, int]:
+    start = answer.start + len(answer.text) - len(answer.text.lstrip())
+    return start, start + len(answer.text.strip())
+
+
+def read_questions(table: Table) -> QuestionSplit:
+    """Converts a table with the columns of a question.
+
+    Raises:
+        UserError: for an empty text, answers of another form, and an answer that is not in its context.
+    """
+    questions, contexts = (read_text_column(table, name, may_be_empty=False) for name in ("question", "context"))
+    impossible = table.columns.get("is_impossible", [None] * len(questions))
+    answers = []
+    for row, (value, context) in enumerate(zip(table.columns["answers"], contexts, strict=True)):
+        try:
+            answers.append(_read_answers(value, context))
+        except ValueError as error:
+            raise UserError(f"{_name(table, row)}: {error}") from error
+        if impossible[row] is True and answers[-1]:
+            raise UserError(f"{_name(table, row)} has is_impossible true and answers, expected one of them")
+    return QuestionSplit(questions, contexts, answers)
+
+
+def has_answers(table: Table) -> bool:
+    """Returns whether a split has answers at all: those of a test split may be hidden."""
+    return any(bool(value) and value != {"text": [], "answer_start": []} for value in table.columns.get("answers", ()))
+
+
+def compute_digest(splits: Mapping[str, QuestionSplit], options: Sequence[object]) -> str:
+    """Returns the SHA-256 of the splits and the options."""
+    digest = hashlib.sha256(json.dumps(options).encode())
+    for name, split in splits.items():
+        digest.update(json.dumps([name, split.questions, split.answers]).encode())
+        for context in split.contexts:
+            digest.update(context.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _name(table: Table, row: int) -> str:
+    """Names a question in messages."""
+    ids = table.columns.get("id")
+    return f"{table.source}, example {row + 1}" + (f" (id {ids[row]})" if ids and ids[row] is not None else "")
+
+
+def _read_answers(value: object, context: str) -> tuple[Answer, ...]:
+    """Returns the answers of a question; raises ValueError with the reason in words."""
+    pairs: list[tuple[object, object]]
+    if isinstance(value, Mapping):
+        texts, starts = value.get("text"), value.get("answer_start")
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+            raise ValueError(f"the answers are {reprlib.repr(value)}, {EXPECTED}")
+        pairs = list(zip(texts, starts, strict=True))
+    elif isinstance(value, list) and all(isinstance(answer, Mapping) for answer in value):
+        pairs = [(answer.get("text"), answer.get("answer_start")) for answer in value]
+    else:
+        raise ValueError(f"the answers are {reprlib.repr(value)}, {EXPECTED}")
+    return tuple(_read_answer(text, start, context) for text, start in pairs)
+
+
+def _read_answer(text: object, start: object, context: str) -> Answer:
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"an answer is {reprlib.repr(text)}, expected text")
+    if not isinstance(start, int) or isinstance(start, bool) or start < 0:
+        raise ValueError(f"the answer {reprlib.repr(text)} has answer_start {start!r}, expected a whole number")
+    found = context[start : start + len(text)]
+    if found != text:
+        place = context.find(text)
+        known = f"it is at {place}" if place >= 0 else "it is nowhere in the context"
+        raise ValueError(
+            f"the answer {reprlib.repr(text)} is not in its context at answer_start {start}, where the context has "
+            f"{reprlib.repr(found)}: {known}; answer_start counts code points"
+        )
+    return Answer(text, start)

@@ -1,0 +1,362 @@
+"""Extractive question answering: the answer is a span of the context, in the formats of SQuAD 1.1 and 2.0.
+
+>>> from distill.tasks import QuestionAnswering
+>>> answers = {"text": ["Turing"], "answer_start": [0]}
+>>> train = [{"question": "Who wrote it?", "context": "Turing wrote it.", "answers": answers}]
+>>> dev = [{**train[0], "question": "Who was it?"}]
+>>> QuestionAnswering(train=train, dev=dev).read(None).labels
+('start', 'end')
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+
+from distill.console import print_notice
+from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.data import questions, readers, tables
+from distill.data.in_memory import Table, TableSplits
+from distill.data.questions import QuestionData, QuestionSplit
+from distill.data.unlabelled import Unlabelled
+from distill.edge import spans
+from distill.edge.spans import NO_ANSWER, NO_CLASS
+from distill.errors import OptionError
+from distill.losses.term import mask_logits
+from distill.options import check_arguments
+from distill.tasks import answer_metrics, rows
+from distill.tasks.windows import label_windows, tokenize_windows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from distill.data.batching import TokenizedExamples
+    from distill.data.token_cache import RawText
+    from distill.models.forward import FullPass
+
+LABELS = ("start", "end")  # The two outputs of a model's head at every token.
+SUFFIXES = (*readers.SQUAD, ".jsonl", ".jsonl.gz", ".parquet")
+ADVICE = "a question needs the columns question, context and answers, and may have an id"
+SMALLEST = 5  # Tokens of a window besides the shared ones: three special ones, the question's and a new one.
+
+
+class QuestionAnswering:
+    """Answers to questions, each a span of its context or, as in SQuAD 2.0, none.
+
+    A context is cut into windows that fit into the model. Each window has two items, the start and the end of the
+    answer, whose classes are its tokens. The first token stands for no answer in this window.
+
+    `example_id` is that of the window, because batches and cached teacher outputs are of windows. Evaluation joins the
+    windows of a question by the column `question` of the scores.
+
+    Args:
+        name: names the task in records and directories.
+        data: a path as `data_dir`, a table, or split -> table; a table is a list of rows, a pandas frame, a
+            `datasets.Dataset`, or a mapping of columns.
+        train, dev, test: tables, in place of `data`.
+        data_dir: a directory with `train` and `dev`, each SQuAD's `.json`, `.jsonl` (also `.gz`) or `.parquet`, or one
+            file of which `dev_fraction` is held out as dev.
+        dev_fraction: share of the contexts of a single file or table that becomes dev, the same in every run.
+        hub_id: the Hub's data set and, after a colon, its configuration, e.g. `rajpurkar/squad_v2`.
+        train_examples, dev_examples: use only so many questions, always the same ones; None uses all.
+        max_length: tokens of a window, the question among them.
+        doc_stride: tokens of the context that neighbouring windows share.
+        n_best: best starts of a window whose spans are compared, and spans that a probability is shared between.
+        max_answer_length: tokens of an answer at most.
+        unlabelled: more questions with contexts, which only the teacher answers: a file, a directory of files, a data
+            set of the Hub, a list of pairs, or a table. Those of any split and repeated ones are left out.
+        unlabelled_share: share of unlabelled windows in the examples of every optimizer step.
+
+    Raises:
+        OptionError: for an option that got a value it cannot take.
+        UserError: for data of a type that cannot be read.
+    """
+
+    kind = "question_answering"
+    auto_class = "AutoModelForQuestionAnswering"
+    metric = "f1"
+    selects: Literal["max", "min"] = "max"
+    likelihood: Likelihood = "softmax"
+    fixed_inputs = True
+    over_vocabulary = False
+    decoder: str | None = "spans"
+    fine_tunes_teacher = True
+    compares_with_teacher = False
+    can_abstain = False
+    takes_unlabelled = True
+    pair = True
+    builtin = False
+
+    @check_arguments
+    def __init__(
+        self,
+        *,
+        name: str = "question_answering",
+        data: Table | TableSplits | str | Path | None = None,
+        train: Table | None = None,
+        dev: Table | None = None,
+        test: Table | None = None,
+        data_dir: str | Path | None = None,
+        dev_fraction: rows.Share = 0.1,
+        hub_id: str | None = None,
+        train_examples: rows.Amount | None = None,
+        dev_examples: rows.Amount | None = None,
+        max_length: rows.MaxLength = 384,
+        doc_stride: Annotated[int, Field(ge=0)] = 128,
+        n_best: rows.Amount = 20,
+        max_answer_length: rows.Amount = 30,
+        unlabelled: Unlabelled | None = None,
+        unlabelled_share: rows.Share = 0.5,
+    ) -> None:
+        if doc_stride > max_length - SMALLEST:
+            raise OptionError(
+                "doc_stride", str(doc_stride),
+                f"at most {max_length - SMALLEST}, so that windows of {max_length} tokens have room for a question",
+            )  # fmt: skip
+        self.name, self.max_length, self.doc_stride = name, max_length, doc_stride
+        self.limits = {"n_best": n_best, "max_answer_length": max_answer_length}
+        source = rows.labelled_text(
+            name=name, text=("question", "context"), label="answers", data=data, train=train, dev=dev, test=test,
+            data_dir=data_dir, dev_fraction=dev_fraction, hub_id=hub_id, train_examples=train_examples,
+            dev_examples=dev_examples,
+        )  # fmt: skip
+        self.rows = replace(source, group="context", advice=ADVICE, suffixes=SUFFIXES, further=("id", "is_impossible"))
+        self.unlabelled, self.unlabelled_share = rows.unlabelled_text(unlabelled, self.rows), unlabelled_share
+        # Set by `read`: the questions of all scored splits in turn, and the number of the first one of each split.
+        self._scored: QuestionSplit | None = None
+        self._firsts: dict[str, int] = {}
+        self._may_be_unanswerable = False
+
+    @property
+    def has_unlabelled(self) -> bool:
+        return self.unlabelled is not None
+
+    def read(self, cache_dir: Path) -> QuestionData:
+        """Reads every split. If one of them has a question without an answer, the rules of SQuAD 2.0 hold for all.
+
+        Raises:
+            UserError: for a file or column that is missing, an empty text, and an answer that is not in its context.
+        """
+        splits: dict[str, QuestionSplit] = {}
+        for name, table in self.rows.read_tables(cache_dir).items():
+            if name not in ("train", "dev") and not questions.has_answers(table):
+                print_notice(f"{table.source} has no answers and is left out")
+                continue
+            tables.check_columns(self.rows, table)
+            splits[name] = questions.read_questions(table)
+        for name, size in (("train", self.rows.train_examples), ("dev", self.rows.dev_examples)):
+            splits[name] = splits[name].select(tables.sample_rows(len(splits[name]), size))
+        tables.report_shared_texts(splits)
+        self._may_be_unanswerable = any(not answers for split in splits.values() for answers in split.answers)
+        # The digest is a part of a fine-tuned teacher's key, and windows and limits change its training and its F1.
+        digest = questions.compute_digest(splits, [self.doc_stride, self.limits])
+        pool = tables.Pool(share=self.unlabelled_share)
+        data = QuestionData(labels=LABELS, splits=splits, sha256=digest, pool=pool)
+        scored = data.scored()
+        sizes = np.cumsum([0, *map(len, scored.values())])
+        self._firsts = {name: int(first) for name, first in zip(scored, sizes, strict=False)}
+        self._scored = questions.concatenate(list(scored.values()))
+        return data if self.unlabelled is None else cast(QuestionData, self.unlabelled.add_to(data))
+
+    def encode(
+        self, splits: QuestionData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+    ) -> "dict[str, Examples]":
+        """Tokenizes every split into windows; `Examples` are windows."""
+
+        def encode(name: str, split: "QuestionSplit | tables.Pool") -> "TokenizedExamples":
+            labels = np.full((len(split), 2), IGNORED) if isinstance(split, tables.Pool) else split.spans()
+            return self._encode(split, labels, tokenizer, cache_dir, name=name)
+
+        return rows.encode_splits(splits, encode, lambda pool: pool)
+
+    def _encode(
+        self,
+        split: "RawText",
+        answers: np.ndarray,
+        tokenizer: "PreTrainedTokenizerBase",
+        cache_dir: Path | None,
+        *,
+        name: str,
+    ) -> "TokenizedExamples":
+        from distill.data.batching import TokenizedExamples
+
+        tokens = tokenize_windows(
+            split, tokenizer, max_length=self.max_length, doc_stride=self.doc_stride, cache_dir=cache_dir, name=name
+        )
+        assert tokens.rows is not None
+        first, last = label_windows(tokens, answers)
+        answered = int((answers[:, 0] >= 0).sum())
+        found = len(np.unique(tokens.rows[first > 0]))
+        if found < answered:
+            print_notice(
+                f"{name}: the answers to {answered - found:,} of {answered:,} questions are longer than what "
+                f"neighbouring windows share, and no window holds the whole of them: raise task.doc_stride"
+            )
+        question = tokens.rows + self._firsts[name] if name in self._firsts else np.full(len(tokens), NO_ANSWER)
+        return TokenizedExamples(
+            tokens, tokenizer,
+            per_example={"start_positions": first, "end_positions": last, "question": question},
+            items_per_example=2.0,
+            classes_per_item=float((tokens.columns["start_characters"] >= NO_ANSWER).sum() / len(tokens)),
+        )  # fmt: skip
+
+    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+        labels = torch.stack([batch["start_positions"], batch["end_positions"]], dim=1).flatten()
+        row = torch.arange(len(labels), device=labels.device) // 2
+        valid = _from_first_token(batch["start_characters"], batch) >= NO_ANSWER
+        return Items(batch=batch, row=row, labels=labels, labelled=labels != IGNORED, valid=valid[row])
+
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
+        from distill.models.forward import FullPass, run_model
+
+        output = run_model(model, batch, needs)
+        logits = [_from_first_token(output.logits[..., side], batch) for side in range(2)]
+        return FullPass(output, torch.stack(logits, dim=1).flatten(0, 1))
+
+    def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
+        """Returns logits and characters `[n, max_length]`, padded to the same width in every batch."""
+        columns = [_from_first_token(items[f"{name}_characters"], items.batch) for name in LABELS]
+        characters = torch.stack(columns, dim=1).flatten(0, 1)
+        assert items.valid is not None
+        characters = characters.masked_fill(~items.valid, NO_CLASS)
+        logits = mask_logits(rows.score_logits(outputs)["logits"], items.valid)
+        padding = (0, self.max_length - logits.shape[-1])
+        return {
+            "logits": F.pad(logits, padding, value=spans.MASKED),
+            "characters": F.pad(characters, padding, value=NO_CLASS).int(),
+            "question": items["question"][items.row],
+        }
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        """Returns the limits of spans and, if questions may have no answer, the threshold with the best F1."""
+        decoding: dict[str, Any] = {**self.limits, "null_threshold": None}
+        if self._may_be_unanswerable:
+            answers = self._find_answers(scores)
+            of_span, of_null = (self._score_answers(answers, is_null)[:, 1] for is_null in (False, True))
+            decoding["null_threshold"] = spans.fit_threshold(answers.null_difference, of_span, of_null)
+        return decoding
+
+    def _find_answers(self, scores: Scores) -> spans.Answers:
+        columns = scores.columns
+        return spans.find_answers(columns["logits"], columns["characters"], columns["question"][::2], **self.limits)
+
+    def _threshold(self, scores: Scores) -> float | None:
+        default = 0.0 if self._may_be_unanswerable else None
+        threshold: float | None = scores.decoding.get("null_threshold", default)
+        return threshold
+
+    def _score_answers(self, answers: spans.Answers, is_null: np.ndarray | bool) -> np.ndarray:
+        """Returns exact match and F1 of each question `[Q, 2]`; `is_null [Q]` are those that get no answer."""
+        options = {"may_be_unanswerable": self._may_be_unanswerable}
+        return np.array(
+            [
+                answer_metrics.score_answer(text, answer_metrics.normalize_references(references, **options), **options)
+                for text, references in zip(
+                    self._texts(answers, is_null), self._references(answers.question), strict=True
+                )
+            ]
+        )
+
+    def _texts(self, answers: spans.Answers, is_null: np.ndarray | bool) -> list[str | None]:
+        """Returns the text of each answer, None for no answer."""
+        assert self._scored is not None
+        nulls = np.broadcast_to(is_null, len(answers.question)).tolist()
+        places = zip(answers.question.tolist(), answers.start.tolist(), answers.end.tolist(), nulls, strict=True)
+        contexts = self._scored.contexts
+        return [None if null else contexts[number][start:end].strip() for number, start, end, null in places]
+
+    def _references(self, numbers: np.ndarray) -> list[list[str]]:
+        assert self._scored is not None
+        return [[answer.text for answer in self._scored.answers[number]] for number in numbers]
+
+    def _question_scores(self, scores: Scores) -> tuple[spans.Answers, np.ndarray]:
+        """Returns the answers, and exact match and F1 of each question `[Q, 2]`."""
+        answers = self._find_answers(scores)
+        return answers, self._score_answers(answers, answers.is_null(self._threshold(scores)))
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """F1 and exact match, and with unanswerable questions F1 of the answerable ones and accuracy of the others."""
+        answers, values = self._question_scores(scores)
+        exact, f1 = values.mean(axis=0)
+        metrics = {"f1": float(f1), "exact_match": float(exact)}
+        answered = np.array([bool(references) for references in self._references(answers.question)])
+        if answered.any() and not answered.all():
+            metrics["answerable_f1"] = float(values[answered, 1].mean())
+            metrics["unanswerable_accuracy"] = float(values[~answered, 0].mean())
+        return metrics
+
+    def confidences(self, scores: Scores) -> np.ndarray:
+        raise TypeError(f"a {self.kind} cannot abstain below a probability: it gives no answer above a null threshold")
+
+    def tabulate(self, scores: Scores, splits: QuestionData, *, examples: int) -> dict[str, list[Any]]:
+        """The different correct answers to each question, None for none, and the predicted one."""
+        answers, threshold = self._find_answers(scores), self._threshold(scores)
+        return {
+            "label": [list(dict.fromkeys(texts)) or None for texts in self._references(answers.question)],
+            "prediction": self._texts(answers, answers.is_null(threshold)),
+            "probability": answers.probability(threshold).tolist(),
+        }
+
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
+        """Nothing, because answers have no types."""
+        return {}
+
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        """F1 of each question."""
+        return np.asarray(self._question_scores(scores)[1][:, 1])
+
+    def agreement(self, scores: Scores, reference: Scores) -> float:
+        """Share of the questions to which both give the same span, or both no answer."""
+        found, expected = self._find_answers(scores), self._find_answers(reference)
+        nulls = [of.is_null(self._threshold(own)) for of, own in ((found, scores), (expected, reference))]
+        same = (found.start == expected.start) & (found.end == expected.end)
+        return float(np.where(nulls[0] | nulls[1], nulls[0] == nulls[1], same).mean())
+
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        return rows.probability_diff(scores, reference)
+
+    def calibration_error(self, scores: Scores) -> float | None:
+        """The expected calibration error of the probabilities of the predictions, where an exact match is right."""
+        answers, values = self._question_scores(scores)
+        return rows.expected_calibration_error(answers.probability(self._threshold(scores)), values[:, 0])
+
+    def weakness(self, scores: Scores) -> str | None:
+        value = self.metrics(scores)["f1"]
+        references = self._references(np.unique(scores.columns["question"]))
+        constant = float(np.mean([not texts for texts in references]))
+        if value > constant:
+            return None
+        if not constant:
+            return "finds no answer of dev"
+        return f"has f1 {value:.3f} on dev, and never answering has {constant:.3f}"
+
+    def describe(self, splits: QuestionData) -> dict[str, Any]:
+        nothing = " or that it has none" if self._may_be_unanswerable else ""
+        return {
+            "labels": list(splits.labels),
+            "doc_stride": self.doc_stride,
+            "answer": "spans",
+            "pipeline_tag": "question-answering",
+            "prediction": f"Finds the answer to a question in a context{nothing}.",
+            "example": "$'Who wrote it?\\tAlan Turing wrote it in 1950.'",
+        }
+
+    def summary(self, splits: QuestionData) -> str:
+        without = {name: sum(not answers for answers in split.answers) for name, split in splits.splits.items()}
+        counts = ", ".join(f"{number:,} in {name}" for name, number in without.items() if number)
+        return (
+            f"a span of the context; questions without an answer: {counts or 'none'}; windows share {self.doc_stride} "
+            "tokens"
+        )
+
+
+def _from_first_token(values: "Tensor", batch: Batch) -> "Tensor":
+    """Returns values `[B, L]` of the tokens with those of the first token of each text at 0, whatever the padding."""
+    first = batch["attention_mask"].argmax(dim=1, keepdim=True)
+    position = torch.arange(values.shape[1], device=values.device) + first
+    return values.gather(1, position.clamp(max=values.shape[1] - 1))

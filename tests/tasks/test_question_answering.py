@@ -1,0 +1,642 @@
+"""Tests of question answering: windows and spans by hand, metrics against another implementation, and a whole run."""
+
+import collections
+import copy
+import dataclasses
+import gzip
+import itertools
+import json
+import random
+import re
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import BertConfig, BertForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import QuestionAnsweringModelOutput
+
+import distill as d
+from distill.contracts import IGNORED, Outputs, Scores
+from distill.data import batching
+from distill.data.mixing import MixedExamples
+from distill.edge import spans
+from distill.edge.__main__ import main
+from distill.edge.spans import MASKED, NO_ANSWER, NO_CLASS
+from distill.errors import OptionError, UserError
+from distill.export.settings import ExportSettings
+from distill.losses.term import EncoderSize
+from distill.tasks import QuestionAnswering
+from distill.tasks.answer_metrics import normalize_references, score_answer
+from distill.teaching.output_cache import CachedOutputs, OutputCache
+from distill.teaching.outputs import Computation, cache_outputs, cached_scores
+from distill.training.evaluate import dev_metrics, evaluate, fit_decoding
+from distill.training.module import DistillationModule
+from teachers.embedded import train_tokenizer
+from tests.conftest import toy_bert
+
+CITIES, DAYS = ("boston", "new york", "denver", "san jose"), ("monday", "friday", "sunday")
+Row = dict[str, Any]
+
+
+def questions(count: int, *, first: int = 0, unanswerable: bool = False) -> list[Row]:
+    """Returns questions about cities and days, each fifth without an answer; contexts have several windows."""
+    rows = []
+    for number in range(first, first + count):
+        place, day = CITIES[number % 4], DAYS[number % 3]
+        about, answer = ("city", place) if number % 2 else ("day", day)
+        filler = " ".join(["we fly there"] * (1 + number % 5))
+        context = f"{filler} to {place} on {day} {filler}"
+        answers: Row = {"text": [answer], "answer_start": [context.index(answer)]}
+        if unanswerable and number % 5 == 0:
+            context, answers = f"{filler} to nowhere at all {filler}", {"text": [], "answer_start": []}
+        rows.append({"id": f"q{number}", "question": f"which {about} {number}", "context": context, "answers": answers})
+    return rows
+
+
+def squad(rows: list[Row]) -> Row:
+    """Returns rows in the nested format of SQuAD."""
+    paragraphs = []
+    for row in rows:
+        pairs = zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True)
+        answers = [{"text": text, "answer_start": start} for text, start in pairs]
+        question = {"id": row["id"], "question": row["question"], "answers": answers, "is_impossible": not answers}
+        paragraphs.append({"context": row["context"], "qas": [question]})
+    return {"version": "v2.0", "data": [{"title": "flights", "paragraphs": paragraphs}]}
+
+
+@pytest.fixture(scope="module")
+def reader() -> PreTrainedTokenizerBase:
+    return train_tokenizer([row[name] for row in questions(64) for name in ("question", "context")], 200)
+
+
+def task_of(**options: Any) -> QuestionAnswering:
+    rows = {"train": questions(64, unanswerable=True), "dev": questions(20, first=64, unanswerable=True)}
+    return QuestionAnswering(**{**rows, "max_length": 24, "doc_stride": 6, **options})
+
+
+def toy_model(tokenizer: PreTrainedTokenizerBase, *, seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=64, initializer_range=0.3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return BertForQuestionAnswering(config).eval()
+
+
+# Data
+
+
+def test_every_format_gives_the_same_data(tmp_path: Path) -> None:
+    train, dev = questions(8, unanswerable=True), questions(4, first=8)
+    for directory in ("squad", "lines", "parquet"):
+        (tmp_path / directory).mkdir()
+    with gzip.open(tmp_path / "squad" / "train.json.gz", "wt") as file:
+        json.dump(squad(train), file)
+    (tmp_path / "squad" / "validation.json").write_text(json.dumps(squad(dev)))
+    for name, rows in (("train", train), ("dev", dev)):
+        (tmp_path / "lines" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_pylist(rows), tmp_path / "parquet" / f"{name}.parquet"
+        )  # fmt: skip
+    tasks = [QuestionAnswering(data=tmp_path / name) for name in ("squad", "lines", "parquet")]
+    tasks += [QuestionAnswering(train=train, dev=dev), QuestionAnswering(data={"train": train, "dev": dev})]
+    data = [task.read(tmp_path) for task in tasks]
+    assert len({of.sha256 for of in data}) == 1
+    assert data[0].splits["train"].answers[:2] == [(), (("boston", 16),)] or data[0].splits["train"].answers[0] == ()
+    assert data[0].splits["dev"].records()[0] == {"question": "which day 8", "context": dev[0]["context"]}
+    assert QuestionAnswering(train=train, dev=dev, doc_stride=64).read(tmp_path).sha256 != data[0].sha256
+
+
+def test_a_single_file_holds_out_whole_contexts(tmp_path: Path) -> None:
+    rows = [{**row, "question": f"{row['question']} {again}"} for row in questions(20) for again in range(3)]
+    (tmp_path / "data.json").write_text(json.dumps(squad(rows)))
+    splits = QuestionAnswering(data=tmp_path / "data.json", dev_fraction=0.2).read(tmp_path).splits
+    train, dev = (set(splits[name].contexts) for name in ("train", "dev"))
+    assert len(dev) == 4
+    assert not train & dev
+
+
+def test_a_test_split_without_answers_is_left_out() -> None:
+    hidden = [{**row, "answers": {"text": [], "answer_start": []}} for row in questions(3, first=40)]
+    assert set(task_of(test=hidden).read(Path()).splits) == {"train", "dev"}
+    assert set(task_of(test=questions(3, first=40)).read(Path()).splits) == {"train", "dev", "test"}
+
+
+def _answers(text: Any, start: Any) -> Row:
+    return {"answers": {"text": [text], "answer_start": [start]}}
+
+
+MISTAKES: dict[str, tuple[Row, str]] = {
+    "an answer at another place": (
+        _answers("denver", 3),
+        r"dev, example 1 \(id q64\): the answer 'denver' is not in its context at answer_start 3, where the context "
+        "has 'fly th': it is nowhere in the context; answer_start counts code points",
+    ),
+    "an empty answer": (_answers("  ", 0), "an answer is '  ', expected text"),
+    "a word as a place": (_answers("we", "0"), "the answer 'we' has answer_start '0', expected a whole number"),
+    "a place below 0": (_answers("we", -3), "the answer 'we' has answer_start -3, expected a whole number"),
+    "answers that are a text": ({"answers": "boston"}, r"the answers are 'boston', expected \{\"text\": \[...\]"),
+    "no answers": ({"answers": None}, "the answers are None, expected"),
+    "places without texts": ({"answers": {"text": ["we"], "answer_start": []}}, "the answers are .* expected"),
+    "an impossible question with an answer": ({"is_impossible": True, **_answers("we", 0)}, "has is_impossible true"),
+    "an empty question": ({"question": " "}, "example 1: column question is ' ', expected text"),
+    "an empty context": ({"context": ""}, "example 1: column context is '', expected text"),
+    "a context that is no text": ({"context": 3}, "example 1: column context is 3, expected text"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_invalid_rows_are_named(mistake: str, tmp_path: Path) -> None:
+    change, expected = MISTAKES[mistake]
+    for name, rows in (("train", questions(4)), ("dev", [{**questions(1, first=64)[0], **change}])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with pytest.raises(UserError, match=expected.replace("dev, ", "dev.jsonl, ")):
+        QuestionAnswering(data=tmp_path).read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"train.json": "[]"}, r"train.json is not in the format of SQuAD .* give rows as .jsonl"),
+        ({"train.json": '{"data": []}'}, "train.json has no questions"),
+        ({"train.json": '{"data": ['}, "train.json is not valid JSON: Expecting value"),
+        (
+            {"train.tsv": "question\n"},
+            r"has no train file \(found dev.json, train.tsv\), expected train with one of .json",
+        ),
+        (
+            {"train.jsonl": '{"question": "a", "text": "b", "answers": []}\n', "dev.jsonl": '{"a": 1}\n'},
+            "train.jsonl has no column context: it has question, text, answers; a question needs the columns question,",
+        ),
+    ],
+)
+def test_invalid_files_are_named(files: dict[str, str], expected: str, tmp_path: Path) -> None:
+    (tmp_path / "dev.json").write_text(json.dumps(squad(questions(2))))
+    if "dev.jsonl" in files:
+        (tmp_path / "dev.json").unlink()
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=expected):
+        QuestionAnswering(data=tmp_path).read(tmp_path)
+
+
+def test_a_question_longer_than_a_window_is_named(reader: PreTrainedTokenizerBase) -> None:
+    long = [{**questions(1)[0], "question": "which day " * 8}]
+    task = task_of(train=[*questions(2), *long])
+    with pytest.raises(
+        UserError,
+        match="train, example 3: the question has 16 tokens, and at most 14 leave room for the context in windows of "
+        "24 tokens that share 6: shorten it, raise task.max_length, or lower task.doc_stride",
+    ):
+        task.encode(task.read(Path()), reader, None)
+    with pytest.raises(OptionError, match="got doc_stride=20, expected at most 19, so that windows of 24 tokens have"):
+        task_of(doc_stride=20)
+
+
+# Windows
+
+
+def test_windows_share_tokens_and_show_every_token_of_the_context(reader: PreTrainedTokenizerBase) -> None:
+    context = "we fly there to new york on friday we fly there we fly there"
+    encoding = reader("which day", context).encodings[0]
+    windows = spans.cut_windows(encoding, max_length=12, doc_stride=2)
+    tokens = [[reader.convert_ids_to_tokens(int(token)) for token in window.ids] for window in windows]
+    for of_window, window in zip(tokens, windows, strict=True):
+        question = of_window.index("[SEP]")
+        assert (of_window[0], of_window[-1], len(of_window) <= 12) == ("[CLS]", "[SEP]", True)
+        assert window.characters[:, 0].tolist() == [NO_ANSWER] * 2
+        assert (window.characters[:, [*range(1, question + 1), -1]] == NO_CLASS).all()
+        assert window.type_ids.tolist() == [0] * (question + 1) + [1] * (len(of_window) - question - 1)
+        shown = [context[start:end] for start, end in window.characters.T if start >= 0]
+        assert shown == [token.removeprefix("##") for token in of_window[question + 1 : -1]]
+    inner = [window.characters.T[window.characters[0] >= 0].tolist() for window in windows]
+    assert [before[-2:] for before in inner[:-1]] == [after[:2] for after in inner[1:]]
+    assert len(inner) > 2
+    assert [place for of_window in inner[:1] for place in of_window] + [
+        place for of_window in inner[1:] for place in of_window[2:]
+    ] == [list(offset) for offset, sequence in zip(encoding.offsets, encoding.sequence_ids, strict=True) if sequence]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_labels_are_the_tokens_of_the_answer(reader: PreTrainedTokenizerBase, tmp_path: Path, side: str) -> None:
+    """Each window either has all of the answer, at its labels, or lacks a part of it and is labelled as no answer."""
+    padded = copy.deepcopy(reader)
+    padded.padding_side = side
+    task = task_of()
+    splits = task.read(tmp_path)
+    for cache_dir in (None, tmp_path, tmp_path):
+        dev = task.encode(splits, padded, cache_dir)["dev"]
+        assert len(dev) > len(splits.splits["dev"])
+        batch = dev[list(range(len(dev)))]
+        items = task.select(batch)
+        scores = task.score(Outputs(logits=torch.zeros(items.valid.shape)), items)  # type: ignore[union-attr]
+        characters, found = scores["characters"], collections.Counter[int]()
+        for window in range(len(dev)):
+            number = int(scores["question"][2 * window])
+            context, answers = (getattr(splits.splits["dev"], name)[number] for name in ("contexts", "answers"))
+            rows = characters[2 * window : 2 * window + 2]
+            labels = items.labels[2 * window : 2 * window + 2].tolist()
+            start, end = (int(row[label]) for row, label in zip(rows, labels, strict=True))
+            shown = rows[:, rows[0] >= 0]
+            if start == NO_ANSWER:
+                assert (labels, end) == ([0, 0], NO_ANSWER)
+                text = context[int(shown[0].min()) : int(shown[1].max())]
+                assert not answers or answers[0].text not in text
+            else:
+                assert context[start:end] == answers[0].text
+                found[number] += 1
+        assert set(found) == {number for number, own in enumerate(splits.splits["dev"].answers) if own}
+
+
+class Echo(torch.nn.Module):
+    """A model whose logits are the ids of its tokens and the negative ids, whatever the padding."""
+
+    config = BertConfig()
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **options: object
+    ) -> QuestionAnsweringModelOutput:
+        return QuestionAnsweringModelOutput(start_logits=input_ids.float(), end_logits=-input_ids.float())
+
+
+def test_the_padding_and_its_side_change_no_logit(reader: PreTrainedTokenizerBase) -> None:
+    task, model = task_of(), cast(PreTrainedModel, Echo())
+    splits = task.read(Path())
+    for side in ("right", "left"):
+        padded = copy.deepcopy(reader)
+        padded.padding_side = side
+        examples = task.encode(splits, padded, None)["dev"]
+        short = int(examples.lengths.argmin())
+        batch = examples[[short, int(examples.lengths.argmax())]]
+        tokens = batch["input_ids"][0][batch["attention_mask"][0].bool()].float()
+        assert len(tokens) < batch["input_ids"].shape[1]
+        items = task.select(batch)
+        outputs = task.run(model, batch, items, frozenset()).at(items)
+        assert outputs.logits is not None
+        assert items.valid is not None
+        assert not items.valid[:2, len(tokens) :].any()
+        assert torch.equal(outputs.logits[:2, : len(tokens)], torch.stack([tokens, -tokens]))
+        columns = task.score(outputs, items)
+        assert columns["logits"].shape == columns["characters"].shape == (4, task.max_length)
+        assert ((columns["logits"] == MASKED) == (columns["characters"] == NO_CLASS)).all()
+
+
+TERMS = {
+    "soft": d.SoftTargets(), "hard": d.HardLabels(), "mse": d.LogitMSE(), "pseudo": d.PseudoLabels(),
+    "dkd": d.DecoupledKD(), "cosine": d.Cosine(), "minilmv2": d.MiniLMv2(relation_heads=4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_every_term_learns_from_context_tokens_alone(name: str, reader: PreTrainedTokenizerBase) -> None:
+    """Loss and gradient are finite, and a longer window in the batch, which adds padding, does not change them."""
+    task, student, teacher = task_of(), toy_model(reader), toy_model(reader, seed=1)
+    dev = task.encode(task.read(Path()), reader, None)["dev"]
+    batch = dev[dev.lengths.argsort()[:3].tolist()]
+    fillers = dict.fromkeys(batch, 0) | {"start_characters": IGNORED, "end_characters": IGNORED}
+    longer = {
+        key: F.pad(values, (0, 5), value=fillers[key]) if values.ndim > 1 else values for key, values in batch.items()
+    }
+    objective = d.Objective(**{name: copy.deepcopy(TERMS[name])})
+    size = EncoderSize(32, 1, 4, 32)
+    objective.connect(size, size)
+    results = []
+    for padded in (batch, longer):
+        module = DistillationModule(student=student, objective=objective, task=task, teacher=teacher)
+        loss, _ = module.losses(padded)
+        gradients = torch.autograd.grad(loss, list(student.bert.parameters())[2:], allow_unused=True)
+        results.append((loss.detach(), [gradient for gradient in gradients if gradient is not None]))
+    (loss, gradients), (again, others) = results
+    assert 0 < float(loss) < 1e3
+    torch.testing.assert_close(again, loss, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(others, gradients, atol=1e-3, rtol=1e-3)
+    assert any(bool(gradient.abs().max() > 0) for gradient in gradients)
+
+
+# Spans
+
+
+def brute_force(
+    logits: np.ndarray, characters: np.ndarray, question: np.ndarray, n_best: int, longest: int
+) -> dict[int, tuple[float, int, int, float, float]]:
+    """Returns score, start, end, score of no answer and mass of each question, from every span there is."""
+    results = {}
+    for number in sorted(set(question.tolist())):
+        best: dict[tuple[int, int], float] = {}
+        null = np.inf
+        for window in np.flatnonzero(question == number):
+            (first, last), (starts, ends) = logits[2 * window : 2 * window + 2], characters[2 * window : 2 * window + 2]
+            null = min(null, float(first[0]) + float(last[0]))
+            for i, j in itertools.product(range(len(first)), repeat=2):
+                if i <= j < i + longest and starts[i] >= 0 and ends[j] >= 0:
+                    key = int(starts[i]), int(ends[j])
+                    best[key] = max(best.get(key, -np.inf), float(first[i]) + float(last[j]))
+        ordered = sorted(best.items(), key=lambda item: -item[1])[:n_best]
+        (start, end), score = ordered[0]
+        results[number] = score, start, end, null, float(np.log(sum(np.exp(value) for _, value in ordered)))
+    return results
+
+
+@pytest.mark.parametrize(("n_best", "longest"), [(20, 30), (12, 2), (12, 1)])
+def test_the_best_spans_are_those_of_a_search_over_all(n_best: int, longest: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(spans, "_CHUNK", 3)
+    generator = np.random.default_rng(0)
+    windows, width = 8, 12
+    characters = np.full((2 * windows, width), NO_CLASS)
+    characters[:, 0] = NO_ANSWER
+    for window, length in enumerate(generator.integers(1, 8, windows)):
+        begin = int(generator.integers(0, 6))  # Windows of a question overlap.
+        characters[2 * window, 3 : 3 + length] = 4 * np.arange(begin, begin + length)
+        characters[2 * window + 1, 3 : 3 + length] = 4 * np.arange(begin, begin + length) + 3
+    logits = spans.mask_classes(generator.normal(0, 3, characters.shape), characters)
+    question = np.array([5, 2, 5, 9, 2, 5, 2, 9])
+    found = spans.find_answers(logits, characters, question, n_best=n_best, max_answer_length=longest)
+    expected = brute_force(logits, characters, question, n_best, longest)
+    assert found.question.tolist() == sorted(expected)
+    rows = zip(found.score, found.start, found.end, found.null_score, found.mass, strict=True)
+    for row, (number, values) in zip(rows, sorted(expected.items()), strict=True):
+        assert list(row) == pytest.approx(list(values)), number
+    for threshold in (None, 0.0, -1.5):
+        nulls = found.is_null(threshold)
+        assert nulls.any() == (threshold is not None and bool((found.null_score - found.score > threshold).any()))
+        assert ((found.probability(threshold) > 0) & (found.probability(threshold) <= 1)).all()
+
+
+def test_the_threshold_has_the_best_mean_metric() -> None:
+    generator = np.random.default_rng(1)
+    for _ in range(20):
+        difference = generator.integers(-4, 5, 12).astype(float)
+        of_span, of_null = generator.random(12), generator.integers(0, 2, 12).astype(float)
+        threshold = spans.fit_threshold(difference, of_span, of_null)
+        mean = np.where(difference > threshold, of_null, of_span).mean()
+        others = [np.where(difference > other, of_null, of_span).mean() for other in np.arange(-6, 6, 0.5)]
+        assert mean == pytest.approx(max(others))
+        assert threshold not in difference
+
+
+# Metrics
+
+
+def squad_words(text: str) -> list[str]:
+    """The words of an answer in another way: character by character, and articles as whole words."""
+    kept = "".join(character for character in text.lower() if character not in string.punctuation)
+    return [word for word in re.split(r"\s+|\b(?:a|an|the)\b", kept) if word]
+
+
+def squad_scores(answer: str | None, references: list[str], *, version: int) -> tuple[float, float]:
+    """Exact match and F1 by precision and recall, after the definitions of SQuAD."""
+    given = squad_words(answer or "")
+    golds = [squad_words(reference) for reference in references]
+    if version == 2:
+        golds = [words for words in golds if words] or [[]]
+    exact, f1 = 0.0, 0.0
+    for gold in golds:
+        exact = max(exact, float(gold == given))
+        remaining = list(gold)
+        same = 0
+        for word in given:
+            if word in remaining:
+                remaining.remove(word)
+                same += 1
+        if same:
+            precision, recall = same / len(given), same / len(gold)
+            f1 = max(f1, 2 * precision * recall / (precision + recall))
+        elif version == 2 and not gold and not given:
+            f1 = 1.0
+    return exact, f1
+
+
+PIECES = ("The", "a", "an", "apple", "Apple!", "  ", "theatre", "U.S.", "1973", "-", "naïve", "\t", "B-52", "of", "“q”")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_metrics_equal_an_independent_implementation(version: int) -> None:
+    source = random.Random(version)
+    rows: list[tuple[str | None, list[str]]] = []
+    for _ in range(500):
+        texts = [" ".join(source.choices(PIECES, k=source.randint(0, 5))) for _ in range(source.randint(2, 4))]
+        answer = None if source.random() < 0.2 else texts[0]
+        references = texts[source.randint(0, 1) :] if version == 1 or source.random() < 0.7 else []
+        rows.append((answer, references))
+    may_be = version == 2
+    for answer, references in rows:
+        found = score_answer(
+            answer, normalize_references(references, may_be_unanswerable=may_be), may_be_unanswerable=may_be
+        )
+        assert found == pytest.approx(squad_scores(answer, references, version=version), abs=1e-9), (answer, references)
+
+
+def test_the_metrics_equal_those_of_torchmetrics() -> None:
+    functional = pytest.importorskip("torchmetrics.functional.text")
+    source = random.Random(0)
+    predictions, targets, own = [], [], []
+    for number in range(200):
+        # It gives an empty answer the F1 of SQuAD 2.0.
+        texts = [" ".join([*source.choices(PIECES, k=source.randint(1, 5)), "x"]) for _ in range(3)]
+        answer = texts[source.randint(0, 2)]
+        references = texts[:2]
+        predictions.append({"prediction_text": answer, "id": str(number)})
+        targets.append({"answers": {"answer_start": [0, 0], "text": references}, "id": str(number)})
+        normalized = normalize_references(references, may_be_unanswerable=False)
+        own.append(score_answer(answer, normalized, may_be_unanswerable=False))
+    expected = functional.squad(predictions, targets)
+    exact, f1 = 100 * np.mean(own, axis=0)
+    assert (exact, f1) == pytest.approx((float(expected["exact_match"]), float(expected["f1"])), abs=1e-4)  # float32
+
+
+def scores_with(task: QuestionAnswering, tokenizer: PreTrainedTokenizerBase, labels: Callable[[int], Any]) -> Scores:
+    """Returns dev's scores of a model that is sure of the tokens that `labels` returns for each window."""
+    dev = task.encode(task.read(Path()), tokenizer, None)["dev"]
+    batch = dev[list(range(len(dev)))]
+    items = task.select(batch)
+    assert items.valid is not None
+    logits = torch.zeros(items.valid.shape)
+    for window in range(len(dev)):
+        own = items.labels[2 * window : 2 * window + 2]
+        chosen = labels(window)
+        logits[[2 * window, 2 * window + 1], own if chosen is None else torch.tensor(chosen)] = 9.0
+    columns = {name: column.numpy() for name, column in task.score(Outputs(logits=logits), items).items()}
+    return Scores(columns, items.labels.numpy(), items.example_id().numpy())
+
+
+def test_perfect_logits_have_perfect_metrics_and_unanswerable_questions_get_no_answer(
+    reader: PreTrainedTokenizerBase,
+) -> None:
+    task = task_of()
+    perfect = scores_with(task, reader, lambda window: None)
+    metrics = dev_metrics(task, perfect)
+    assert metrics == {"f1": 1.0, "exact_match": 1.0, "answerable_f1": 1.0, "unanswerable_accuracy": 1.0}
+    [fitted] = fit_decoding(task, {"dev": perfect}).values()
+    assert fitted.decoding["null_threshold"] is not None
+    nothing = scores_with(task, reader, lambda window: (0, 0))
+    assert dev_metrics(task, nothing)["f1"] == pytest.approx(0.2)  # Each fifth question has no answer.
+    assert task.weakness(nothing) == "has f1 0.200 on dev, and never answering has 0.200"
+    assert task.weakness(perfect) is None
+    assert task.agreement(fitted, dataclasses.replace(nothing, decoding={"null_threshold": 0.0})) == pytest.approx(0.2)
+    values = task.example_metric(fitted)
+    assert values is not None
+    assert values.tolist() == [1.0] * 20
+    everywhere = QuestionAnswering(train=questions(8), dev=questions(8, first=8), max_length=24, doc_stride=6)
+    sure = scores_with(everywhere, reader, lambda window: (0, 0))
+    assert fit_decoding(everywhere, {"dev": sure})["dev"].decoding["null_threshold"] is None
+    assert None not in everywhere.tabulate(sure, everywhere.read(Path()), examples=8)["prediction"]
+
+
+# Cached outputs, unlabelled questions
+
+
+@pytest.mark.parametrize("pad", ["right", "left"])
+def test_cached_outputs_equal_the_computed_ones_for_any_batch(
+    reader: PreTrainedTokenizerBase, tmp_path: Path, pad: str
+) -> None:
+    tokenizer = copy.deepcopy(reader)
+    tokenizer.padding_side = pad
+    task, model = task_of(), toy_model(reader)
+    examples = task.encode(task.read(tmp_path), tokenizer, None)
+    dev = examples["dev"]
+    computation = Computation(lambda: model, "one", task, OutputCache(), tmp_path / "outputs")
+    cached = cache_outputs(computation, dev).outputs
+    assert isinstance(cached, CachedOutputs)
+    if pad == "right":
+        for rows in ([3], [5, 0, 7]):
+            batch = dev[rows]
+            items = task.select(batch)
+            assert items.valid is not None
+            expected, logits = (
+                outputs.at(items).logits
+                for outputs in (task.run(model, batch, items, frozenset()), cached(batch, items))
+            )
+            torch.testing.assert_close(logits[items.valid], expected[items.valid], atol=1e-5, rtol=1e-5)
+            assert (logits[~items.valid] == MASKED).all()
+            wrong = dataclasses.replace(items, valid=items.valid & (torch.arange(items.valid.shape[1]) != 9))
+            with pytest.raises(ValueError, match="with other valid classes than the batch has"):
+                cached(batch, wrong)
+    stored = sum(int(task.select(dev[[row]]).valid.sum()) for row in range(len(dev)))  # type: ignore[union-attr]
+    assert sum(len(shard.tensors["logits"]) for shard in cached._shards if shard) == stored
+    again = cached_scores(computation, {"train": examples["train"], "dev": dev})["dev"]
+    direct = evaluate(model, task, batching.evaluation_loader(dev)).by_example()
+    for name, column in direct.columns.items():
+        np.testing.assert_allclose(again.columns[name], column, atol=1e-3 if pad == "left" else 1e-5)
+    [path] = cached.directory.glob("*.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    assert cache_outputs(computation, dev).outputs.damaged == [path]
+
+
+def test_unlabelled_questions_are_items_without_a_label(reader: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    (tmp_path / "more.json").write_text(json.dumps(squad(questions(8, first=200))))
+    seen = questions(2)[1]
+    rows = [["which day", "we fly on monday"], ["which day", ""], [seen["question"], seen["context"]]]
+    for source, count in ((tmp_path / "more.json", 8), (rows, 1)):
+        task = task_of(unlabelled=source)
+        data = task.read(tmp_path)
+        assert len(data.pool) == count
+        assert [data.pool.removed[reason] for reason in ("empty", "train")] == [int(count == 1)] * 2
+        train = task.encode(data, reader, None)["train"]
+        assert isinstance(train, MixedExamples)
+        assert (train.items_per_example, train.unlabelled["examples"]) == (2.0, len(data.pool))
+        items = task.select(train[[0, len(train) - 1, 1]])
+        assert items.labelled.tolist() == [True, True, False, False, True, True]
+        assert (items.labels[2:4] == IGNORED).all()
+
+
+# A whole run
+
+
+@pytest.fixture(scope="module")
+def result(reader: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> d.Result:
+    root = tmp_path_factory.mktemp("questions")
+    teacher = d.Teacher(toy_bert(len(reader), initializer_range=0.05), reader, cache_dir=root / "cache")
+    settings: Row = {"batch_size": 16, "precision": "32-true", "learning_rate": 4e-3}
+    task = task_of(unlabelled=[[row["question"], row["context"]] for row in questions(16, first=300)])
+    teacher.fit(task, max_epochs=8, **settings)
+    return d.distill(
+        teacher, d.students.distilbert(), task, trainer=d.TrainerSettings(max_epochs=4, **settings),
+        objective=d.Objective(soft=d.SoftTargets(), hard=d.HardLabels(), cosine=d.Cosine()),
+        export=ExportSettings(recipes=("dynamic",)),
+        benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.02, teacher=False), directory=root / "run",
+    )  # fmt: skip
+
+
+def test_a_whole_run_learns_to_answer(result: d.Result) -> None:
+    record = result.record
+    assert (record["task"]["kind"], record["task"]["examples"]["dev"]) == ("question_answering", 20)
+    assert record["teacher"]["metrics"]["f1"] > 0.9
+    assert record["student"]["metrics"]["f1"] > 0.9
+    assert set(record["student"]["metrics"]) == {"f1", "exact_match", "answerable_f1", "unanswerable_accuracy"}
+    assert record["training"]["teacher_cache"]["hit"] is False
+    fp32 = record["export"]["fp32"]
+    assert (fp32["agreement"], fp32["gate"], fp32["metrics"]) == (1.0, "passed", record["student"]["metrics"])
+    assert fp32["max_abs_diff"] < 1e-4
+    assert record["comparison"]["teacher"]["number"] == 20
+    assert {row["format"] for row in record["benchmark"]} == {"torch", "onnx-fp32", "onnx-int8"}
+    assert "question-answering" in (result.directory / "bundle" / "README.md").read_text()
+
+
+def test_the_bundle_answers_as_torch_did(result: d.Result) -> None:
+    """Answers and scores of raw text through the bundle are those of the student in torch, over all windows."""
+    table = pyarrow.parquet.read_table(result.directory / "predictions.parquet").to_pylist()
+    dev = questions(20, first=64, unanswerable=True)
+    assert [row["label"] for row in table] == [row["answers"]["text"] or None for row in dev]
+    bundle = d.Bundle(result.directory / "bundle", model="fp32")
+    assert set(bundle.manifest["decoding"]) == {"n_best", "max_answer_length", "null_threshold"}
+    predictions = bundle.predict(
+        [{"question": row["question"], "context": row["context"]} for row in dev], batch_size=3
+    )
+    assert [row["answer"] for row in predictions] == [row["student_prediction"] for row in table]
+    assert [row["score"] for row in predictions] == pytest.approx(
+        [row["student_probability"] for row in table], abs=1e-5
+    )
+    for row, prediction in zip(dev, predictions, strict=True):
+        if prediction["answer"] is None:
+            assert (prediction["start"], prediction["end"]) == (None, None)
+        else:
+            assert row["context"][prediction["start"] : prediction["end"]] == prediction["answer"]
+
+
+def test_a_long_context_is_read_to_its_end_and_offsets_count_code_points(result: d.Result) -> None:
+    bundle = d.Bundle(result.directory / "bundle", model="fp32")
+    context = "🛫 " + "we fly there " * 40 + "to new york on friday we fly there"
+    [prediction] = bundle.predict([{"question": "which city 3", "context": context}])
+    assert prediction["answer"] == "new york"
+    assert prediction["start"] == context.index("new york")
+    assert json.loads(json.dumps(prediction)) == prediction
+    for record, expected in (
+        ({"question": "which city"}, r"got {'question': 'which city'}, expected {\"question\": ..., \"context\": ...}"),
+        (["which city", " "], "and no empty text"),
+        (
+            ["which city " * 20, "a b"],
+            "record 1: the question has .* tokens, and at most 14 leave room for the context",
+        ),
+    ):
+        with pytest.raises(UserError, match=expected):
+            bundle.predict([record])
+
+
+def test_the_command_reads_pairs_and_records(result: d.Result, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle, context = str(result.directory / "bundle"), "we fly there to new york on sunday we fly there"
+    assert main([bundle, f"which city 7\t{context}", "--model", "fp32"]) == 0
+    assert re.fullmatch(rf"new york\t0\.\d{{4}}\twhich city 7\t{context}\n", capsys.readouterr().out)
+    assert main([bundle, f"which city 7\t{context}", "--model", "fp32", "--json"]) == 0
+    as_json = json.loads(capsys.readouterr().out)
+    assert set(as_json) == {"text", "answer", "score", "start", "end"}
+    record = json.dumps({"question": "which city 7", "context": context})
+    nothing = json.dumps(["which day 5", "we fly there to nowhere at all we fly there"])
+    assert main([bundle, record, "", nothing, "--model", "fp32", "--jsonl"]) == 0
+    first, blank, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first == {name: as_json[name] for name in ("answer", "score", "start", "end")}
+    assert blank == dict.fromkeys(first)
+    assert (second["answer"], second["start"]) == (None, None)
+    assert main([bundle, nothing.replace("[", "").replace("]", ""), "--jsonl"]) == 2
+    assert main([bundle, '{"question": "a"}', "--jsonl"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert errors[0].startswith('error: text 1: got \'"which day 5"')
+    assert errors[0].endswith("expected JSON: Extra data: line 1 column 14 (char 13)")
+    assert errors[1].startswith("error: text 1: got {'question': 'a'}, expected")
