@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 from distill.errors import UserError
 from distill.training.settings import TrainerSettings
 
-LEAST_STEPS = 1_200  # Optimizer steps of a training on small data.
+LEAST_STEPS = 2_400  # Optimizer steps of a student on small data.
+TEACHER_STEPS = 1_200  # Those of a fine-tuned teacher, all of whose layers are pre-trained.
 EPOCHS = 2  # Of large data, and the fewest of small data.
 FRESH_EPOCHS = 3  # The fewest for a student without pre-trained layers.
 MOST_EPOCHS = 40  # Of tiny data.
@@ -69,7 +70,11 @@ def describe_student(student: PreTrainedModel) -> tuple[str, int]:
 def choose_epochs(facts: Facts) -> int:
     """Returns `max_epochs`."""
     fewest = EPOCHS if facts.start in ("whole", "inherited") else FRESH_EPOCHS
-    return max(fewest, min(MOST_EPOCHS, math.ceil(LEAST_STEPS / facts.steps_per_epoch)))
+    return max(fewest, min(MOST_EPOCHS, math.ceil(_least_steps(facts) / facts.steps_per_epoch)))
+
+
+def _least_steps(facts: Facts) -> int:
+    return TEACHER_STEPS if facts.start == "whole" else LEAST_STEPS
 
 
 def choose(facts: Facts, epochs: int) -> dict[str, Choice]:
@@ -95,10 +100,11 @@ def choose(facts: Facts, epochs: int) -> dict[str, Choice]:
 
 def _explain_epochs(facts: Facts) -> str:
     epochs, steps = choose_epochs(facts), f"{facts.examples:,} examples are {facts.steps_per_epoch:,} steps an epoch"
-    if epochs * facts.steps_per_epoch < LEAST_STEPS:
+    least = _least_steps(facts)
+    if epochs * facts.steps_per_epoch < least:
         return f"{steps}, and {epochs} epochs are the most" if epochs == MOST_EPOCHS else steps
-    if (epochs - 1) * facts.steps_per_epoch < LEAST_STEPS:
-        return f"{steps}, and {LEAST_STEPS:,} steps are the least"
+    if (epochs - 1) * facts.steps_per_epoch < least:
+        return f"{steps}, and {least:,} steps are the least"
     return f"{steps}, and {epochs} epochs are enough"
 
 

@@ -27,9 +27,9 @@ def values(**facts: Any) -> dict[str, Any]:
     ("examples", "steps", "epochs", "evaluations"),
     [
         (67_349, 2_105, 2, 3),
-        (20_000, 625, 2, 3),
-        (3_576, 112, 11, 3),
-        (2_490, 78, 16, 2),
+        (20_000, 625, 4, 3),
+        (3_576, 112, 22, 1),
+        (2_490, 78, 31, 1),
         (64, 2, 40, 1),
     ],
 )
@@ -60,13 +60,13 @@ def test_the_start_is_known_from_the_copied_tensors(teacher: PreTrainedModel, ta
 def test_given_values_win_and_chosen_ones_have_reasons():
     facts = Facts(3576, 112, "inherited", 384)
     settings, chosen = auto.resolve(TrainerSettings.auto(learning_rate=1e-3, patience=None), facts)
-    assert (settings.learning_rate, settings.patience, settings.max_epochs) == (1e-3, None, 11)
+    assert (settings.learning_rate, settings.patience, settings.max_epochs) == (1e-3, None, 22)
     assert set(chosen) == set(CHOSEN) - {"learning_rate", "patience"}
     assert chosen["max_epochs"] == {
-        "value": 11, "reason": "3,576 examples are 112 steps an epoch, and 1,200 steps are the least",
+        "value": 22, "reason": "3,576 examples are 112 steps an epoch, and 2,400 steps are the least",
     }  # fmt: skip
     assert "soup=3: the average of the last weights" in "\n".join(auto.describe_choices(chosen))
-    assert settings.total_steps(112) == 1232
+    assert settings.total_steps(112) == 2464
     assert auto.resolve(SETTINGS, facts) == (SETTINGS, {})
 
 
