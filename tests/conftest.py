@@ -7,9 +7,13 @@ os.environ["WANDB_MODE"] = "offline"
 if "PYTEST_XDIST_WORKER" in os.environ:  # One thread for each test, which its subprocesses inherit.
     os.environ["OMP_NUM_THREADS"] = "1"
 
+import io
 import logging
 import multiprocessing
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill import __main__ as command_line
 from distill.contracts import Items, Outputs, Scores
 from distill.data import batching, tables
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
@@ -89,6 +94,16 @@ def _loggers() -> dict[str, logging.Logger]:
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
     return train_tokenizer([text for text, _ in sentences(64)], 300)
+
+
+def run_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the command in this process, which saves the seconds of the imports."""
+    output, error = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(error):
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["distill", *arguments])
+        code = command_line.main()
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), error.getvalue())
 
 
 def run_concurrently(work: Callable[..., None], directory: Path) -> list[Any]:

@@ -12,6 +12,7 @@ import pytest
 
 import distill
 from distill import __main__ as command_line
+from tests.conftest import run_here
 
 ROOT = Path(command_line.__file__).resolve().parents[1]
 
@@ -31,7 +32,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["+teacher=bert_base", "+studnt=distilbert"], "there is no option studnt (did you mean student?)"),
         (["+teacher=bert_bas", "+student=distilbert"], "did you mean bert_base?"),
         (["+student=distilbrt"], "there is no student distilbrt (did you mean distilbert?)"),
-        (["task=sst3"], "there is no task sst3 (did you mean sst2?), expected one of classification, cola"),
+        (["task=sst3"], "there is no task sst3 (did you mean sst2?), expected one of "),
         (["objective=hintn"], "did you mean hinton?"),
         (["trainer.max_epoch=1"], "there is no option trainer.max_epoch (did you mean trainer.max_epochs?)"),
         (["tsk=sst2"], "there is no option tsk (did you mean task?)"),
@@ -47,7 +48,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_invalid_arguments_are_reported_in_one_line(arguments: list[str], expected: str, tmp_path: Path) -> None:
-    done = run(*arguments, cwd=tmp_path)
+    done = run_here(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert expected in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -499,7 +499,7 @@ def test_a_data_set_of_the_hub_is_streamed(online: Online):
     by_rank = [join_documents(shared.read_documents(rank=rank, world_size=3)) for rank in range(3)]
     assert [list(documents) for documents in by_rank] == [list(expected)[rank::3] for rank in range(3)]
     assert calls == [
-        (("owner/books", ".gitattributes"), {"kind": "dataset"}),
+        (("owner/books", ".gitattributes"), {"kind": "dataset", "revision": None}),
         (("owner/books", "small"), {"split": "test", "streaming": True}),
     ]
     assert shared.count_bytes() is None
