@@ -27,7 +27,7 @@ SENTENCE = "the film is a moving and quietly funny story of two people who find 
 
 @dataclass
 class Load:
-    """What the clients saw."""
+    """The answers that the clients got."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     lost: int = 0

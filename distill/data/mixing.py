@@ -40,7 +40,7 @@ class MixedExamples(Dataset[Batch]):
         self.lengths = np.concatenate([labelled.lengths, pool.lengths])
         self.longest = int(self.lengths.max())
         self.truncated = labelled.truncated + pool.truncated
-        self.items_per_example, self.classes_per_item = labelled.items_per_example, labelled.classes_per_item
+        self.classes_per_item = labelled.classes_per_item
         self.digest = hashlib.sha256(json.dumps([labelled.digest, pool.digest]).encode()).hexdigest()
         items = sum(part.items_per_example * len(part) for part in (labelled, pool))
         self.items_per_example = items / len(self.lengths)

@@ -1,7 +1,9 @@
 """The command `python -m distill.serve`: answers HTTP requests with exported bundles, without torch.
 
-python -m distill.serve path/to/bundle
-python -m distill.serve films=path/to/bundle pairs=path/to/another --port 8001
+    python -m distill.serve path/to/bundle
+    python -m distill.serve films=path/to/bundle pairs=path/to/another --port 8001
+
+docs/serving.md describes the paths.
 """
 
 import argparse
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from distill.errors import DistillError, UserError
+from distill.serve.settings import Limits
 
 TOKEN = "DISTILL_SERVE_TOKEN"
 
@@ -39,13 +42,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000, help="0 for any that is free")
     parser.add_argument("--model", help="fp32 or int8; by default the recommended one")
     parser.add_argument("--threads", type=int, help="number of threads of onnxruntime")
-    parser.add_argument("--batch-size", type=int, default=32, help="records in a forward pass")
-    parser.add_argument("--batch-records", type=int, default=256, help="records of all requests that run together")
-    parser.add_argument("--waiting", type=int, default=256, help="requests that may wait; others get the status 503")
-    parser.add_argument("--records", type=int, default=1_000, help="most records in a request")
-    parser.add_argument("--characters", type=int, default=20_000, help="most characters in a text")
-    parser.add_argument("--body", type=int, default=4_000_000, help="most bytes in a request")
-    parser.add_argument("--seconds", type=float, default=30.0, help="most for a body to arrive, and for an answer")
+    parser.add_argument("--batch-size", type=int, default=Limits.batch_size, help="records in a forward pass")
+    parser.add_argument(
+        "--batch-records", type=int, default=Limits.batch_records, help="records of all requests that run together"
+    )
+    parser.add_argument(
+        "--waiting", type=int, default=Limits.waiting, help="requests that may wait; others get the status 503"
+    )
+    parser.add_argument("--records", type=int, default=Limits.records, help="most records in a request")
+    parser.add_argument("--characters", type=int, default=Limits.characters, help="most characters in a text")
+    parser.add_argument("--body", type=int, default=Limits.body, help="most bytes in a request")
+    parser.add_argument(
+        "--seconds", type=float, default=Limits.seconds, help="most for a body to arrive, and for an answer"
+    )
     parser.add_argument(
         "--reload", type=float, default=1.0, help="seconds between two looks for a changed bundle; 0: none"
     )
@@ -62,7 +71,6 @@ def _serve(options: argparse.Namespace) -> None:
         from distill.serve.app import Service
         from distill.serve.models import load_models
         from distill.serve.server import run
-        from distill.serve.settings import Limits
     except ModuleNotFoundError as error:
         raise UserError(f"distill.serve needs {error.name}: pip install 'distill[serve]'") from error
     token = os.environ.get(TOKEN) or None

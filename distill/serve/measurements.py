@@ -21,7 +21,7 @@ class Measured:
 
 
 class Measurements:
-    """What is counted, in a registry of its own."""
+    """The counters and histograms, in a registry of their own."""
 
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self.registry = CollectorRegistry()

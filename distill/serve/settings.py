@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may ask for; one that exceeds a limit is refused, and nothing of it is computed.
+    """The limits of a request; one that exceeds a limit is refused, and nothing of it is computed.
 
     Args:
         body: bytes of a request.

@@ -122,4 +122,4 @@ def test_the_server_needs_no_torch(bundle: Path) -> None:
         "    sys.modules[name] = None\n"
         "import distill.serve.server\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
