@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # The label of an item without one, as in torch's cross-entropy.
 
-# Tensors with the names of Hugging Face, `[B, L]` or `[B]`, and `example_id [B]`.
+# Tensors with the names of Hugging Face, `[B, L]` or `[B]`, and `example_id [B]`. Where examples have several sequences
+# of tokens, these are the rows of `[S, L]`, in the order of the examples.
 Batch = Mapping[str, "Tensor"]
 # `softmax`: logits are unnormalized log-probabilities of classes. `gaussian`: the one logit is a number.
 Likelihood = Literal["softmax", "gaussian"]
@@ -175,8 +176,10 @@ class Examples(Protocol):
     """One tokenized split. An index is a list of examples, and a result a padded batch.
 
     Attributes:
-        lengths: of the examples in tokens, `[N]`.
-        truncated: the number of examples that were longer than the task's limit.
+        lengths: tokens that the examples take up in a batch, `[N]`.
+        tokens: of the examples without padding, `[N]`.
+        sequences: the largest number of token sequences of an example.
+        truncated: the number of token sequences that were longer than the task's limit.
         digest: stands for everything that the batches depend on.
         visits: ways in which an example is shown, one an epoch; None for a new one in each.
         items_per_example: the mean number of items.
@@ -185,6 +188,12 @@ class Examples(Protocol):
 
     @property
     def lengths(self) -> np.ndarray: ...
+
+    @property
+    def tokens(self) -> np.ndarray: ...
+
+    @property
+    def sequences(self) -> int: ...
 
     @property
     def truncated(self) -> int: ...
@@ -230,7 +239,7 @@ class Splits(Protocol):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the classes in order; one name for a number, none over a vocabulary."""
+        """Names of the classes in order; one name for a number, none where examples have classes of their own."""
         ...
 
     @property
@@ -261,7 +270,8 @@ class Task(Protocol):
         likelihood: the meaning of the logits.
         fixed_inputs: whether every epoch shows the same tokens, so that teacher outputs can be cached.
         over_vocabulary: whether the classes are the tokens of a vocabulary; logits are then computed in chunks.
-        pair: whether an example is two texts.
+        pair: whether a sequence of tokens is made of two texts.
+        choices: the usual number of choices of an example, for models whose inputs are `[B, K, L]`; else None.
         max_length: tokens that an example is cut to.
         builtin: whether the data comes with the program.
         decoder: the function of `distill.edge.decode` that reads the logits of an exported model; None for a task
@@ -269,8 +279,8 @@ class Task(Protocol):
         fine_tunes_teacher: whether a teacher without the task's head is fine-tuned before it teaches.
         compares_with_teacher: whether `score` takes the teacher's outputs as a reference.
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
-        takes_unlabelled: whether texts without labels can be mixed with the training rows.
-        has_unlabelled: whether the task was given such texts.
+        can_augment: whether changed copies of the training texts can be made, which only the teacher labels.
+        has_unlabelled: whether the task was given texts without labels.
     """
 
     @property
@@ -301,6 +311,9 @@ class Task(Protocol):
     def pair(self) -> bool: ...
 
     @property
+    def choices(self) -> int | None: ...
+
+    @property
     def max_length(self) -> int: ...
 
     @property
@@ -319,7 +332,7 @@ class Task(Protocol):
     def can_abstain(self) -> bool: ...
 
     @property
-    def takes_unlabelled(self) -> bool: ...
+    def can_augment(self) -> bool: ...
 
     @property
     def has_unlabelled(self) -> bool: ...

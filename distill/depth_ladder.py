@@ -97,7 +97,7 @@ class DepthLadder:
             )  # fmt: skip
             [row] = latency.measure_latency(
                 [candidate], batches=[1], lengths=[length], threads=threads, seconds=settings.seconds,
-                vocabulary=len(tokenizer),
+                vocabulary=len(tokenizer), choices=self.plan.task.choices,
             )  # fmt: skip
             if row["p90_ms"] > NOISE * row["p50_ms"]:
                 print_notice("the machine is busy, so that the student's time may be too long for its depth")

@@ -184,6 +184,6 @@ def _check_unlabelled(plan: Plan) -> None:
         )
     if augmentation is None:
         return
-    if not task.takes_unlabelled:
-        raise UserError(f"{given} is for tasks with labelled rows, and task {task.name} is {task.kind}: leave it out")
+    if not task.can_augment:
+        raise UserError(f"{given} is for tasks with labelled texts, and task {task.name} is {task.kind}: leave it out")
     augmentation.check()

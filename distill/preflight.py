@@ -45,20 +45,27 @@ def describe_task(task: Task, record: JsonObject, splits: Splits) -> str:
 def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
     """Describes the lengths in tokens and the numbers of truncated examples. A stream has none before it is read."""
     tokenized = {name: split for name, split in splits.items() if isinstance(split, Examples)}
-    lengths = np.concatenate([examples.lengths for examples in tokenized.values()])
+    # The length of an example counts its longest sequence as often as it can have one.
+    lengths = np.concatenate([examples.lengths // examples.sequences for examples in tokenized.values()])
+    several = any(examples.sequences > 1 for examples in tokenized.values())
     truncated = {name: examples.truncated for name, examples in tokenized.items() if examples.truncated}
-    counts = ", ".join(f"{number:,} of {len(tokenized[name]):,} in {name}" for name, number in truncated.items())
+    counts = ", ".join(
+        f"{number:,} choices in {name}" if several else f"{number:,} of {len(tokenized[name]):,} in {name}"
+        for name, number in truncated.items()
+    )
+    of_choices = " of an example's longest choice" if several else ""
     return (
-        f"median length {int(np.median(lengths))}, longest {lengths.max()}, limit {max_length}; "
+        f"median length{of_choices} {int(np.median(lengths))}, longest {lengths.max()}, limit {max_length}; "
         f"truncated: {counts or 'none'}"
     )
 
 
 def describe_batches(train: Loader, settings: TrainerSettings) -> str:
     """Describes the size of an optimizer step and the share of padding."""
-    _, buckets = examples_and_buckets(train)
+    examples, buckets = examples_and_buckets(train)
+    filled = (1 - buckets.padding()) * int(examples.tokens.sum()) / int(examples.lengths.sum())
     mixed = f", {buckets.share:.0%} of the examples unlabelled" if isinstance(buckets, MixedBuckets) else ""
-    return f"{settings.step_size()} in a step{mixed}, {buckets.padding():.1%} padding"
+    return f"{settings.step_size()} in a step{mixed}, {1 - filled:.1%} padding"
 
 
 def describe_training(module: DistillationModule, settings: TrainerSettings, seconds: float, *, seeds: int = 1) -> str:

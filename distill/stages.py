@@ -255,7 +255,9 @@ class Stages:
         student_files = {format: bundle / row["file"] for format, row in formats.items()}
         models = {"teacher": (self.teacher.model, self._teacher_files())} if self.plan.benchmark.teacher else {}
         models["student"] = (student, student_files)
-        return compare_models(models, tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark)
+        return compare_models(
+            models, tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark, choices=self.plan.task.choices
+        )
 
     def _teacher_files(self) -> dict[str, Path]:
         """The teacher's own ONNX files, cached under its weights, its inputs and the recipe; none if they fail."""

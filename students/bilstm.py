@@ -9,8 +9,18 @@ from transformers import PreTrainedModel
 
 from distill.contracts import Task
 from distill.errors import UserError
-from students.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
+from students.modeling_bilstm import (
+    BilstmConfig,
+    BilstmForMultipleChoice,
+    BilstmForSequenceClassification,
+    BilstmPreTrainedModel,
+)
 
+# By the auto class of the task.
+MODELS: Mapping[str, type[BilstmForSequenceClassification] | type[BilstmForMultipleChoice]] = {
+    "AutoModelForSequenceClassification": BilstmForSequenceClassification,
+    "AutoModelForMultipleChoice": BilstmForMultipleChoice,
+}
 POOLINGS = ("last", "max", "mean")
 # Root mean square of the initial embeddings. Those of a transformer are ten times smaller, because it normalizes them.
 EMBEDDING_RMS = 0.3
@@ -57,7 +67,7 @@ def from_teacher(
         label2id={label: index for index, label in teacher.config.id2label.items()},
         problem_type=teacher.config.problem_type,
     )  # fmt: skip
-    student = BilstmForSequenceClassification(config)
+    student = MODELS[task.auto_class](config)
     student.inherited = _inherit_embeddings(student, teacher) if init == "teacher" else {}  # type: ignore[assignment]
     return student.float().train()
 
@@ -75,8 +85,8 @@ def _check_options(sizes: Mapping[str, int | None], *, dropout: float, pooling: 
 
 
 def _check_task(task: Task, teacher: PreTrainedModel) -> None:
-    """Raises UserError if the task does not classify whole texts, or pairs have no separator."""
-    if task.auto_class != "AutoModelForSequenceClassification":
+    """Raises UserError if the task has no scores of whole texts, or pairs have no separator."""
+    if task.auto_class not in MODELS:
         raise UserError(
             f"student bilstm classifies whole texts, and task {task.name} is {task.kind}: take +student=distilbert"
         )
@@ -91,7 +101,7 @@ def _get_embeddings(teacher: PreTrainedModel) -> Tensor:
     return embeddings.weight
 
 
-def _inherit_embeddings(student: BilstmForSequenceClassification, teacher: PreTrainedModel) -> dict[str, str]:
+def _inherit_embeddings(student: BilstmPreTrainedModel, teacher: PreTrainedModel) -> dict[str, str]:
     """Initializes the student's embeddings from the teacher's and returns the student's `inherited`."""
     embeddings = _get_embeddings(teacher)
     with torch.no_grad():

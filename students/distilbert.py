@@ -10,7 +10,8 @@ from torch import nn
 from transformers import BertConfig, DistilBertConfig, PreTrainedModel
 
 from distill.errors import UserError
-from distill.models.loading import auto_class_of, model_class
+from distill.models.forward import model_class
+from distill.models.loading import auto_class_of
 
 Layers = str | Sequence[int]
 

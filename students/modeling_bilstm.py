@@ -1,4 +1,4 @@
-"""A bidirectional LSTM for sequence classification as a Hugging Face model. Requires only torch and transformers.
+"""A bidirectional LSTM for classification and multiple choice as Hugging Face models. Requires torch and transformers.
 
 `save_pretrained` copies this file into the model's directory, and `from_pretrained(directory, trust_remote_code=True)`
 loads the model from there.
@@ -6,8 +6,14 @@ loads the model from there.
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers import (
+    AutoConfig,
+    AutoModelForMultipleChoice,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import MultipleChoiceModelOutput, SequenceClassifierOutput
 
 
 class BilstmConfig(PreTrainedConfig):
@@ -73,8 +79,8 @@ class BilstmLayer(nn.Module):
         return torch.cat([forward_states, _gather(backward_states, reversed_position)], dim=-1)
 
 
-class BilstmForSequenceClassification(PreTrainedModel):
-    """Token ids -> BiLSTM layers -> pooling -> a ReLU layer -> `logits [B, C]` (arXiv 1903.12136, section 3.1).
+class BilstmPreTrainedModel(PreTrainedModel):
+    """Token ids -> BiLSTM layers -> pooling -> a ReLU layer -> `outputs` scores (arXiv 1903.12136, section 3.1).
 
     The two texts of a pair share the encoder and are compared by `[u; v; u * v; |u - v|]`. Separators belong to one of
     the texts, so that every token has a hidden state.
@@ -82,14 +88,14 @@ class BilstmForSequenceClassification(PreTrainedModel):
 
     config_class = BilstmConfig
 
-    def __init__(self, config: BilstmConfig) -> None:
+    def __init__(self, config: BilstmConfig, outputs: int) -> None:
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.embedding_dim)
         widths = [config.embedding_dim] + [config.hidden_size] * config.num_hidden_layers
         self.layers = nn.ModuleList(BilstmLayer(width, config.hidden_dim) for width in widths[:-1])
         self.dropout = nn.Dropout(config.dropout)
         self.pre_classifier = nn.Linear(config.hidden_size * (4 if config.pair else 1), config.classifier_dim)
-        self.classifier = nn.Linear(config.classifier_dim, config.num_labels)
+        self.classifier = nn.Linear(config.classifier_dim, outputs)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -100,15 +106,13 @@ class BilstmForSequenceClassification(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        **kwargs: object,
-    ) -> SequenceClassifierOutput:
-        """Returns `logits [B, C]` of `input_ids [B, L]`, and if requested `hidden_states [B, L, 2 * hidden_dim]`."""
+    def score(
+        self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """Returns the scores `[B, outputs]` of `input_ids [B, L]`, and if requested the hidden states of each layer.
+
+        The hidden states are `[B, L, 2 * hidden_dim]`.
+        """
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         starts, lengths = self._locate_texts(input_ids, mask)  # [B, T], for T texts
         width = input_ids.shape[1] if torch.compiler.is_exporting() else int(lengths.max().clamp(min=1))
@@ -129,7 +133,7 @@ class BilstmForSequenceClassification(PreTrainedModel):
         hidden_states = None
         if output_hidden_states:
             hidden_states = tuple(_restore_positions(layer, starts, mask) for layer in layer_states)
-        return SequenceClassifierOutput(logits=self.classifier(self.dropout(features)), hidden_states=hidden_states)
+        return self.classifier(self.dropout(features)), hidden_states
 
     def _locate_texts(self, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Returns first position and length of each text, both `[B, T]`, for padding on either side."""
@@ -155,6 +159,45 @@ class BilstmForSequenceClassification(PreTrainedModel):
         return torch.cat([last[:, :half], states[:, 0, half:]], dim=-1) * (lengths > 0)[:, None]
 
 
+class BilstmForSequenceClassification(BilstmPreTrainedModel):
+    """Scores of the classes of one text or a pair of texts: `logits [B, C]`."""
+
+    def __init__(self, config: BilstmConfig) -> None:
+        super().__init__(config, outputs=config.num_labels)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        **kwargs: object,
+    ) -> SequenceClassifierOutput:
+        """Returns `logits [B, C]` of `input_ids [B, L]`, and if requested `hidden_states [B, L, 2 * hidden_dim]`."""
+        logits, hidden_states = self.score(input_ids, attention_mask, output_hidden_states)
+        return SequenceClassifierOutput(logits=logits, hidden_states=hidden_states)
+
+
+class BilstmForMultipleChoice(BilstmPreTrainedModel):
+    """One score for each choice, which the model reads as a pair with its question: `logits [B, K]`."""
+
+    def __init__(self, config: BilstmConfig) -> None:
+        super().__init__(config, outputs=1)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        **kwargs: object,
+    ) -> MultipleChoiceModelOutput:
+        """Returns `logits [B, K]` of `input_ids [B, K, L]`, and if requested `hidden_states [B * K, L, H]`."""
+        mask = None if attention_mask is None else attention_mask.flatten(0, 1)
+        scores, hidden_states = self.score(input_ids.flatten(0, 1), mask, output_hidden_states)
+        return MultipleChoiceModelOutput(logits=scores.view(-1, input_ids.shape[1]), hidden_states=hidden_states)
+
+
 def _gather(states: Tensor, positions: Tensor) -> Tensor:
     """Selects `states [N, W, D]` at `positions [N, K]` -> `[N, K, D]`."""
     return states.gather(1, positions[..., None].expand(-1, -1, states.shape[-1]))
@@ -174,5 +217,7 @@ def _restore_positions(states: Tensor, starts: Tensor, mask: Tensor) -> Tensor:
 
 AutoConfig.register(BilstmConfig.model_type, BilstmConfig)
 AutoModelForSequenceClassification.register(BilstmConfig, BilstmForSequenceClassification)
+AutoModelForMultipleChoice.register(BilstmConfig, BilstmForMultipleChoice)
 BilstmConfig.register_for_auto_class()
 BilstmForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
+BilstmForMultipleChoice.register_for_auto_class("AutoModelForMultipleChoice")

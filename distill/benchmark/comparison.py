@@ -21,12 +21,14 @@ def compare_models(
     *,
     tokenizer: PreTrainedTokenizerBase,
     settings: BenchmarkSettings,
+    choices: int | None = None,
 ) -> list[dict[str, Any]]:
     """Measures all models and returns the `benchmark` of run.json.
 
     Args:
         models: each model by name, with its ONNX files by format.
         tokenizer: determines the size of the vocabulary and the longest input.
+        choices: number of choices of an example, for models of choices.
     """
     threads = settings.threads or latency.count_cores()
     limit = min(longest(model, tokenizer) for model, _ in models.values())
@@ -48,7 +50,7 @@ def compare_models(
     try:
         rows = latency.measure_latency(
             candidates, batches=settings.batches, lengths=lengths, threads=threads,
-            seconds=settings.seconds, vocabulary=len(tokenizer),
+            seconds=settings.seconds, vocabulary=len(tokenizer), choices=choices,
         )  # fmt: skip
     finally:
         torch.set_num_threads(torch_threads)

@@ -22,7 +22,7 @@ Inputs = Mapping[str, NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """Model in one format: `run` takes the arrays `[B, L]` named in `inputs`; `bytes` is the size of its file."""
+    """Model in one format: `run` takes the arrays `[B, L]` or `[B, K, L]` named in `inputs`, of `bytes` on disk."""
 
     model: str
     format: str
@@ -52,8 +52,11 @@ def measure_latency(
     threads: int,
     seconds: float,
     vocabulary: int,
+    choices: int | None = None,
 ) -> list[dict[str, Any]]:
     """Returns the rows of run.json's `benchmark`: p50, p90 and p99 in ms of each candidate, batch size and length.
+
+    With `choices`, an example is as many sequences of this length.
 
     The candidates take turns, because a machine that is slow for a while then slows down all of them. The first run of
     a turn is a warm-up and not counted. Each candidate takes `seconds` s for each batch size and length.
@@ -61,7 +64,7 @@ def measure_latency(
     rows = []
     for batch in batches:
         for length in lengths:
-            feed = _make_inputs(batch, length, vocabulary)
+            feed = _make_inputs((batch, length) if choices is None else (batch, choices, length), vocabulary)
             times = _time_in_turns(candidates, feed, seconds)
             for candidate, durations in zip(candidates, times, strict=True):
                 p50, p90, p99 = (1000 * float(np.percentile(durations, q)) for q in (50, 90, 99))
@@ -92,9 +95,8 @@ def _time_in_turns(candidates: Sequence[Candidate], feed: Inputs, seconds: float
     return times
 
 
-def _make_inputs(batch: int, length: int, vocabulary: int) -> Inputs:
-    """Returns random tokens `[batch, length]` without padding."""
-    shape = (batch, length)
+def _make_inputs(shape: tuple[int, ...], vocabulary: int) -> Inputs:
+    """Returns random tokens without padding."""
     return {
         "input_ids": np.random.default_rng(0).integers(0, vocabulary, shape, dtype=np.int64),
         "attention_mask": np.ones(shape, dtype=np.int64),

@@ -16,12 +16,13 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from distill.console import ProgressMeter, print_line, print_notice
 from distill.contracts import Splits
 from distill.data.tables import LabelledData, Split
-from distill.data.unlabelled import Columns, clean, describe_removed
+from distill.data.unlabelled import clean, describe_removed
 from distill.errors import OptionError, UserError
 from distill.files import atomic_directory, is_intact
 from distill.options import check_arguments
 
 FORMAT = 1  # Of the files of copies.
+Columns = list[list[str]]  # The texts, and for pairs the second texts.
 Probability = Annotated[float, Field(ge=0, le=1, description="a probability from 0 to 1")]
 # Returns a changed copy of the text of a row and a side (0, or 1 for the second text of a pair).
 Change = Callable[[int, int, np.random.Generator], str]
@@ -188,20 +189,19 @@ def augment(
     """
     assert isinstance(data, LabelledData)  # The plan has checked the task.
     columns = cached_copies(data.splits["train"], augmentation, mask_token, cache_dir=cache_dir, device=device)
-    kept, removed = clean(columns, data)
-    if not kept[0]:
+    kept, removed = clean(Split(columns[0], columns[1] if len(columns) == 2 else None, np.zeros(len(columns[0]))), data)
+    if not len(kept):
         raise UserError(
             f"augment={augmentation.name} makes no new text of {len(data.splits['train']):,} training examples "
             f"({describe_removed(removed)}): raise its probabilities or leave it out"
         )
-    print_line(f"augment={augmentation.name}: {len(kept[0]):,} new texts; removed: {describe_removed(removed)}")
-    pairs = [*(data.pool.pairs or ()), *kept[1]] if len(kept) == 2 else None
+    print_line(f"augment={augmentation.name}: {len(kept):,} new texts; removed: {describe_removed(removed)}")
     record = {
-        "method": augmentation.name, **augmentation.options(), "made": len(columns[0]), "examples": len(kept[0]),
+        "method": augmentation.name, **augmentation.options(), "made": len(columns[0]), "examples": len(kept),
         "removed": removed,
     }  # fmt: skip
-    pool = replace(data.pool, texts=[*data.pool.texts, *kept[0]], pairs=pairs, augmentation=record)
-    return replace(data, pool=pool)
+    rows = kept if data.pool.rows is None else data.pool.rows + kept
+    return replace(data, pool=replace(data.pool, rows=rows, augmentation=record))
 
 
 def cached_copies(

@@ -1,6 +1,8 @@
 """Batches of tokenized examples of similar length."""
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
@@ -22,11 +24,28 @@ SCORED_TOKENS = 2048  # In a forward pass without gradients; more do not fit int
 ACCELERATOR_TOKENS = 16_384  # The same on a GPU.
 
 
+@dataclass(frozen=True)
+class Unpadded:
+    """Examples of a micro-batch before they are padded.
+
+    Args:
+        columns: `[tokens]`, those of all sequences one after another.
+        lengths: of the sequences in tokens, `[S]`.
+        counts: number of sequences of each example, `[B]`.
+        per_example: further columns, `[B, ...]`.
+    """
+
+    columns: dict[str, np.ndarray]
+    lengths: np.ndarray
+    counts: np.ndarray
+    per_example: dict[str, np.ndarray]
+
+
 class TokenizedExamples(Dataset[Batch]):
     """One tokenized split. An index is a list of examples, which are padded together to a micro-batch.
 
-    `lengths [N]` are in tokens, and `longest` is their maximum. `truncated` is the number of truncated examples.
-    `digest` is a digest of all token ids.
+    `lengths [N]` are in tokens. `truncated` is the number of truncated sequences. `digest` is a digest of all token
+    ids.
 
     Args:
         encoded: the tokens of all examples.
@@ -35,6 +54,9 @@ class TokenizedExamples(Dataset[Batch]):
         per_token: further columns `[tokens]`. Columns that a model does not read are padded with -100.
         items_per_example: mean number of items.
         classes_per_item: mean number of classes that an item can have; None for all outputs of the model's head.
+        valid: `[N, K]` (bool), which of K sequences of tokens each example has, and a column of the batches. `encoded`
+            has them one after another. The length of an example is then K times its longest sequence, so that examples
+            with sequences of similar length share a batch. None for examples of one sequence.
     """
 
     visits: int | None = 1
@@ -48,11 +70,17 @@ class TokenizedExamples(Dataset[Batch]):
         per_token: Mapping[str, np.ndarray] | None = None,
         items_per_example: float = 1.0,
         classes_per_item: float | None = None,
+        valid: np.ndarray | None = None,
     ) -> None:
-        self.digest, self.truncated, self.lengths = encoded.digest, encoded.truncated, np.diff(encoded.offsets)
-        self.longest = int(self.lengths.max())
+        self.digest, self.truncated = encoded.digest, encoded.truncated
         self.items_per_example, self.classes_per_item = items_per_example, classes_per_item
         self._per_example = dict(per_example or {})
+        self._lengths = np.diff(encoded.offsets)  # Of the sequences.
+        self.lengths = self.tokens = self._lengths
+        self.sequences, self._counts, self._firsts = 1, np.ones_like(self._lengths), np.arange(len(self._lengths))
+        if valid is not None:
+            self._group(valid)
+        self.longest = int(self._lengths.max())
         self._columns: Mapping[str, np.ndarray] = (
             {**encoded.columns, **(per_token or {})} if per_token else encoded.columns
         )
@@ -60,23 +88,34 @@ class TokenizedExamples(Dataset[Batch]):
         self.padding = dict.fromkeys(self._columns, IGNORED) | padding_values(tokenizer)
         self.pads_left = tokenizer.padding_side == "left"
 
+    def _group(self, valid: np.ndarray) -> None:
+        """Makes every example of its sequences."""
+        self.sequences, self._counts = valid.shape[1], valid.sum(axis=1)
+        self._firsts = self._counts.cumsum() - self._counts
+        self.tokens = np.add.reduceat(self._lengths, self._firsts)
+        self.lengths = self.sequences * np.maximum.reduceat(self._lengths, self._firsts)
+        self._per_example["valid"] = valid
+        self.digest = hashlib.sha256(f"{self.digest} {self._counts.tolist()}".encode()).hexdigest()
+
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         chosen = np.asarray(indices)
-        columns, per_example = self.take(chosen)
-        batch = pad_columns(
-            columns, self.lengths[chosen], longest=self.longest, padding=self.padding, left=self.pads_left
-        )
+        rows = self.take(chosen)
+        batch = pad_columns(rows.columns, rows.lengths, longest=self.longest, padding=self.padding, left=self.pads_left)
         batch["example_id"] = chosen
-        return {name: torch.from_numpy(array) for name, array in (batch | per_example).items()}
+        return {name: torch.from_numpy(array) for name, array in (batch | rows.per_example).items()}
 
-    def take(self, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Returns the columns `[tokens]` and the further columns `[B]` of these examples."""
-        positions = token_positions(self._starts[chosen], self.lengths[chosen])
+    def take(self, chosen: np.ndarray) -> Unpadded:
+        """Returns these examples."""
+        counts = self._counts[chosen]
+        sequences = token_positions(self._firsts[chosen], counts)
+        lengths = self._lengths[sequences]
+        positions = token_positions(self._starts[sequences], lengths)
         columns = {name: values[positions] for name, values in self._columns.items()}
-        return columns, {name: values[chosen] for name, values in self._per_example.items()}
+        per_example = {name: values[chosen] for name, values in self._per_example.items()}
+        return Unpadded(columns, lengths, counts, per_example)
 
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Returns a loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
@@ -89,7 +128,7 @@ def padding_values(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int]:
 
 
 def token_positions(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns the positions of all tokens of examples with these starts and lengths `[B]`, `[tokens]`."""
+    """Returns the positions of all tokens of sequences with these starts and lengths `[S]`, `[tokens]`."""
     positions: np.ndarray = np.arange(lengths.sum()) + np.repeat(starts - (lengths.cumsum() - lengths), lengths)
     return positions
 
@@ -97,12 +136,12 @@ def token_positions(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 def pad_columns(
     columns: Mapping[str, np.ndarray], lengths: np.ndarray, *, longest: int, padding: Mapping[str, int], left: bool
 ) -> dict[str, np.ndarray]:
-    """Returns columns `[B, L]` with their `attention_mask` from columns `[tokens]`.
+    """Returns columns `[S, L]` with their `attention_mask` from columns `[tokens]` of sequences of `lengths [S]`.
 
     Args:
-        longest: length of the longest example of the split, the largest L.
+        longest: length of the longest sequence of the split, the largest L.
         padding: padding value of each column.
-        left: whether to pad before the examples instead of behind them.
+        left: whether to pad before the sequences instead of behind them.
     """
     mask = np.arange(padded_length(lengths.max(), longest)) < lengths[:, None]
     if left:

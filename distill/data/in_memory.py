@@ -122,10 +122,23 @@ def _to_list(name: str, column: object) -> list[Any]:
 
 
 def _split_texts(texts: list[Any], names: Sequence[str]) -> dict[str, list[Any]]:
-    """Returns the columns of texts or of pairs of texts."""
+    """Returns the columns of texts, of pairs of texts, or of records with names."""
+    if texts and all(isinstance(row, Mapping) for row in texts):
+        return {name: [row[name] for row in texts] for name in _shared_names(texts)}
     if len(names) == 1:
         return {names[0]: texts}
     for row in texts:
         if isinstance(row, str) or not isinstance(row, Sized) or len(row) != len(names):
             raise UserError(f"got the text {row!r}, expected {len(names)} texts for {', '.join(names)}")
     return {name: [row[index] for row in texts] for index, name in enumerate(names)}
+
+
+def _shared_names(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the names that all records have."""
+    names = list(records[0])
+    for number, record in enumerate(records, 1):
+        if set(record) != set(names):
+            raise UserError(
+                f"got record {number} with {', '.join(record)}, expected {', '.join(names)} as in the first"
+            )
+    return names

@@ -12,7 +12,16 @@ from torch.utils.data import Dataset, Sampler
 
 from distill.contracts import BatchOptions, EncodedSplits, Examples, Loader
 from distill.data import batching
-from distill.data.batching import POOL, Batch, LengthBuckets, Step, TokenizedExamples, pad_columns, padded_length
+from distill.data.batching import (
+    POOL,
+    Batch,
+    LengthBuckets,
+    Step,
+    TokenizedExamples,
+    pad_columns,
+    padded_length,
+    token_positions,
+)
 from distill.errors import UserError
 
 TOLERATED_PADDING = 1.2  # Labelled and unlabelled texts share a forward pass up to this factor of tokens.
@@ -38,7 +47,8 @@ class MixedExamples(Dataset[Batch]):
     ) -> None:
         self.labelled, self.pool, self.share = labelled, pool, share
         self.lengths = np.concatenate([labelled.lengths, pool.lengths])
-        self.longest = int(self.lengths.max())
+        self.tokens = np.concatenate([labelled.tokens, pool.tokens])
+        self.sequences, self.longest = labelled.sequences, max(labelled.longest, pool.longest)
         self.truncated = labelled.truncated + pool.truncated
         self.classes_per_item = labelled.classes_per_item
         self.digest = hashlib.sha256(json.dumps([labelled.digest, pool.digest]).encode()).hexdigest()
@@ -61,15 +71,18 @@ class MixedExamples(Dataset[Batch]):
             )
             if of_part.any()
         ]
-        pieces = [part.take(rows) for part, rows in parts]
-        tokens = {name: np.concatenate([columns[name] for columns, _ in pieces]) for name in pieces[0][0]}
+        rows = [part.take(rows) for part, rows in parts]
+        columns = {name: np.concatenate([of.columns[name] for of in rows]) for name in rows[0].columns}
+        lengths, counts = (np.concatenate([getattr(of, name) for of in rows]) for name in ("lengths", "counts"))
         batch = pad_columns(
-            tokens, self.lengths[chosen[order]], longest=self.longest, padding=self.labelled.padding,
-            left=self.labelled.pads_left,
-        )  # fmt: skip
-        batch |= {name: np.concatenate([rows[name] for _, rows in pieces]) for name in pieces[0][1]}
+            columns, lengths, longest=self.longest, padding=self.labelled.padding, left=self.labelled.pads_left
+        )
+        per_example = {name: np.concatenate([of.per_example[name] for of in rows]) for name in rows[0].per_example}
         back = np.argsort(order, kind="stable")
-        return {name: torch.from_numpy(array[back]) for name, array in (batch | {"example_id": chosen[order]}).items()}
+        sequences_back = token_positions((counts.cumsum() - counts)[back], counts[back])
+        batch = {name: array[sequences_back] for name, array in batch.items()}
+        batch |= {name: array[back] for name, array in per_example.items()} | {"example_id": chosen}
+        return {name: torch.from_numpy(array) for name, array in batch.items()}
 
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Returns a loader of optimizer steps; `batches` are arguments of `MixedBuckets`."""

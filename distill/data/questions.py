@@ -7,16 +7,21 @@ A row has `question`, `context` and `answers`, and may have an `id`. The answers
 import hashlib
 import json
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from distill.contracts import IGNORED
 from distill.data.readers import Table
+from distill.data.sources import TableSource, check_columns
 from distill.data.tables import LabelledData, read_text_column
 from distill.errors import UserError
 
+COLUMNS = ("question", "context", "answers")
+OPTIONAL_COLUMNS = ("id", "is_impossible")
+ADVICE = "a question needs the columns question, context and answers, and may have an id"
 EXPECTED = 'expected {"text": [...], "answer_start": [...]}, both empty for a question without an answer'
 
 
@@ -29,7 +34,10 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class QuestionSplit:
-    """Questions, their contexts, and the correct answers to each: none if the context does not answer it."""
+    """Questions, their contexts, and the correct answers to each: none if the context does not answer it.
+
+    The questions of a pool have no list of answers at all.
+    """
 
     questions: list[str]
     contexts: list[str]
@@ -48,19 +56,38 @@ class QuestionSplit:
 
     def records(self) -> list[dict[str, str]]:
         """Returns the questions as a bundle reads them."""
-        pairs = zip(self.questions, self.contexts, strict=True)
-        return [{"question": question, "context": context} for question, context in pairs]
+        return [{"question": question, "context": context} for question, context in self.compared_texts()]
+
+    def columns(self) -> dict[str, list[str]]:
+        """Returns the texts as columns of predictions.parquet."""
+        return {"question": self.questions, "context": self.contexts}
+
+    def compared_texts(self) -> Iterator[tuple[str, str]]:
+        """Yields each question with its context."""
+        return zip(self.questions, self.contexts, strict=True)
+
+    def all_texts(self) -> Iterator[str]:
+        """Yields every question, and every context."""
+        yield from self.questions
+        yield from self.contexts
 
     def select(self, rows: np.ndarray) -> "QuestionSplit":
-        """Returns these rows."""
+        """Returns these questions."""
         columns = (self.questions, self.contexts, self.answers)
         return QuestionSplit(*([column[row] for row in rows] for column in columns))  # type: ignore[arg-type, misc]
+
+    def __add__(self, other: "QuestionSplit") -> "QuestionSplit":
+        return QuestionSplit(
+            self.questions + other.questions, self.contexts + other.contexts, self.answers + other.answers
+        )
 
     def spans(self) -> np.ndarray:
         """Returns first and last (exclusive) character of the first answer without white space around it, `[N, 2]`.
 
-        They are -1 for a question without an answer.
+        They are -1 for a question without an answer, and `IGNORED` for those of a pool.
         """
+        if not self.answers:
+            return np.full((len(self), 2), IGNORED)
         return np.array([_strip(answers[0]) if answers else (-1, -1) for answers in self.answers], dtype=np.int64)
 
 
@@ -77,17 +104,20 @@ class QuestionData(LabelledData):
         return [*train.questions, *dict.fromkeys(train.contexts)]
 
 
-def concatenate(splits: Sequence[QuestionSplit]) -> QuestionSplit:
-    """Returns the questions of several splits in turn."""
-    questions, contexts, answers = (
-        [value for split in splits for value in getattr(split, name)] for name in ("questions", "contexts", "answers")
-    )
-    return QuestionSplit(questions, contexts, answers)
-
-
 def _strip(answer: Answer) -> tuple[int, int]:
     start = answer.start + len(answer.text) - len(answer.text.lstrip())
     return start, start + len(answer.text.strip())
+
+
+def check_questions(table: Table) -> None:
+    """Raises UserError for a table that lacks a column of a question, or has no rows."""
+    check_columns(table, [(name,) for name in COLUMNS], ADVICE)
+
+
+def hold_out_contexts(source: TableSource, table: Table) -> dict[str, Table]:
+    """Splits a table into train and dev, which have no context in common."""
+    check_questions(table)
+    return source.hold_out_dev(table, groups=list(map(str, table.columns["context"])), group="context")
 
 
 def read_questions(table: Table) -> QuestionSplit:

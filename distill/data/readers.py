@@ -44,6 +44,9 @@ class Table:
     columns: Mapping[str, Sequence[object]]
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
     def select(self, indices: Iterable[int], source: str) -> "Table":
         """Returns these rows, under another name in messages."""
         chosen = list(indices)

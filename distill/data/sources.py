@@ -3,13 +3,13 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import numpy as np
 
 from distill import hub
 from distill.data import readers
-from distill.data.readers import Table
+from distill.data.readers import Table, show_names
 from distill.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,7 +21,20 @@ STEMS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "dev": ("dev", "val
 HoldOut = Callable[[Table], dict[str, Table]]
 
 
-@dataclass(frozen=True)
+class Selectable(Protocol):
+    """Raw examples of a split."""
+
+    def __len__(self) -> int: ...
+
+    def select(self, rows: np.ndarray) -> Self:
+        """Returns these examples."""
+        ...
+
+
+S = TypeVar("S", bound=Selectable)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TableSource:
     """A source that has a table of rows for each split.
 
@@ -35,6 +48,8 @@ class TableSource:
         builtin: whether to use the built-in data.
         suffixes: of the files that `read_file` reads.
         read_file: reads the wanted columns of a file.
+        dev_fraction: share of a single file or table that is held out as dev, the same in every run.
+        train_examples, dev_examples: number of examples to use, always the same ones; None uses all.
     """
 
     name: str
@@ -46,6 +61,9 @@ class TableSource:
     builtin: bool = False
     suffixes: tuple[str, ...] = readers.SUFFIXES
     read_file: Callable[[Path, Collection[str]], Table] = readers.read_file
+    dev_fraction: float = 0.1
+    train_examples: int | None = None
+    dev_examples: int | None = None
 
     def read(self, cache_dir: Path, hold_out: HoldOut) -> dict[str, Table]:
         """Returns the table of each split; `hold_out` splits the table of a source that has only one.
@@ -76,6 +94,53 @@ class TableSource:
         if self.tables is not None:
             return set(self.tables) == {"data"}
         return self.data_dir is not None and Path(self.data_dir).expanduser().is_file()
+
+    def hold_out_dev(
+        self,
+        table: Table,
+        *,
+        classes: Sequence[str] | None = None,
+        groups: Sequence[str] | None = None,
+        group: str = "group",
+    ) -> dict[str, Table]:
+        """Splits a table into train and dev, the same in every run.
+
+        Args:
+            classes: of the rows, by which the split is stratified; None draws dev from all rows alike.
+            groups: of the rows; those of one group are in one split. None has no groups.
+            group: the name of a group in messages.
+
+        Raises:
+            UserError: if train or dev would lack rows, a class, or a group.
+        """
+        from sklearn.model_selection import GroupShuffleSplit, train_test_split
+
+        path, option, numbers = table.source, f"task.dev_fraction={self.dev_fraction}", np.arange(len(table))
+        try:
+            if groups is None:
+                train, dev = train_test_split(
+                    numbers, test_size=self.dev_fraction, random_state=0, stratify=classes
+                )  # fmt: skip
+            else:
+                splitter = GroupShuffleSplit(n_splits=1, test_size=self.dev_fraction, random_state=0)
+                train, dev = next(splitter.split(numbers, groups=np.unique(groups, return_inverse=True)[1]))
+        except ValueError as error:
+            held = "every class" if classes is not None else None if groups is None else f"a {group} each"
+            condition = "" if held is None else f" so that train and dev hold {held}"
+            raise UserError(
+                f"{path} cannot be split with {option}{condition} ({error}): give a directory with train and dev "
+                "instead"
+            ) from error
+        sources = {"train": f"{path} without {option}", "dev": f"{path}, {option}"}
+        return {
+            name: table.select(np.sort(indices).tolist(), sources[name])
+            for name, indices in (("train", train), ("dev", dev))
+        }
+
+    def sample(self, splits: "Mapping[str, S]") -> "dict[str, S]":
+        """Returns the splits with `train_examples` and `dev_examples` examples, which are the same in every run."""
+        sizes = {"train": self.train_examples, "dev": self.dev_examples}
+        return {name: _sample(split, sizes.get(name)) for name, split in splits.items()}
 
     def _read_memory(self, tables: "Mapping[str, datasets.Dataset]", hold_out: HoldOut) -> dict[str, Table]:
         if self.is_single:
@@ -141,44 +206,26 @@ class TableSource:
         return tables
 
 
-def hold_out_dev(
-    table: Table,
-    fraction: float,
-    *,
-    rows: int,
-    classes: Sequence[str] | None = None,
-    groups: Sequence[str] | None = None,
-    group: str = "group",
-) -> dict[str, Table]:
-    """Splits a table into train and dev, the same in every run.
+def _sample(split: S, size: int | None) -> S:
+    if size is None or size >= len(split):
+        return split
+    return split.select(np.sort(np.random.default_rng(0).permutation(len(split))[:size]))
+
+
+def check_columns(table: Table, columns: Sequence[Sequence[str]], advice: str) -> None:
+    """Raises UserError for a table that lacks a column, or has no rows.
 
     Args:
-        fraction: share of dev.
-        rows: number of rows.
-        classes: of the rows, by which the split is stratified; None draws dev from all rows alike.
-        groups: of the rows; those of one group are in one split. None has no groups.
-        group: the name of a group in messages.
-
-    Raises:
-        UserError: if train or dev would lack rows, a class, or a group.
+        columns: names of each column, of which the table needs one.
+        advice: how to name other columns, for messages.
     """
-    from sklearn.model_selection import GroupShuffleSplit, train_test_split
+    missing = [" or ".join(names) for names in columns if not any(name in table.names for name in names)]
+    if missing:
+        raise missing_columns(table, ", ".join(missing), advice)
+    if not len(table):
+        raise UserError(f"{table.source} has no examples")
 
-    path, option, numbers = table.source, f"task.dev_fraction={fraction}", np.arange(rows)
-    try:
-        if groups is None:
-            train, dev = train_test_split(numbers, test_size=fraction, random_state=0, stratify=classes)
-        else:
-            splitter = GroupShuffleSplit(n_splits=1, test_size=fraction, random_state=0)
-            train, dev = next(splitter.split(numbers, groups=np.unique(groups, return_inverse=True)[1]))
-    except ValueError as error:
-        held = "every class" if classes is not None else None if groups is None else f"a {group} each"
-        condition = "" if held is None else f" so that train and dev hold {held}"
-        raise UserError(
-            f"{path} cannot be split with {option}{condition} ({error}): give a directory with train and dev instead"
-        ) from error
-    sources = {"train": f"{path} without {option}", "dev": f"{path}, {option}"}
-    return {
-        name: table.select(np.sort(indices).tolist(), sources[name])
-        for name, indices in (("train", train), ("dev", dev))
-    }
+
+def missing_columns(table: Table, columns: str, advice: str) -> UserError:
+    """Returns the error of a table without these columns."""
+    return UserError(f"{table.source} has no column {columns}: it has {show_names(table.names)}; {advice}")

@@ -4,21 +4,42 @@ import hashlib
 import json
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from distill.console import print_notice
-from distill.data import labels, readers
+from distill.data import labels
 from distill.data.labels import LabelColumn
 from distill.data.readers import Table
-from distill.data.sources import STEMS, TableSource, hold_out_dev
+from distill.data.sources import TableSource, check_columns
 from distill.errors import UserError
 
-if TYPE_CHECKING:
-    import datasets
+ADVICE = "name yours with task.text=[...] and task.label=..."
+
+
+class Rows(Protocol):
+    """Raw examples of any kind of task."""
+
+    def __len__(self) -> int: ...
+
+    def records(self) -> Sequence[object]:
+        """Returns the examples in the form that a bundle reads."""
+        ...
+
+    def compared_texts(self) -> Iterator[tuple[str, ...]]:
+        """Yields the texts of each example, by which it is told from others."""
+        ...
+
+    def all_texts(self) -> Iterator[str]:
+        """Yields every text of the examples."""
+        ...
+
+    def select(self, rows: np.ndarray) -> Self:
+        """Returns these examples."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,57 +53,57 @@ class Split:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def select(self, rows: np.ndarray) -> "Split":
-        """Returns these rows."""
-        pairs = None if self.pairs is None else [self.pairs[i] for i in rows]
-        return Split(texts=[self.texts[i] for i in rows], pairs=pairs, labels=self.labels[rows])
-
     def records(self) -> list[str | list[str]]:
         """Returns the examples in the form that a bundle reads: a text, or the two texts of a pair."""
         if self.pairs is None:
             return list(self.texts)
         return [list(pair) for pair in zip(self.texts, self.pairs, strict=True)]
 
+    def columns(self) -> dict[str, list[str]]:
+        """Returns the texts as columns of predictions.parquet."""
+        return {"text": self.texts} | ({} if self.pairs is None else {"second_text": self.pairs})
 
-class RawSplit(Protocol):
-    """Raw examples of a split."""
+    def compared_texts(self) -> Iterator[tuple[str, ...]]:
+        """Yields the text of each example, or its two texts."""
+        return zip(self.texts, strict=True) if self.pairs is None else zip(self.texts, self.pairs, strict=True)
 
-    def __len__(self) -> int: ...
+    def all_texts(self) -> Iterator[str]:
+        """Yields every text of the examples."""
+        yield from self.texts
+        yield from self.pairs or ()
 
-    def records(self) -> Sequence[object]:
-        """Returns the examples in the form that a bundle reads."""
-        ...
+    def select(self, rows: np.ndarray) -> "Split":
+        """Returns these examples."""
+        pairs = None if self.pairs is None else [self.pairs[row] for row in rows]
+        return Split([self.texts[row] for row in rows], pairs, self.labels[rows])
+
+    def __add__(self, other: "Split") -> "Split":
+        pairs = None if self.pairs is None else [*self.pairs, *(other.pairs or ())]
+        return Split([*self.texts, *other.texts], pairs, np.concatenate([self.labels, other.labels]))
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Texts without labels, which the teacher labels and which are mixed with the training rows.
+    """Rows without labels, which the teacher labels and which are mixed with the training rows.
 
     Args:
+        rows: the rows, whose labels mean nothing; None without any.
         share: of the examples of every optimizer step.
         removed: number of texts that were left out, by reason.
         augmentation: of run.json, if some of the texts are changed copies of the training texts.
     """
 
-    texts: Sequence[str] = ()
-    pairs: Sequence[str] | None = None
+    rows: Any = None
     share: float = 0.5
     removed: Mapping[str, int] = field(default_factory=dict)
     augmentation: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return 0 if self.rows is None else len(self.rows)
 
-    def shuffled(self) -> "Pool":
-        """Returns the texts in an order that is the same in every run."""
-        order = np.random.default_rng(0).permutation(len(self))
-        pairs = None if self.pairs is None else [self.pairs[row] for row in order]
-        return replace(self, texts=[self.texts[row] for row in order], pairs=pairs)
-
-    def split(self, no_label: float, dtype: np.dtype) -> Split:
-        """Returns the texts as a split, all with the label `no_label`."""
-        pairs = None if self.pairs is None else list(self.pairs)
-        return Split(list(self.texts), pairs, np.full(len(self), no_label, dtype=dtype))
+    def shuffled(self) -> Any:
+        """Returns the rows in an order that is the same in every run."""
+        return self.rows.select(np.random.default_rng(0).permutation(len(self)))
 
     def record(self) -> dict[str, Any]:
         """Returns the `unlabelled` of the task in run.json."""
@@ -118,9 +139,9 @@ class LabelledData:
 
     def training_texts(self) -> Iterator[str]:
         """Yields all texts that are trained on, also the second ones of pairs and those without labels."""
-        for part in (self.splits["train"], self.pool):
-            yield from part.texts
-            yield from part.pairs or ()
+        yield from self.splits["train"].all_texts()
+        if self.pool.rows is not None:
+            yield from self.pool.rows.all_texts()
 
     def training(self) -> Any:
         """Returns the labelled rows that are trained on."""
@@ -131,53 +152,24 @@ class LabelledData:
         return {"dev": self.splits["dev"]} | {k: v for k, v in self.splits.items() if k not in ("train", "dev")}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LabelledText:
     """A source of rows with one or two columns of text and a label.
 
     Args:
-        name: name of the task in messages.
+        source: the tables, of which a single one is split by class.
         text: the column of the text, or the two columns of a pair.
         label: the column of the class or number. Of several names, the first one that the data has is used.
         label_names: names of the classes in the order of the data's integers; None uses the labels of the training
             split.
         regression: whether the label is a number.
-        tables: data in memory by split, a single table under the name `data`.
-        data_dir: a directory with `train` and `dev`, or a single file. None uses the Hub's `hub_id`.
-        dev_fraction: share of a single file or table that is held out as dev, stratified by class and the same in
-            every run.
-        group: a column instead of the class: rows with the same value are held out together.
-        advice: how to name other columns, for messages.
-        suffixes: of the files that are read.
-        stems: possible names of each split's file or Hub split.
-        hub_id: a data set of the Hub and, after a colon, its configuration: `nyu-mll/glue:sst2`.
-        builtin: whether to use the built-in data.
-        train_examples, dev_examples: number of examples to use, always the same ones; None uses all.
-        further: columns that are read if they are there.
     """
 
-    name: str
+    source: TableSource
     text: tuple[str, ...]
     label: tuple[str, ...]
     label_names: tuple[str, ...] | None = None
     regression: bool = False
-    tables: "Mapping[str, datasets.Dataset] | None" = None
-    data_dir: str | None = None
-    dev_fraction: float = 0.1
-    group: str | None = None
-    advice: str = "name yours with task.text=[...] and task.label=..."
-    suffixes: tuple[str, ...] = readers.SUFFIXES
-    stems: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: dict(STEMS))
-    hub_id: str | None = None
-    builtin: bool = False
-    train_examples: int | None = None
-    dev_examples: int | None = None
-    further: tuple[str, ...] = ()
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        """All columns that may be read."""
-        return (*self.text, *self.label, *self.further)
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads `train`, `dev` and the other splits with labels.
@@ -189,69 +181,50 @@ class LabelledText:
             UnreachableError: if the data is not in the cache and cannot be downloaded.
         """
         tables = {}
-        for name, table in self.read_tables(cache_dir).items():
-            if name in ("train", "dev") or _is_labelled(self, table):
-                check_columns(self, table)
-                tables[name] = _leave_out_unlabelled(self, table)
+        for name, table in self.source.read(cache_dir, self._hold_out_dev).items():
+            if name in ("train", "dev") or is_labelled(table, self.label):
+                self._check_columns(table)
+                tables[name] = table if self.regression else leave_out_unlabelled(table, self.label)
         names, numbers = _read_labels(self, tables)
-        splits = {name: _create_split(self, table, numbers[name]) for name, table in tables.items()}
-        for name, size in (("train", self.train_examples), ("dev", self.dev_examples)):
-            splits[name] = splits[name].select(sample_rows(len(splits[name]), size))
+        splits = self.source.sample({name: _create_split(self, table, numbers[name]) for name, table in tables.items()})
         report_shared_texts(splits)
         return LabelledData(labels=names, splits=splits, sha256=_compute_digest(names, splits))
 
-    def read_tables(self, cache_dir: Path) -> dict[str, Table]:
-        """Returns the table of each split, with those of the wanted columns that it has."""
-        source = TableSource(
-            name=self.name, wanted=self.wanted, tables=self.tables, data_dir=self.data_dir, stems=self.stems,
-            hub_id=self.hub_id, builtin=self.builtin, suffixes=self.suffixes,
-        )  # fmt: skip
-        return source.read(cache_dir, self._hold_out_dev)
-
     def _hold_out_dev(self, table: Table) -> dict[str, Table]:
-        """Splits a table into train and dev, stratified by class or by groups of rows."""
-        check_columns(self, table)
-        table = _leave_out_unlabelled(self, table)
-        values = _get_labels(self, table).values
-        if self.group is not None:
-            groups = list(map(str, table.columns[self.group]))
-            return hold_out_dev(table, self.dev_fraction, rows=len(values), groups=groups, group=self.group)
+        """Splits a table into train and dev, stratified by class."""
+        self._check_columns(table)
         if self.regression:
-            return hold_out_dev(table, self.dev_fraction, rows=len(values))
-        labels.to_words({"train": _get_labels(self, table)}, self.label_names)  # Checks them.
-        return hold_out_dev(table, self.dev_fraction, rows=len(values), classes=list(map(str, values)))
+            return self.source.hold_out_dev(table)
+        table = leave_out_unlabelled(table, self.label)
+        column = get_labels(table, self.label)
+        labels.to_words({"train": column}, self.label_names)  # Checks them.
+        return self.source.hold_out_dev(table, classes=list(map(str, column.values)))
+
+    def _check_columns(self, table: Table) -> None:
+        check_columns(table, [*((name,) for name in self.text), self.label], ADVICE)
 
 
-def check_columns(rows: LabelledText, table: Table) -> None:
-    """Raises UserError for a table that lacks a column, or has no rows."""
-    missing = [column for column in rows.text if column not in table.names]
-    if not any(column in table.names for column in rows.label):
-        missing.append(" or ".join(rows.label))
-    if missing:
-        raise UserError(
-            f"{table.source} has no column {', '.join(missing)}: it has {readers.show_names(table.names)}; "
-            f"{rows.advice}"
-        )
-    if not table.columns[rows.text[0]]:
-        raise UserError(f"{table.source} has no examples")
-
-
-def _get_labels(rows: LabelledText, table: Table) -> LabelColumn:
-    column = next(column for column in rows.label if column in table.names)
+def get_labels(table: Table, names: Sequence[str]) -> LabelColumn:
+    """Returns the column of the labels: the first one of these names that the table has."""
+    column = next(column for column in names if column in table.names)
     return LabelColumn(table.source, table.columns[column], table.classes.get(column))
 
 
-def _is_labelled(rows: LabelledText, table: Table) -> bool:
+def is_labelled(table: Table, names: Sequence[str]) -> bool:
     """Returns whether a split has labels. GLUE on the Hub has -1 for the hidden labels of a test split."""
-    if not any(column in table.names for column in rows.label):
+    if not any(column in table.names for column in names):
         return False
-    return not all(map(labels.is_without_label, _get_labels(rows, table).values))
+    return not all(map(labels.is_without_label, get_labels(table, names).values))
 
 
-def _leave_out_unlabelled(rows: LabelledText, table: Table) -> Table:
-    """Removes the examples without a label of a `datasets.ClassLabel`."""
-    column = _get_labels(rows, table)
-    if rows.regression or column.classes is None:
+def leave_out_unlabelled(table: Table, names: Sequence[str]) -> Table:
+    """Returns the table without the examples that have no label in a `datasets.ClassLabel`.
+
+    Raises:
+        UserError: if no example has a label.
+    """
+    column = get_labels(table, names)
+    if column.classes is None:
         return table
     labelled = [row for row, value in enumerate(column.values) if not labels.is_without_label(value)]
     missing = len(column.values) - len(labelled)
@@ -265,7 +238,7 @@ def _leave_out_unlabelled(rows: LabelledText, table: Table) -> Table:
 
 def _read_labels(rows: LabelledText, tables: Mapping[str, Table]) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     """Returns the names of the classes in order, or the column of the numbers, and the labels of each split."""
-    columns = {split: _get_labels(rows, table) for split, table in tables.items()}
+    columns = {split: get_labels(table, rows.label) for split, table in tables.items()}
     if rows.regression:
         name = next(column for column in rows.label if column in tables["train"].names)
         return (name,), {split: labels.to_numbers(column) for split, column in columns.items()}
@@ -322,7 +295,7 @@ def _create_split(rows: LabelledText, table: Table, numbers: np.ndarray) -> Spli
     return Split(texts=columns[0], pairs=columns[1] if len(columns) == 2 else None, labels=numbers)
 
 
-def report_shared_texts(splits: "Mapping[str, RawSplit]") -> None:
+def report_shared_texts(splits: Mapping[str, Rows]) -> None:
     """Prints how many examples that are scored have the texts of a training example."""
     training = set(map(str, splits["train"].records()))
     for name, split in splits.items():
@@ -332,13 +305,6 @@ def report_shared_texts(splits: "Mapping[str, RawSplit]") -> None:
                 f"{shared:,} of {len(split):,} examples of {name} have the same text as one of train, so that the "
                 f"scores of {name} may be too high"
             )
-
-
-def sample_rows(total: int, size: int | None) -> np.ndarray:
-    """Returns the numbers of `size` of the `total` rows in their order, the same in every run; all rows for None."""
-    if size is None or size >= total:
-        return np.arange(total)
-    return np.sort(np.random.default_rng(0).permutation(total)[:size])
 
 
 def _compute_digest(labels: tuple[str, ...], splits: dict[str, Split]) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import reprlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,9 @@ import numpy as np
 from distill.console import print_notice
 from distill.data import readers
 from distill.data.labels import is_without_label
-from distill.data.readers import Table, show_names
-from distill.data.sources import TableSource, hold_out_dev
-from distill.data.tables import LabelledData, check_surrogates, report_shared_texts, sample_rows
+from distill.data.readers import Table
+from distill.data.sources import TableSource, check_columns
+from distill.data.tables import LabelledData, check_surrogates, report_shared_texts
 from distill.errors import UserError
 
 OUTSIDE = "O"
@@ -24,6 +24,7 @@ CONLL = (".conll", ".txt", ".conll.gz", ".txt.gz")
 SUFFIXES = (*CONLL, ".jsonl", ".jsonl.gz", ".parquet")
 _PREFIXES = ("B", "I", "E", "S")
 BLANK = " \t\r\n"
+ADVICE = "name yours with task.tokens=... and task.tags=..."
 _SHOWN = 8  # Tags in a message.
 
 
@@ -51,10 +52,21 @@ class TaggedSplit:
         """Returns the sentences in the form that a bundle reads."""
         return [{"tokens": words} for words in self.words]
 
-    def sample(self, size: int | None) -> "TaggedSplit":
-        """Returns `size` of the sentences, always the same ones; all of them for None."""
-        chosen = sample_rows(len(self), size)
-        return TaggedSplit([self.words[row] for row in chosen], [self.tags[row] for row in chosen])
+    def columns(self) -> dict[str, list[str]]:
+        """Returns the sentences as a column of predictions.parquet."""
+        return {"text": self.texts}
+
+    def compared_texts(self) -> Iterator[tuple[str, ...]]:
+        """Yields the text of each sentence."""
+        return zip(self.texts, strict=True)
+
+    def all_texts(self) -> Iterator[str]:
+        """Yields the text of each sentence."""
+        yield from self.texts
+
+    def select(self, rows: np.ndarray) -> "TaggedSplit":
+        """Returns these sentences."""
+        return TaggedSplit([self.words[row] for row in rows], [self.tags[row] for row in rows])
 
 
 @dataclass(frozen=True)
@@ -67,17 +79,12 @@ class TaggedText:
         tags: the column with the tags of each sentence.
         label_names: names of the tags in the order of the data's integers; None takes those of a `datasets.ClassLabel`,
             or else the tags of all splits.
-        dev_fraction: share of a single file or table that is held out as dev, the same in every run.
-        train_examples, dev_examples: number of sentences to use, always the same ones; None uses all.
     """
 
     source: TableSource
     tokens: str
     tags: str
     label_names: tuple[str, ...] | None = None
-    dev_fraction: float = 0.1
-    train_examples: int | None = None
-    dev_examples: int | None = None
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads `train`, `dev` and the other splits with tags.
@@ -106,8 +113,7 @@ class TaggedText:
             )
             for name, of_split in sentences.items()
         }
-        for name, size in (("train", self.train_examples), ("dev", self.dev_examples)):
-            splits[name] = splits[name].sample(size)
+        splits = self.source.sample(splits)
         report_shared_texts(splits)
         content = [
             labels,
@@ -119,7 +125,7 @@ class TaggedText:
 
     def _hold_out_dev(self, table: Table) -> dict[str, Table]:
         self._check_columns(table)
-        return hold_out_dev(table, self.dev_fraction, rows=len(table.columns[self.tokens]))
+        return self.source.hold_out_dev(table)
 
     def _is_tagged(self, table: Table) -> bool:
         """Returns whether a split has tags. The hidden tags of a test split may be missing, or all -1."""
@@ -129,14 +135,7 @@ class TaggedText:
         return any(not is_without_label(value) for row in rows for value in row)
 
     def _check_columns(self, table: Table) -> None:
-        missing = [name for name in (self.tokens, self.tags) if name not in table.names]
-        if missing:
-            raise UserError(
-                f"{table.source} has no column {', '.join(missing)}: it has {show_names(table.names)}; name yours with "
-                "task.tokens=... and task.tags=..."
-            )
-        if not table.columns[self.tokens]:
-            raise UserError(f"{table.source} has no examples")
+        check_columns(table, [(self.tokens,), (self.tags,)], ADVICE)
 
     def _read_sentences(self, table: Table) -> "_Sentences":
         """Returns the words and the names of the tags of each sentence."""

@@ -1,18 +1,21 @@
 """Reads texts without labels, which the teacher labels, and removes those that the task already has."""
 
+import functools
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeGuard, TypeVar
 
+import numpy as np
 from pydantic import SkipValidation
 
 from distill import hub
 from distill.console import print_line, print_notice
-from distill.data import in_memory, readers, tables
+from distill.data import in_memory, readers
 from distill.data.readers import Table
-from distill.data.tables import LabelledData
+from distill.data.tables import LabelledData, Rows, Split, read_text_column
 from distill.errors import UnreachableError, UserError
 
 if TYPE_CHECKING:
@@ -32,58 +35,49 @@ SUFFIXES = (*PLAIN, *readers.SUFFIXES, *readers.SQUAD)
 HUB_SPLITS = ("unsupervised", "unlabelled", "unlabeled", "train")
 USUAL = "text"  # The column of a task of one text where the table has no column of the task's name.
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
-Columns = list[list[str]]  # The texts, and for pairs the second texts.
+S = TypeVar("S", bound=Rows)
 
 
 @dataclass(frozen=True)
-class UnlabelledText:
-    """A source of texts without labels for a task of one text or a pair of texts.
+class UnlabelledTables:
+    """A source of tables without labels: a file, a directory of files, a data set of the Hub, or data in memory.
 
     Args:
-        source: a file, a directory of files, a data set of the Hub, texts or pairs of texts, or a table. A plain text
-            file has one text a line.
-        text: the column of the text, or the two columns of a pair. A table without the one column may have `text`
-            instead.
+        source: a path, an id of the Hub, rows, or a table. A plain text file has one text a line.
+        text: the columns of text that rows in memory have.
+        wanted: all columns that may be read.
         label: columns that are ignored with a notice.
-        option: sets `text` on the command line, for messages.
-        split_words: splits a text into words, which are joined with spaces, for a task of words. Its tables may also
-            have lists of words. None keeps texts as they are.
+        needs: what the task reads in place of single texts, so that it needs a table; None for single texts.
     """
 
     source: "Unlabelled"
     text: tuple[str, ...]
+    wanted: tuple[str, ...]
     label: tuple[str, ...]
-    option: str = "task.text=[{}]"
-    split_words: Callable[[str], Sequence[str]] | None = None
+    needs: str | None = None
 
     @property
     def name(self) -> str:
         """Names the source in messages."""
         return f"task.unlabelled={self.source}" if isinstance(self.source, str | Path) else "unlabelled"
 
-    def add_to(self, data: LabelledData) -> LabelledData:
-        """Returns the data with the texts that are in none of its splits, each once, as its pool.
+    def read(self) -> Iterator[Table]:
+        """Yields the table of each file.
 
         Raises:
-            UserError: if the source is missing, cannot be read, lacks a column, or has no new text.
+            UserError: if the source is missing or cannot be read.
         """
-        parts = list(self._read())
-        texts: Columns = [[text for part in parts for text in part[side]] for side in range(len(self.text))]
-        kept, removed = clean(texts, data)
-        removals = describe_removed(removed)
-        if not kept[0]:
-            reason = f"all {len(texts[0]):,} texts are removed ({removals})" if texts[0] else "it has no text"
-            raise UserError(f"{self.name} leaves nothing to learn from: {reason}; give texts that are in no split")
-        print_line(f"{self.name}: {len(kept[0]):,} texts for the teacher to label; removed: {removals}")
-        pool = replace(data.pool, texts=kept[0], pairs=kept[1] if len(kept) == 2 else None, removed=removed)
-        return replace(data, pool=pool)
+        for table in self._read():
+            for column in self.label:
+                if column in table.names:
+                    print_notice(
+                        f"{table.source}: the column {column} is ignored, because the teacher labels these texts"
+                    )
+            yield table
 
-    def _read(self) -> Iterator[Columns]:
-        """Yields the texts of each file."""
+    def _read(self) -> Iterator[Table]:
         if not isinstance(self.source, str | Path):
-            yield self._select(
-                readers.from_dataset(in_memory.text_table(self.source, self.text), self.name, (*self.text, USUAL))
-            )
+            yield readers.from_dataset(in_memory.text_table(self.source, self.text), self.name, self.wanted)
             return
         path = Path(self.source).expanduser()
         if path.is_dir():
@@ -101,21 +95,21 @@ class UnlabelledText:
             raise UserError(f"{self.name} has no text (found {content}), expected files in {', '.join(SUFFIXES)}")
         return files
 
-    def _read_file(self, path: Path) -> Columns:
+    def _read_file(self, path: Path) -> Table:
         if path.stat().st_size == 0:
             raise UserError(f"{path} is empty, expected texts without labels (task.unlabelled)")
         if path.name.endswith(PLAIN):
-            if len(self.text) == 2:
+            if self.needs is not None:
                 raise UserError(
-                    f"{path} has one text a line, and the task has pairs of texts: give a table with the columns "
+                    f"{path} has one text a line, and the task has {self.needs}: give a table with the columns "
                     f"{' and '.join(self.text)} as task.unlabelled"
                 )
-            return [[self._join_words(line.strip()) for line in readers.read_lines(path)]]
+            return Table(str(path), self.text, {self.text[0]: [line.strip() for line in readers.read_lines(path)]})
         if not path.name.endswith(SUFFIXES):
             raise UserError(f"task.unlabelled={path} is of no known kind, expected one of {', '.join(SUFFIXES)}")
-        return self._select(readers.read_file(path, (*self.text, USUAL)))
+        return readers.read_file(path, self.wanted)
 
-    def _read_hub(self, name: str) -> Columns:
+    def _read_hub(self, name: str) -> Table:
         missing = f"task.unlabelled={name} is no file and no directory"
         if not _HUB_ID.fullmatch(name) or name.endswith(SUFFIXES):
             raise UserError(f"{missing}, expected one of them or a data set of the Hub (owner/name)")
@@ -129,10 +123,41 @@ class UnlabelledText:
         split = next((split for split in HUB_SPLITS if split in loaded), None)
         if split is None:
             raise UserError(f"data set {name} has no split {' or '.join(HUB_SPLITS)}: it has {', '.join(loaded)}")
-        return self._select(readers.from_dataset(loaded[split], f"{name} {split}", (*self.text, USUAL)))
+        return readers.from_dataset(loaded[split], f"{name} {split}", self.wanted)
 
-    def _select(self, table: Table) -> Columns:
-        """Returns the texts of each column; an empty value is an empty text."""
+
+@dataclass(frozen=True)
+class UnlabelledText:
+    """A source of texts without labels for a task of one text or a pair of texts.
+
+    Args:
+        source: as in `UnlabelledTables`, or texts or pairs of texts.
+        text: the column of the text, or the two columns of a pair. A table without the one column may have `text`
+            instead.
+        label: columns that are ignored with a notice.
+        option: sets `text` on the command line, for messages.
+        split_words: splits a text into words, which are joined with spaces, for a task of words. Its tables may also
+            have lists of words. None keeps texts as they are.
+    """
+
+    source: "Unlabelled"
+    text: tuple[str, ...]
+    label: tuple[str, ...]
+    option: str = "task.text=[{}]"
+    split_words: Callable[[str], Sequence[str]] | None = None
+
+    def add_to(self, data: LabelledData) -> LabelledData:
+        """Returns the data with the texts that are in none of its splits, each once, as its pool.
+
+        Raises:
+            UserError: if the source is missing, cannot be read, lacks a column, or has no new text.
+        """
+        needs = "pairs of texts" if len(self.text) == 2 else None
+        tables = UnlabelledTables(self.source, self.text, (*self.text, USUAL), self.label, needs)
+        return fill_pool(data, tables.name, map(self._select, tables.read()))
+
+    def _select(self, table: Table) -> Split:
+        """Returns the texts of a table; an empty value is an empty text."""
         text = self.text
         if len(text) == 1 and text[0] not in table.names and USUAL in table.names:
             print_notice(f"{table.source} has no column {text[0]}: its column {USUAL} is read")
@@ -144,54 +169,62 @@ class UnlabelledText:
                 f"{table.source} has no column {', '.join(missing)}: it has {readers.show_names(table.names)}; texts "
                 f"without labels need the task's text columns, {self.option.format(','.join(self.text))}{pair}"
             )
-        for column in self.label:
-            if column in table.names:
-                print_notice(f"{table.source}: the column {column} is ignored, because the teacher labels these texts")
-        return [self._read_column(table, name) for name in text]
+        columns = [self._read_column(table, name) for name in text]
+        return Split(columns[0], columns[1] if len(columns) == 2 else None, np.zeros(len(columns[0])))
 
     def _read_column(self, table: Table, name: str) -> list[str]:
         """Returns the texts of a column, whose words are joined with spaces if the task is one of words."""
-        values = table.columns[name]
-        if self.split_words is not None:
-            values = [" ".join(value) if _are_words(value) else value for value in values]
-        texts = tables.read_text_column(
-            replace(table, columns={name: values}), name, may_be_empty=True, optional=True
-        )  # fmt: skip
-        return [
-            text if _are_words(value) else self._join_words(text)
-            for text, value in zip(texts, table.columns[name], strict=True)
-        ]
-
-    def _join_words(self, text: str) -> str:
-        return text if self.split_words is None else " ".join(self.split_words(text))
+        split_words, values = self.split_words, table.columns[name]
+        if split_words is None:
+            return read_text_column(table, name, may_be_empty=True, optional=True)
+        joined = [" ".join(value) if _are_words(value) else value for value in values]
+        texts = read_text_column(replace(table, columns={name: joined}), name, may_be_empty=True, optional=True)
+        rows = zip(texts, values, strict=True)
+        return [text if _are_words(value) else " ".join(split_words(text)) for text, value in rows]
 
 
 def _are_words(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
-def clean(columns: Columns, data: LabelledData) -> tuple[Columns, dict[str, int]]:
-    """Returns the texts that are not empty and new, each once, and the number of those removed by reason.
+def fill_pool(data: LabelledData, name: str, parts: Iterable[S]) -> LabelledData:
+    """Returns the data with the rows of all parts that are in none of its splits, each once, as its pool.
 
-    Texts are compared without their case and their white space. Reasons are `empty`, a split that has the text,
-    scored splits before train, and `doubled` for a text of the pool or an earlier one.
+    Raises:
+        UserError: if there is none.
+    """
+    rows = functools.reduce(operator.add, parts)
+    kept, removed = clean(rows, data)
+    removals = describe_removed(removed)
+    if not len(kept):
+        reason = f"all {len(rows):,} texts are removed ({removals})" if len(rows) else "it has no text"
+        raise UserError(f"{name} leaves nothing to learn from: {reason}; give texts that are in no split")
+    print_line(f"{name}: {len(kept):,} texts for the teacher to label; removed: {removals}")
+    return replace(data, pool=replace(data.pool, rows=kept, removed=removed))
+
+
+def clean(rows: S, data: LabelledData) -> tuple[S, dict[str, int]]:
+    """Returns the rows that are not empty and new, each once, and the number of those removed by reason.
+
+    Texts are compared without their case and their white space. Reasons are `empty`, a split that has the row,
+    scored splits before train, and `doubled` for a row of the pool or an earlier one.
     """
     found: dict[object, str] = {}
     for name, split in {**data.scored(), "train": data.splits["train"]}.items():
-        for key in _keys(split.texts, split.pairs):
+        for key in _keys(split):
             found.setdefault(key, name)
-    for key in _keys(data.pool.texts, data.pool.pairs):
+    for key in _keys(data.pool.rows) if len(data.pool) else ():
         found.setdefault(key, "doubled")
     removed: dict[str, int] = dict.fromkeys(("empty", *data.scored(), "train", "doubled"), 0)
-    rows = []
-    for row, key in enumerate(_keys(columns[0], columns[1] if len(columns) == 2 else None)):
+    chosen = []
+    for row, key in enumerate(_keys(rows)):
         reason = "empty" if data.is_empty(key) else found.get(key)
         if reason is None:
-            rows.append(row)
+            chosen.append(row)
             found[key] = "doubled"
         else:
             removed[reason] += 1
-    return [[column[row] for row in rows] for column in columns], removed
+    return rows.select(np.array(chosen, dtype=np.int64)), removed
 
 
 def describe_removed(removed: Mapping[str, int]) -> str:
@@ -204,11 +237,9 @@ def describe_removed(removed: Mapping[str, int]) -> str:
     return ", ".join(words) or "none"
 
 
-def _keys(texts: Iterable[str], pairs: Iterable[str] | None) -> Iterator[tuple[str, ...]]:
+def _keys(rows: Rows) -> Iterator[tuple[str, ...]]:
     """Yields the normalized texts that are compared."""
-    if pairs is None:
-        return ((_normalize(text),) for text in texts)
-    return ((_normalize(first), _normalize(second)) for first, second in zip(texts, pairs, strict=True))
+    return (tuple(map(_normalize, texts)) for texts in rows.compared_texts())
 
 
 def _normalize(text: str) -> str:

@@ -6,6 +6,8 @@ The texts are arguments or lines of standard input, and every one of them gives 
     python -m distill.edge path/to/bundle < sentences.txt
     python -m distill.edge path/to/bundle --jsonl < records.jsonl
 
+With `--jsonl` each is a record in JSON, such as `{"question": "...", "choices": ["...", "..."]}`.
+
 With `--web` it writes a page that runs the bundle in a browser, and predicts nothing:
 
     python -m distill.edge --web path/to/bundle page --libraries node_modules
@@ -18,7 +20,7 @@ import codecs
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from distill.edge import decode, web
@@ -57,32 +59,26 @@ def _read_lines() -> Iterator[tuple[str, str]]:
             ) from error
 
 
-def _read_rows(texts: Sequence[str], *, pair: bool) -> Iterator[Row]:
-    """Yields the texts, or without any the lines of standard input, with their records."""
+def _read_rows(texts: Sequence[str], parse: Callable[[str], decode.Record], decoder: decode.Decoder) -> Iterator[Row]:
+    """Yields the texts, or without any the lines of standard input, with their records, which the decoder checks."""
     for name, text in _read_arguments(texts) if texts else _read_lines():
         if not text.strip():
             yield text, None
             continue
-        parts = text.split("\t")
-        if pair and len(parts) != 2:
-            raise UserError(f"{name}: got {decode.shorten(text)}, expected two texts with a tab between them")
-        yield text, parts if pair else text
-
-
-def _read_records(lines: Sequence[str], decoder: decode.Decoder) -> Iterator[Row]:
-    """Yields the lines, or without any those of standard input, with the records that they have as JSON."""
-    for name, line in _read_arguments(lines) if lines else _read_lines():
-        if not line.strip():
-            yield line, None
-            continue
         try:
-            record = json.loads(line)
+            record = parse(text)
             decoder.read(record)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{name}: got {decode.shorten(line)}, expected JSON: {first_line(error)}") from error
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
-        yield line, record
+        yield text, record
+
+
+def _parse_json(line: str) -> decode.Record:
+    try:
+        record: decode.Record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"got {decode.shorten(line)}, expected JSON: {first_line(error)}") from error
+    return record
 
 
 def _read_chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
@@ -148,8 +144,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m distill.edge", description="Predict with an exported bundle.")
     parser.add_argument("bundle", help="directory with bundle.json")
     parser.add_argument(
-        "text", nargs="*", help="texts, or pairs of texts separated by a tab; by default lines of standard input"
-    )
+        "text", nargs="*",
+        help="texts, or texts separated by tabs: the two of a pair, or a question and its choices; by default lines of "
+        "standard input",
+    )  # fmt: skip
     parser.add_argument("--model", help="fp32 or int8; by default the recommended one")
     parser.add_argument("--threads", type=int, help="number of threads of onnxruntime")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, with all probabilities")
@@ -171,11 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.web:
             _write_page(bundle, options)
             return 0
-        if options.jsonl:
-            read = _read_records(options.text, bundle.decoder)
-        else:
-            read = _read_rows(options.text, pair=bundle.pair)
-        for rows in _read_chunks(read):
+        parse = _parse_json if options.jsonl else bundle.decoder.parse
+        for rows in _read_chunks(_read_rows(options.text, parse, bundle.decoder)):
             _write(_predict_chunk(bundle, rows, as_json=options.json, as_records=options.jsonl))
     except BrokenPipeError:  # The reader has seen enough, as `head` does.
         _discard_output()

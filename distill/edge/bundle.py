@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from distill.edge import decode
 from distill.edge.manifest import read_manifest
@@ -65,7 +65,7 @@ class Bundle:
     def item_logits(self, records: Sequence[decode.Record], *, batch_size: int = 32) -> list[NDArray[np.floating]]:
         """Returns the logits `[n, C]` of the items of each row of the model. Rows of similar length share a batch.
 
-        A record is one row, or as many as it has windows.
+        A record is one row, or as many as it has windows. A row has one sequence of tokens, or one for each choice.
         """
         examples = [self.decoder.read(record) for record in self._records(records, None)]
         return [logits for rows in self._run(examples, batch_size) for _, logits in rows]
@@ -73,7 +73,10 @@ class Bundle:
     def inputs(
         self, records: Sequence[decode.Record], *, batch_size: int = 32
     ) -> Iterator[dict[str, NDArray[np.int64]]]:
-        """Yields the model's inputs `[B, L]` for the records. Rows of similar length share a batch."""
+        """Yields the model's inputs for the records: `[B, L]`, or `[B, 1, L]` for a model of choices.
+
+        Rows of similar length share a batch.
+        """
         encoded = self._encode([self.decoder.read(record) for record in self._records(records, None)])
         rows = list(itertools.chain.from_iterable(encoded))
         for batch in _batches(rows, batch_size):
@@ -84,6 +87,8 @@ class Bundle:
     ) -> NDArray[np.floating]:
         """Returns the logits `[texts, C]` of a model with one row of logits for each text."""
         rows = self.item_logits(self._records(texts, pairs), batch_size=batch_size)
+        if len({row.shape[-1] for row in rows}) > 1:
+            raise UserError("the records have different numbers of choices, expected one: call item_logits")
         return np.concatenate(rows) if rows else np.empty((0, len(self.labels)), dtype=np.float32)
 
     def predict(
@@ -91,9 +96,10 @@ class Bundle:
     ) -> list[decode.Prediction]:
         """Returns the prediction for each record, or for each text and its pair.
 
-        For classes it has `label`, `probability` and the `probabilities` of all labels, for a number `value`, for a
-        question `answer`, `score`, `start` and `end`. The label is None where the bundle has a threshold and the
-        probability is below.
+        For classes it has `label`, `probability` and the `probabilities` of all labels, for a number `value`, for tags
+        `entities`, for a question with a context `answer`, `score`, `start` and `end`, and for one with choices
+        `choice`, `index`, `probability` and `probabilities`. The label or choice is None where the bundle has a
+        threshold and the probability is below.
 
         Raises:
             UserError: for a record of another form, and a model whose logits are not finite.
@@ -111,7 +117,7 @@ class Bundle:
         """Returns the prediction, without its label if the probability is below the threshold."""
         if self.threshold is None or prediction["probability"] >= self.threshold:
             return prediction
-        return {**prediction, "label": None}
+        return {**prediction, self.decoder.fields[0]: None}
 
     def _records(self, records: Sequence[decode.Record], pairs: Sequence[str] | None) -> list[decode.Record]:
         for values in (records, pairs):
@@ -138,45 +144,51 @@ class Bundle:
             except Exception as error:  # The errors of onnxruntime have no class in common.
                 reason = first_line(error)
                 raise UserError(f"{self.directory}: onnxruntime cannot run {self.model}: {reason}") from error
-            for row, i in enumerate(batch):
-                outputs[i] = self._select_items(owners[i], rows[i], logits[row])
+            ends = itertools.accumulate(len(rows[i]) for i in batch)
+            for i, end in zip(batch, ends, strict=True):
+                outputs[i] = self._select_items(owners[i], rows[i], logits[end - len(rows[i]) : end])
         remaining = iter(outputs)
         return [list(itertools.islice(remaining, len(own))) for own in encoded]
 
     def _encode(self, examples: Sequence[decode.Example]) -> list[list[decode.Row]]:
         """Returns the rows of each example, cut by the tokenizer or else by the decoder."""
-        inputs = [example.text if example.pair is None else (example.text, example.pair) for example in examples]
-        encodings: list[Encoding] = self.tokenizer.encode_batch(inputs)
-        if not self.decoder.cuts:
-            return [[encoding] for encoding in encodings]
+        texts = [example.sequences() for example in examples]
+        encodings = iter(self.tokenizer.encode_batch(list(itertools.chain.from_iterable(texts))))
         limits = {"max_length": self.manifest["max_length"], "doc_stride": self.manifest["doc_stride"]}
         rows: list[list[decode.Row]] = []
-        for number, (example, encoding) in enumerate(zip(examples, encodings, strict=True), 1):
+        for number, (example, own) in enumerate(zip(examples, texts, strict=True), 1):
+            row: decode.Row = list(itertools.islice(encodings, len(own)))
             try:
-                rows.append(self.decoder.cut(example, encoding, **limits, side=self.truncation_side))
+                rows.append(self.decoder.cut(example, row, **limits, side=self.truncation_side))
             except ValueError as error:
                 raise UserError(f"record {number}: {error}") from error
         return rows
 
     def _select_items(self, example: decode.Example, row: decode.Row, logits: NDArray[np.floating]) -> decode.Items:
-        """Returns the items of a row, from logits `[C]` of the text or `[L, C]` of its tokens."""
+        """Returns the items of a row, from logits `[K, C]` of its sequences or `[K, L, C]` of their tokens."""
         if self.decoder.axes == 3:  # The logits of tokens have padding.
-            tokens = len(row.ids)
-            logits = logits[len(logits) - tokens :] if self.manifest["padding_side"] == "left" else logits[:tokens]
+            tokens = max(len(sequence.ids) for sequence in row)
+            is_left = self.manifest["padding_side"] == "left"
+            logits = logits[:, logits.shape[1] - tokens :] if is_left else logits[:, :tokens]
         return self.decoder.select(example, row, logits)
 
     def _make_inputs(self, batch: Sequence[decode.Row]) -> dict[str, NDArray[np.int64]]:
-        """Returns the model's inputs `[B, L]`, padded to the longest of the batch."""
-        length = max(len(row.ids) for row in batch)
+        """Returns the model's inputs `[B, L]` of B sequences, padded to the longest of the batch.
+
+        For a model of choices they are `[B, 1, L]`: a choice does not depend on the others, so that each can be the
+        only one.
+        """
+        sequences = list(itertools.chain.from_iterable(batch))
+        length = max(len(sequence.ids) for sequence in sequences)
         inputs = {}
         for name in self.manifest["inputs"]:
             padding = self.manifest["padding"][name]
-            array = np.full((len(batch), length), padding, dtype=np.int64)
-            for place, row in enumerate(batch):
-                values = getattr(row, SOURCES[name])
+            array = np.full((len(sequences), length), padding, dtype=np.int64)
+            for place, sequence in enumerate(sequences):
+                values = getattr(sequence, SOURCES[name])
                 columns = slice(-len(values), None) if self.manifest["padding_side"] == "left" else slice(len(values))
                 array[place, columns] = values
-            inputs[name] = array
+            inputs[name] = array if self.decoder.input_axes == 2 else array[:, None]
         return inputs
 
     def _check_target(self) -> None:
@@ -233,6 +245,12 @@ class Bundle:
         names, expected = [value.name for value in self.session.get_inputs()], self.manifest["inputs"]
         if set(names) != set(expected):
             raise UserError(f"{path} has the inputs {', '.join(names)}, bundle.json has {', '.join(expected)}")
+        for value in self.session.get_inputs():
+            if len(value.shape) != self.decoder.input_axes:
+                raise UserError(
+                    f"{path} has {value.name} {value.shape}, expected {self.decoder.input_axes} axes for the decoder "
+                    f"{self.manifest['decoder']}"
+                )
         shapes = {value.name: value.shape for value in self.session.get_outputs()}
         shape, axes = shapes.get("logits", []), self.decoder.axes
         classes = shape[-1] if shape and isinstance(shape[-1], int) else len(self.labels)
@@ -243,8 +261,8 @@ class Bundle:
 
 
 def _batches(rows: Sequence[decode.Row], batch_size: int) -> Iterator[list[int]]:
-    """Yields the positions of the rows of each batch, the short ones first."""
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids))
+    """Yields the positions of the rows of each batch, those of short sequences first."""
+    order = sorted(range(len(rows)), key=lambda i: max(len(sequence.ids) for sequence in rows[i]))
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
 

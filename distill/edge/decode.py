@@ -4,7 +4,7 @@ A decoder selects the items of its task among the logits of a row of the model, 
 rows of a record.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distill.edge import spans
+from distill.edge.classes import pad_classes
 from distill.edge.words import (
     OUTSIDE,
     CutEncoding,
@@ -25,9 +26,11 @@ from distill.edge.words import (
 from distill.errors import UserError
 
 Floats = NDArray[np.floating]
-# A text, the two texts of a pair, `{"tokens": [...]}` for the words of a text, or `{"question", "context"}`.
+# A text, the two texts of a pair, `{"tokens": [...]}` for the words of a text, `{"question", "context"}`, or a question
+# with its choices, `{"question", "choices"}`, which may have a `context` too.
 Record = str | Sequence[str] | Mapping[str, str | Sequence[str]]
-# A JSON object: `label`, `probability` and `probabilities`; or `value`; or `entities`; or `answer` with its place.
+# A JSON object: `label` or `choice` with `probability` and `probabilities`; or `value`; or `entities`; or `answer` with
+# its place.
 Prediction = dict[str, Any]
 # The items of a row of the model in the form of the decoder, and their logits `[n, C]`.
 Items = tuple[Any, Floats]
@@ -43,15 +46,26 @@ IMPOSSIBLE = -30.0  # The logit of a class whose probability is 0, with 0 for th
 
 @dataclass(frozen=True)
 class Example:
-    """A record in the form that a tokenizer reads: a text, the second text of a pair, and the words to tag."""
+    """A record in the form that a tokenizer reads: a text, the second text of a pair, and the words to tag.
+
+    With `choices`, the text is a question, and `context` the text that it is about.
+    """
 
     text: str
     pair: str | None = None
     words: tuple[Span, ...] = ()
+    choices: tuple[str, ...] = ()
+    context: str | None = None
+
+    def sequences(self) -> list[str | tuple[str, str]]:
+        """Returns the texts of each sequence of tokens that a model reads."""
+        if self.choices:
+            return list(pair_choices(self.text, self.context, self.choices))
+        return [self.text if self.pair is None else (self.text, self.pair)]
 
 
-class Row(Protocol):
-    """One row of tokens of the model."""
+class TokenSequence(Protocol):
+    """One sequence of tokens that the model reads."""
 
     @property
     def ids(self) -> Any: ...
@@ -63,17 +77,22 @@ class Row(Protocol):
     def attention_mask(self) -> Any: ...
 
 
+Row = Sequence[Any]  # The `TokenSequence`s of one row of logits: one of them, or one for each choice.
+
+
 class Decoder(Protocol):
     """Reads the records of one kind of task and decodes the logits of a model.
 
     Attributes:
+        input_axes: number of axes of the model's inputs.
         axes: number of axes of the model's logits.
-        fields: the keys of a prediction.
+        fields: the keys of a prediction; the first one is null where the model abstains.
         cuts: whether `cut` makes the rows of an example, because it may not be cut anywhere as by the tokenizer.
         classes_are_tokens: whether the classes are the tokens of a text, so that logits of another tokenizer cannot be
             compared.
     """
 
+    input_axes: int
     axes: int
     fields: tuple[str, ...]
     cuts: bool
@@ -88,15 +107,19 @@ class Decoder(Protocol):
         """Returns whether a task can have this number of labels."""
         ...
 
+    def parse(self, line: str) -> Record:
+        """Returns the record of a line of plain text; raises UserError if it has another form."""
+        ...
+
     def read(self, record: Record) -> Example:
         """Returns the record as an example; raises UserError if it has another form."""
         ...
 
-    def cut(self, example: Example, encoding: Any, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
-        """Returns the rows of an example, of at most `max_length` tokens.
+    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+        """Returns the rows of an example, with sequences of at most `max_length` tokens.
 
         Args:
-            encoding: of the whole example, with the attributes of `tokenizers.Encoding`.
+            row: the sequences of the whole example, with the attributes of `tokenizers.Encoding`.
             doc_stride: tokens that neighbouring windows share.
             side: the end of a text that is cut, `right` or `left`.
 
@@ -105,8 +128,8 @@ class Decoder(Protocol):
         """
         ...
 
-    def select(self, example: Example, row: Any, logits: Floats) -> Items:
-        """Returns the items of a row, from logits `[C]` of the row or `[tokens, C]` without padding."""
+    def select(self, example: Example, row: Row, logits: Floats) -> Items:
+        """Returns the items of a row, from logits `[K, C]` of its sequences or `[K, tokens, C]` without padding."""
         ...
 
     def truncated_item(self) -> Floats | None:
@@ -125,12 +148,16 @@ class Decoder(Protocol):
 class _WholeText:
     """Base of the decoders for one row of logits for each text."""
 
+    input_axes = 2
     axes = 2
     cuts = False
     classes_are_tokens = False
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
         self.labels, self.pair = list(labels), pair
+
+    def parse(self, line: str) -> Record:
+        return _split_pair(line) if self.pair else line
 
     def read(self, record: Record) -> Example:
         if self.pair and isinstance(record, list | tuple) and len(record) == 2:
@@ -141,11 +168,11 @@ class _WholeText:
             return Example(_check_text(record))
         raise UserError(f"got {shorten(record)}, expected {'two texts' if self.pair else 'a text'}")
 
-    def cut(self, example: Example, encoding: Any, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
-        return [encoding]
+    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+        return [row]
 
-    def select(self, example: Example, row: Any, logits: Floats) -> Items:
-        return None, logits[None]
+    def select(self, example: Example, row: Row, logits: Floats) -> Items:
+        return None, logits
 
     def truncated_item(self) -> Floats | None:
         return None
@@ -197,6 +224,7 @@ class Tags:
     read.
     """
 
+    input_axes = 2
     axes = 3
     fields: tuple[str, ...] = ("entities",)
     cuts = True
@@ -209,6 +237,9 @@ class Tags:
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
         self.labels, self.scheme = list(labels), TagScheme(labels)
 
+    def parse(self, line: str) -> Record:
+        return line
+
     def read(self, record: Record) -> Example:
         if isinstance(record, str):
             return Example(_check_text(record), words=split_words(record))
@@ -217,16 +248,18 @@ class Tags:
             return Example(_check_text(" ".join(words)), words=locate_words(words))
         raise UserError(f'got {shorten(record)}, expected a text or {{"tokens": [...]}}')
 
-    def cut(self, example: Example, encoding: Any, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+        [encoding] = row
         kept = cut_between_words(
             example.words, encoding.offsets, encoding.special_tokens_mask, length=max_length, side=side
         )  # fmt: skip
-        return [encoding if len(kept) == len(encoding.ids) else CutEncoding.select(encoding, kept)]
+        return [row if len(kept) == len(encoding.ids) else [CutEncoding.select(encoding, kept)]]
 
-    def select(self, example: Example, row: Any, logits: Floats) -> Items:
-        pieces = find_first_pieces(example.words, row.offsets, row.special_tokens_mask)
+    def select(self, example: Example, row: Row, logits: Floats) -> Items:
+        [encoding] = row
+        pieces = find_first_pieces(example.words, encoding.offsets, encoding.special_tokens_mask)
         tagged = [(word, piece) for word, piece in zip(example.words, pieces, strict=True) if piece is not None]
-        return [word for word, _ in tagged], logits[[piece for _, piece in tagged]]
+        return [word for word, _ in tagged], logits[0, [piece for _, piece in tagged]]
 
     def truncated_item(self) -> Floats | None:
         return np.array([0.0 if label == OUTSIDE else IMPOSSIBLE for label in self.labels], dtype=np.float32)
@@ -260,6 +293,7 @@ class Spans:
             which on there is no answer, None if there always is one.
     """
 
+    input_axes = 2
     axes = 3
     fields: tuple[str, ...] = ("answer", "score", "start", "end")
     cuts = True
@@ -279,6 +313,9 @@ class Spans:
             raise UserError(f"decoding has null_threshold {self.threshold}, expected a number or null")
         self.limits = {name: decoding[name] for name in ("n_best", "max_answer_length")}
 
+    def parse(self, line: str) -> Record:
+        return _split_pair(line)
+
     def read(self, record: Record) -> Example:
         texts: Sequence[object] = ()
         if isinstance(record, Mapping):
@@ -290,21 +327,23 @@ class Spans:
             return Example(_check_text(str(question)), _check_text(str(context)))
         raise UserError(f'got {shorten(record)}, expected {{"question": ..., "context": ...}}, and no empty text')
 
-    def cut(self, example: Example, encoding: Any, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
         if doc_stride is None:
             raise ValueError("the bundle has no doc_stride")
-        return [*spans.cut_windows(encoding, max_length=max_length, doc_stride=doc_stride)]
+        [encoding] = row
+        return [[window] for window in spans.cut_windows(encoding, max_length=max_length, doc_stride=doc_stride)]
 
-    def select(self, example: Example, row: Any, logits: Floats) -> Items:
-        return row.characters, spans.mask_classes(logits.T, row.characters)
+    def select(self, example: Example, row: Row, logits: Floats) -> Items:
+        [window] = row
+        return window.characters, spans.mask_classes(logits[0].T, window.characters)
 
     def truncated_item(self) -> Floats | None:
         return None
 
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
         width = max(logits.shape[-1] for _, logits in rows)
-        logits = np.concatenate([spans.pad_classes(of_row, width) for _, of_row in rows])
-        characters = np.concatenate([spans.pad_classes(of_row, width, spans.NO_CLASS) for of_row, _ in rows])
+        logits = np.concatenate([pad_classes(of_row, width) for _, of_row in rows])
+        characters = np.concatenate([pad_classes(of_row, width, spans.NO_CLASS) for of_row, _ in rows])
         answers = spans.find_answers(logits, characters, np.zeros(len(rows), dtype=np.int64), **self.limits)
         score = float(answers.probability(self.threshold)[0])
         if answers.is_null(self.threshold)[0]:
@@ -319,7 +358,84 @@ class Spans:
         return f"{answer}\t{prediction['score']:.4f}"
 
 
-DECODERS: Mapping[str, type[Decoder]] = {"classes": Classes, "number": Number, "tags": Tags, "spans": Spans}
+class Choices:
+    """Decodes the choice of a record `{"question": ..., "choices": [...]}`, which may have a `context`.
+
+    A prediction has the text of the `choice`, its `index` from 0 and its `probability`, and the `probabilities` of all
+    choices in their order. Other keys of a record are ignored.
+    """
+
+    input_axes = 3
+    axes = 2
+    fields: tuple[str, ...] = ("choice", "index", "probability", "probabilities")
+    cuts = False
+    classes_are_tokens = False
+
+    @staticmethod
+    def accepts(labels: int) -> bool:
+        return labels == 0
+
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
+        pass
+
+    def parse(self, line: str) -> Record:
+        question, *choices = line.split("\t")
+        if len(choices) < 2:
+            raise UserError(f"got {shorten(line)}, expected a question and at least two choices with tabs between them")
+        return {"question": question, "choices": choices}
+
+    def read(self, record: Record) -> Example:
+        if not isinstance(record, Mapping) or not {"question", "choices"} <= set(record):
+            raise UserError(f'got {shorten(record)}, expected {{"question": ..., "choices": [...]}}')
+        question, choices, context = record["question"], record["choices"], record.get("context")
+        if not isinstance(question, str) or not question.strip() or not isinstance(context, str | None):
+            raise UserError(f"got {shorten(record)}, expected a question of text, and a context of text or none")
+        if not isinstance(choices, list | tuple) or len(choices) < 2:
+            raise UserError(f"got {shorten(record)}, expected a list of at least two choices")
+        if not all(isinstance(choice, str) and choice.strip() for choice in choices):
+            raise UserError(f"got {shorten(record)}, expected choices of text")
+        about = None if context is None else _check_text(context)
+        return Example(_check_text(question), choices=tuple(map(_check_text, choices)), context=about)
+
+    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+        return [row]
+
+    def select(self, example: Example, row: Row, logits: Floats) -> Items:
+        return None, logits.T  # [1, K]
+
+    def truncated_item(self) -> Floats | None:
+        return None
+
+    def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
+        [(_, logits)] = rows
+        row = softmax(logits[0].astype(np.float64))
+        best = int(row.argmax())
+        return {
+            "choice": example.choices[best], "index": best, "probability": float(row[best]),
+            "probabilities": row.tolist(),
+        }  # fmt: skip
+
+    def format(self, prediction: Prediction) -> str:
+        choice = WITHHELD if prediction["choice"] is None else escape(prediction["choice"])
+        return f"{choice}\t{prediction['probability']:.4f}"
+
+
+DECODERS: Mapping[str, type[Decoder]] = {
+    "classes": Classes, "number": Number, "tags": Tags, "spans": Spans, "choices": Choices,
+}  # fmt: skip
+
+
+def _split_pair(line: str) -> list[str]:
+    parts = line.split("\t")
+    if len(parts) != 2:
+        raise UserError(f"got {shorten(line)}, expected two texts with a tab between them")
+    return parts
+
+
+def pair_choices(question: str, context: str | None, choices: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields the two texts of each choice: the question and the choice, or the context and both of them."""
+    for choice in choices:
+        yield (question, choice) if context is None else (context, f"{question} {choice}")
 
 
 def escape(text: str, *, tab: bool = True) -> str:

@@ -139,7 +139,11 @@ def _are_checksums(value: object) -> bool:
 # Each key that a prediction depends on: whether a value is valid, and the valid ones in words.
 FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "decoder": (_is_one_line, "the name of a decoder"),
-    "labels": (lambda value: _are_names(value) and len(set(value)) == len(value), "a list of names, each once"),
+    # Empty for predictions without labels.
+    "labels": (
+        lambda value: value == [] or (_are_names(value) and len(set(value)) == len(value)),
+        "a list of names, each once",
+    ),
     "pair": (lambda value: isinstance(value, bool), "true or false"),
     "max_length": (lambda value: _is_count(value) and value > 0, "a whole number of at least 1"),
     "doc_stride": (

@@ -10,12 +10,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from distill.edge.classes import MASKED
+
 Floats = NDArray[np.floating]
 Integers = NDArray[np.integer]
 
 NO_ANSWER = -1  # In place of a character, of the token that stands for no answer.
 NO_CLASS = -2  # Of a token that no answer can start or end at: of the question, a separator, or padding.
-MASKED = float(np.finfo(np.float32).min)  # The logit of such a token.
 _CHUNK = 2048  # Windows whose spans are in memory at once.
 
 
@@ -98,11 +99,6 @@ def cut_windows(encoding: Encoding, *, max_length: int, doc_stride: int) -> list
 def mask_classes(logits: Floats, characters: Integers) -> Floats:
     """Returns float32 logits with `MASKED` at the tokens that no answer can start or end at."""
     return np.where(characters == NO_CLASS, MASKED, logits).astype(np.float32)
-
-
-def pad_classes(values: NDArray[np.generic], width: int, filler: float = MASKED) -> NDArray[np.generic]:
-    """Returns `[n, C]` as `[n, width]`, filled up with `filler`."""
-    return np.pad(values, ((0, 0), (0, width - values.shape[-1])), constant_values=filler)
 
 
 @dataclass(frozen=True)

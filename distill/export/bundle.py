@@ -15,9 +15,9 @@ from distill.console import print_notice
 from distill.contracts import Scores, Splits, Task
 from distill.edge import bundle as edge
 from distill.edge import decode
+from distill.edge.classes import pad_classes
 from distill.edge.manifest import FORMAT
 from distill.edge.processor import ANY, weight_bits
-from distill.edge.spans import pad_classes
 from distill.errors import UserError
 from distill.export.abstention import measure_abstention
 from distill.export.gate import FAILED, TRUNCATED, ExportedFile, compare, judge, judge_float32, recommended

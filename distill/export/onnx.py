@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.models.forward import input_names, output_logits
+from distill.models.forward import input_names, output_logits, takes_choices
 
 OPSET = 20
 # From here on the weights are in a second file `NAME.data`, because a protobuf message holds 2 GB at most.
@@ -33,6 +33,8 @@ class _Logits(nn.Module):
 def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
     """Writes `model` as float32 ONNX: inputs `[B, L]` -> `logits`, with dynamic B and L.
 
+    A model that `takes_choices` has inputs `[B, K, L]` and `logits [B, K]`, with dynamic K too.
+
     The files are those of `edge.bundle.list_model_files`, two for a large model.
 
     Args:
@@ -40,13 +42,15 @@ def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedToke
     """
     names = input_names(model, tokenizer)
     exported = copy.deepcopy(model).cpu().float().eval()
-    length = 9  # The exporter would treat 0, 1 or a size of the model as a fixed length.
+    # The exporter would treat 0, 1 or a size of the model as a fixed size.
+    axes = {"batch": 2, "choices": 5, "length": 9} if takes_choices(model) else {"batch": 2, "length": 9}
+    shape = tuple(axes.values())
     example = {
-        "input_ids": torch.randint(0, model.config.vocab_size, (2, length), generator=torch.Generator().manual_seed(0)),
-        "attention_mask": torch.ones((2, length), dtype=torch.long),
-        "token_type_ids": torch.zeros((2, length), dtype=torch.long),
+        "input_ids": torch.randint(0, model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0)),
+        "attention_mask": torch.ones(shape, dtype=torch.long),
+        "token_type_ids": torch.zeros(shape, dtype=torch.long),
     }
-    example["attention_mask"][1, length // 2 :] = 0
+    example["attention_mask"][1, ..., axes["length"] // 2 :] = 0
     # The cache entry of an exported LSTM would fix the length in the next export.
     torch.ops.aten.lstm.input._dispatch_cache.clear()
     with _silence_exporter(), torch.no_grad():
@@ -57,7 +61,7 @@ def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedToke
             opset_version=OPSET,
             input_names=list(names),
             output_names=["logits"],
-            dynamic_shapes=(tuple({0: "batch", 1: "length"} for _ in names),),
+            dynamic_shapes=(tuple(dict(enumerate(axes)) for _ in names),),
             verbose=False,
         )
     assert program is not None

@@ -136,6 +136,14 @@ def squared_error_sum(values: Tensor, targets: Tensor) -> Tensor:
     return (values.float() - targets.float()).square().sum()
 
 
+def scatter_logits(logits: Tensor, valid: Tensor) -> Tensor:
+    """Returns `[n, C]` with the logits of the classes that are `valid [n, C]`, which are given one after another.
+
+    The other classes have the smallest finite number, as in `mask_logits`.
+    """
+    return logits.new_full(valid.shape, torch.finfo(logits.dtype).min).masked_scatter(valid, logits)
+
+
 def mask_logits(logits: Tensor, valid: Tensor | None) -> Tensor:
     """Returns the logits `[n, C]` with the smallest finite number at classes that an item cannot have."""
     return logits if valid is None else logits.masked_fill(~valid, torch.finfo(logits.dtype).min)

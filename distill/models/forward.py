@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ModelOutput
 
 from distill.contracts import Items, Outputs
@@ -45,7 +46,10 @@ class FullPass:
 
 
 def run_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[str] = frozenset()) -> ModelOutput:
-    """Runs the whole model on the tensors of the batch that it reads."""
+    """Runs the whole model on the tensors `[S, L]` of the batch that it reads.
+
+    A model that `takes_choices` gives every sequence a score, `logits [S, 1]`, as if it were the only choice.
+    """
     return _with_logits(_run(model, model, batch, needs))
 
 
@@ -94,12 +98,31 @@ def _run(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], n
 
 
 def _call(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], needs: frozenset[str]) -> ModelOutput:
+    inputs = {name: batch[name] for name in input_names(model) if name in batch}
+    if part is model and takes_choices(model):
+        inputs = {name: tensor.unsqueeze(1) for name, tensor in inputs.items()}  # [S, 1, L]
     output: ModelOutput = part(
-        **{name: batch[name] for name in input_names(model) if name in batch},
+        **inputs,
         output_hidden_states="hidden_states" in needs,
         output_attentions="attentions" in needs,
     )
     return output
+
+
+def takes_choices(model: PreTrainedModel) -> bool:
+    """Returns whether the model scores choices: its inputs are `[B, K, L]`, and its logits `[B, K]`."""
+    head = model_class("AutoModelForMultipleChoice", type(model.config))
+    return head is not None and isinstance(model, head)
+
+
+def model_class(auto_class: str, config_class: type[PreTrainedConfig]) -> type[PreTrainedModel] | None:
+    """Returns the model class with this head for a configuration, None if transformers has none."""
+    mapping = getattr(transformers, auto_class)._model_mapping
+    if config_class not in mapping:
+        return None
+    classes = mapping[config_class]
+    first: type[PreTrainedModel] = classes[0] if isinstance(classes, tuple | list) else classes
+    return first
 
 
 class _FixedEncoder(nn.Module):

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError, first_line
+from distill.models.forward import model_class
 from distill.models.padding import choose_padding_side
 from distill.models.tensors import check_tensors
 
@@ -53,7 +54,8 @@ def check_directory(directory: Path, given: str) -> None:
 def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | None, *, trust_remote_code: bool) -> Start:
     """Loads the model in float32 with a head for `labels`, and its tokenizer.
 
-    A head with the same labels in another order is put into the task's order. Without labels it is over the vocabulary.
+    A head with the same labels in another order is put into the task's order. Without labels it is over the
+    vocabulary, or scores each choice.
 
     Raises:
         UserError: if files are damaged, or there is no such head for the model.
@@ -65,8 +67,14 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
         config = transformers.AutoConfig.from_pretrained(directory, **options)
-        other_head = _find_other_head(config, auto_class)
+        if model_class(auto_class, type(config)) is None and auto_class not in getattr(config, "auto_map", {}):
+            raise UserError(
+                f"{directory} cannot be loaded: transformers has no {auto_class} for a model of type "
+                f"{config.model_type}: take one of another family, such as BERT, RoBERTa or DeBERTa-v2"
+            )
         order, reason, notices = _fit_labels(config, labels)
+        if not reason and (other_head := _find_other_head(config, auto_class)):
+            order, reason, notices = None, other_head, []
         model, info = getattr(transformers, auto_class).from_pretrained(
             directory,
             config=config,
@@ -78,8 +86,7 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         # Raised by transformers for damaged files, unknown models and missing heads.
-        line = first_line(error)
-        raise UserError(f"{directory} cannot be loaded: {line}") from error
+        raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
     more_notices = check_tensors(model, info, directory, new_head=order is None)
@@ -91,9 +98,6 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
         reason = f"its head is not trained ({', '.join(fresh)})"
     elif order is not None and labels is not None:
         reorder_head(model, order)
-    if other_head is not None and not reason and labels is not None:
-        # Its tensors may have the same names and shapes.
-        reason = f"its head is that of a {other_head}, and the task needs a {type(model).__name__}"
     if reason:
         return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh, notices=more_notices)
     return Start(model, tokenizer, fits=True, notices=notices + more_notices)
@@ -125,12 +129,12 @@ def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
 
 
 def _find_other_head(config: PreTrainedConfig, auto_class: str) -> str | None:
-    """Returns the class that the model was saved as, if it is one with labels and not that of `auto_class`."""
-    saved = (getattr(config, "architectures", None) or [None])[0]
-    own = model_class(auto_class, type(config))
-    others = (model_class(name, type(config)) for name in WITH_LABELS if name != auto_class)
-    is_other = own is not None and saved != own.__name__ and any(saved == other.__name__ for other in others if other)
-    return saved if is_other else None
+    """Returns the reason why a saved head is none of `auto_class`, whose tensors may have the same names and shapes."""
+    names = {name: getattr(model_class(name, type(config)), "__name__", None) for name in HEADS}
+    saved = [name for name in config.architectures or [] if name in names.values()]
+    if auto_class not in HEADS or not saved or names[auto_class] in saved:
+        return None
+    return f"its head is that of a {saved[0]}, and the task needs a {names[auto_class]}"
 
 
 def _fit_labels(config: PreTrainedConfig, labels: Sequence[str] | None) -> tuple[list[int] | None, str, list[str]]:
@@ -149,17 +153,15 @@ def _fit_labels(config: PreTrainedConfig, labels: Sequence[str] | None) -> tuple
     return order, reason, notices
 
 
-# The auto classes of models whose head has the labels of a task.
-WITH_LABELS = ("AutoModelForSequenceClassification", "AutoModelForTokenClassification")
-# In this order, because a model for masked language modelling may be registered for pre-training too.
-AUTO_CLASSES = (
+# The heads of tasks on labelled examples.
+HEADS = (
     "AutoModelForSequenceClassification",
     "AutoModelForTokenClassification",
     "AutoModelForQuestionAnswering",
     "AutoModelForMultipleChoice",
-    "AutoModelForMaskedLM",
-    "AutoModelForPreTraining",
 )
+# In this order, because a model for masked language modelling may be registered for pre-training too.
+AUTO_CLASSES = (*HEADS, "AutoModelForMaskedLM", "AutoModelForPreTraining")
 
 
 def auto_class_of(model: PreTrainedModel) -> str:
@@ -172,16 +174,6 @@ def auto_class_of(model: PreTrainedModel) -> str:
         if model_class(name, type(model.config)) is type(model):
             return name
     raise UserError(f"the head of a {type(model).__name__} is of no known kind: expected a model of an auto class")
-
-
-def model_class(auto_class: str, config_class: type[PreTrainedConfig]) -> type[PreTrainedModel] | None:
-    """Returns the model class with this head for a configuration, None if transformers has none."""
-    mapping = getattr(transformers, auto_class)._model_mapping
-    if config_class not in mapping:
-        return None
-    classes = mapping[config_class]
-    first: type[PreTrainedModel] = classes[0] if isinstance(classes, tuple | list) else classes
-    return first
 
 
 def has_tokenizer(directory: Path) -> bool:

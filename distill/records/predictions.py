@@ -1,8 +1,8 @@
 """Writes predictions.parquet: the predictions of every model of a run on every split that is scored.
 
-One row an example. The columns are `split`, `index`, `text` and `second_text`, `label`, and for each model NAME
+One row an example. The columns are `split`, `index`, those of the texts, `label`, and for each model NAME
 `NAME_prediction` and `NAME_probability`. A task gives the last three in the form of its own: names of classes, numbers,
-or lists of tags.
+lists of tags, or indices of choices. The texts are `text` and `second_text`, or `question`, `context` and `choices`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ FILE = "predictions.parquet"
 class TextSplit(Protocol):
     """The texts of a split."""
 
-    @property
-    def texts(self) -> Sequence[str]: ...
+    def __len__(self) -> int: ...
 
-    @property
-    def pairs(self) -> Sequence[str] | None: ...
+    def columns(self) -> Mapping[str, Sequence[object]]:
+        """Returns the columns of texts by name."""
+        ...
 
 
 class ScoredTexts(Protocol):
@@ -72,12 +72,10 @@ def _create_table(
     """Returns the rows of one split."""
     import pyarrow
 
-    count = len(split.texts)
+    count = len(split)
     columns: dict[str, Sequence[object]] = {"split": [name] * count, "index": range(count)}
     if settings.texts:
-        columns["text"] = split.texts
-        if split.pairs is not None:
-            columns["second_text"] = split.pairs
+        columns |= split.columns()
     for model, scores in models.items():
         predictions = task.tabulate(scores, splits, examples=count)
         columns.setdefault("label", predictions["label"])

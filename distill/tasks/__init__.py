@@ -2,8 +2,16 @@
 
 from distill.tasks.classification import Classification
 from distill.tasks.masked_lm import MaskedLM
+from distill.tasks.multiple_choice import MultipleChoice
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.regression import Regression
 from distill.tasks.token_classification import TokenClassification
 
-__all__ = ["Classification", "MaskedLM", "QuestionAnswering", "Regression", "TokenClassification"]
+__all__ = [
+    "Classification",
+    "MaskedLM",
+    "MultipleChoice",
+    "QuestionAnswering",
+    "Regression",
+    "TokenClassification",
+]

@@ -85,9 +85,10 @@ class Classification:
     over_vocabulary = False
     decoder: str | None = "classes"
     fine_tunes_teacher = True
+    choices: int | None = None
     compares_with_teacher = False
     can_abstain = True
-    takes_unlabelled = True
+    can_augment = True
 
     @check_arguments
     def __init__(
@@ -152,7 +153,7 @@ class Classification:
             UserError: for invalid data and class weights that do not fit it, and if F1 selects checkpoints and the
                 positive class of two is unknown.
         """
-        data = rows.read_rows(self.rows, self.unlabelled, self.unlabelled_share, cache_dir)
+        data = rows.add_unlabelled(self.rows.read(cache_dir), self.unlabelled, self.unlabelled_share)
         self._positive_index = self._find_positive(data.labels)
         # The digest is a part of a fine-tuned teacher's key, and F1 may select its checkpoint.
         if self._positive_index not in (1, None):

@@ -87,8 +87,9 @@ class MaskedLM:
     decoder: str | None = None
     fine_tunes_teacher = False
     can_abstain = False
+    choices: int | None = None
     compares_with_teacher = True
-    takes_unlabelled = False
+    can_augment = False
     has_unlabelled = False
 
     def __init__(

@@ -8,7 +8,9 @@
 ('start', 'end')
 """
 
-from dataclasses import replace
+import functools
+import operator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -22,8 +24,9 @@ from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outpu
 from distill.data import questions, readers, tables
 from distill.data.in_memory import Table, TableSplits
 from distill.data.questions import QuestionData, QuestionSplit
-from distill.data.unlabelled import Unlabelled
+from distill.data.unlabelled import Unlabelled, UnlabelledText
 from distill.edge import spans
+from distill.edge.classes import MASKED
 from distill.edge.spans import NO_ANSWER, NO_CLASS
 from distill.errors import OptionError
 from distill.losses.term import mask_logits
@@ -36,12 +39,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from distill.data.batching import TokenizedExamples
-    from distill.data.token_cache import RawText
     from distill.models.forward import FullPass
 
 LABELS = ("start", "end")  # The two outputs of a model's head at every token.
 SUFFIXES = (*readers.SQUAD, ".jsonl", ".jsonl.gz", ".parquet")
-ADVICE = "a question needs the columns question, context and answers, and may have an id"
 SMALLEST = 5  # Tokens of a window besides the shared ones: three special ones, the question's and a new one.
 
 
@@ -88,7 +89,8 @@ class QuestionAnswering:
     fine_tunes_teacher = True
     compares_with_teacher = False
     can_abstain = False
-    takes_unlabelled = True
+    can_augment = True
+    choices: int | None = None
     pair = True
     builtin = False
 
@@ -120,13 +122,14 @@ class QuestionAnswering:
             )  # fmt: skip
         self.name, self.max_length, self.doc_stride = name, max_length, doc_stride
         self.limits = {"n_best": n_best, "max_answer_length": max_answer_length}
-        source = rows.labelled_text(
-            name=name, text=("question", "context"), label="answers", data=data, train=train, dev=dev, test=test,
-            data_dir=data_dir, dev_fraction=dev_fraction, hub_id=hub_id, train_examples=train_examples,
-            dev_examples=dev_examples,
+        *text, label = questions.COLUMNS
+        self.source = rows.table_source(
+            name=name, text=tuple(text), label=(label,), further=questions.OPTIONAL_COLUMNS, suffixes=SUFFIXES,
+            data=data, train=train, dev=dev, test=test, data_dir=data_dir, dev_fraction=dev_fraction, hub_id=hub_id,
+            train_examples=train_examples, dev_examples=dev_examples,
         )  # fmt: skip
-        self.rows = replace(source, group="context", advice=ADVICE, suffixes=SUFFIXES, further=("id", "is_impossible"))
-        self.unlabelled, self.unlabelled_share = rows.unlabelled_text(unlabelled, self.rows), unlabelled_share
+        self.unlabelled = None if unlabelled is None else UnlabelledText(unlabelled, tuple(text), (label,))
+        self.unlabelled_share = unlabelled_share
         # Set by `read`: the questions of all scored splits in turn, and the number of the first one of each split.
         self._scored: QuestionSplit | None = None
         self._firsts: dict[str, int] = {}
@@ -143,45 +146,36 @@ class QuestionAnswering:
             UserError: for a file or column that is missing, an empty text, and an answer that is not in its context.
         """
         splits: dict[str, QuestionSplit] = {}
-        for name, table in self.rows.read_tables(cache_dir).items():
+        for name, table in self.source.read(cache_dir, partial(questions.hold_out_contexts, self.source)).items():
             if name not in ("train", "dev") and not questions.has_answers(table):
                 print_notice(f"{table.source} has no answers and is left out")
                 continue
-            tables.check_columns(self.rows, table)
+            questions.check_questions(table)
             splits[name] = questions.read_questions(table)
-        for name, size in (("train", self.rows.train_examples), ("dev", self.rows.dev_examples)):
-            splits[name] = splits[name].select(tables.sample_rows(len(splits[name]), size))
+        splits = self.source.sample(splits)
         tables.report_shared_texts(splits)
         self._may_be_unanswerable = any(not answers for split in splits.values() for answers in split.answers)
         # The digest is a part of a fine-tuned teacher's key, and windows and limits change its training and its F1.
         digest = questions.compute_digest(splits, [self.doc_stride, self.limits])
-        pool = tables.Pool(share=self.unlabelled_share)
-        data = QuestionData(labels=LABELS, splits=splits, sha256=digest, pool=pool)
+        data = QuestionData(labels=LABELS, splits=splits, sha256=digest)
         scored = data.scored()
         sizes = np.cumsum([0, *map(len, scored.values())])
         self._firsts = {name: int(first) for name, first in zip(scored, sizes, strict=False)}
-        self._scored = questions.concatenate(list(scored.values()))
-        return data if self.unlabelled is None else cast(QuestionData, self.unlabelled.add_to(data))
+        self._scored = functools.reduce(operator.add, scored.values())
+        return cast(QuestionData, rows.add_unlabelled(data, self.unlabelled, self.unlabelled_share))
 
     def encode(
         self, splits: QuestionData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> "dict[str, Examples]":
         """Tokenizes every split into windows; `Examples` are windows."""
 
-        def encode(name: str, split: "QuestionSplit | tables.Pool") -> "TokenizedExamples":
-            labels = np.full((len(split), 2), IGNORED) if isinstance(split, tables.Pool) else split.spans()
-            return self._encode(split, labels, tokenizer, cache_dir, name=name)
+        def encode(name: str, split: QuestionSplit) -> "TokenizedExamples":
+            return self._encode(split, tokenizer, cache_dir, name=name)
 
-        return rows.encode_splits(splits, encode, lambda pool: pool)
+        return rows.encode_splits(splits, encode, lambda pool: QuestionSplit(pool.texts, pool.pairs, []))
 
     def _encode(
-        self,
-        split: "RawText",
-        answers: np.ndarray,
-        tokenizer: "PreTrainedTokenizerBase",
-        cache_dir: Path | None,
-        *,
-        name: str,
+        self, split: QuestionSplit, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None, *, name: str
     ) -> "TokenizedExamples":
         from distill.data.batching import TokenizedExamples
 
@@ -189,6 +183,7 @@ class QuestionAnswering:
             split, tokenizer, max_length=self.max_length, doc_stride=self.doc_stride, cache_dir=cache_dir, name=name
         )
         assert tokens.rows is not None
+        answers = split.spans()
         first, last = label_windows(tokens, answers)
         answered = int((answers[:, 0] >= 0).sum())
         found = len(np.unique(tokens.rows[first > 0]))
@@ -227,7 +222,7 @@ class QuestionAnswering:
         logits = mask_logits(rows.score_logits(outputs)["logits"], items.valid)
         padding = (0, self.max_length - logits.shape[-1])
         return {
-            "logits": F.pad(logits, padding, value=spans.MASKED),
+            "logits": F.pad(logits, padding, value=MASKED),
             "characters": F.pad(characters, padding, value=NO_CLASS).int(),
             "question": items["question"][items.row],
         }

@@ -56,8 +56,9 @@ class Regression:
     decoder: str | None = "number"
     fine_tunes_teacher = True
     can_abstain = False
+    choices: int | None = None
     compares_with_teacher = False
-    takes_unlabelled = True
+    can_augment = True
 
     @check_arguments
     def __init__(
@@ -106,7 +107,7 @@ class Regression:
         return self.unlabelled is not None
 
     def read(self, cache_dir: Path) -> LabelledData:
-        return rows.read_rows(self.rows, self.unlabelled, self.unlabelled_share, cache_dir)
+        return rows.add_unlabelled(self.rows.read(cache_dir), self.unlabelled, self.unlabelled_share)
 
     def encode(
         self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None

@@ -1,19 +1,19 @@
 """The parts that tasks with labelled rows share: columns of text, texts without labels, and scores of logits."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypedDict, Unpack
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores, Task
-from distill.data import in_memory
+from distill.data import in_memory, readers
 from distill.data.in_memory import Table, TableSplits
-from distill.data.sources import STEMS
-from distill.data.tables import LabelledData, LabelledText, Pool, Split
+from distill.data.sources import STEMS, TableSource
+from distill.data.tables import LabelledData, LabelledText, Split
 from distill.data.unlabelled import Unlabelled, UnlabelledText
 from distill.edge.decode import softmax
 from distill.errors import OptionError
@@ -35,11 +35,32 @@ Amount = Annotated[int, Field(ge=1)]
 CALIBRATION_BINS = 15
 
 
-def labelled_text(
+class DataOptions(TypedDict, total=False):
+    """The options of every task that say where its rows are, as in `Classification`."""
+
+    data: Table | TableSplits | str | Path | None
+    train: Table | None
+    dev: Table | None
+    test: Table | None
+    data_dir: str | Path | None
+    splits: Mapping[str, Sequence[str]] | None
+    dev_fraction: float
+    train_examples: int | None
+    dev_examples: int | None
+    hub_id: str | None
+    builtin: bool
+
+
+def column_names(names: Columns) -> tuple[str, ...]:
+    """The names of one column or of several."""
+    return (str(names),) if isinstance(names, str | int) else tuple(map(str, names))
+
+
+def table_source(
     *,
     name: str,
-    text: Columns,
-    label: Columns,
+    text: tuple[str, ...],
+    label: tuple[str, ...],
     data: Table | TableSplits | str | Path | None = None,
     train: Table | None = None,
     dev: Table | None = None,
@@ -49,10 +70,48 @@ def labelled_text(
     dev_fraction: float = 0.1,
     train_examples: int | None = None,
     dev_examples: int | None = None,
-    label_names: tuple[str, ...] | None = None,
-    regression: bool = False,
     hub_id: str | None = None,
     builtin: bool = False,
+    further: tuple[str, ...] = (),
+    suffixes: tuple[str, ...] = readers.SUFFIXES,
+    read_file: Callable[[Path, Collection[str]], readers.Table] = readers.read_file,
+) -> TableSource:
+    """The source of the tables with these columns.
+
+    Args:
+        further: columns that are read if they are there.
+        suffixes: of the files that `read_file` reads.
+
+    Raises:
+        UserError: for data of a type that cannot be read.
+    """
+    if isinstance(data, str | Path):
+        data_dir, data = data, None
+    return TableSource(
+        name=name,
+        wanted=(*text, *label, *further),
+        tables=in_memory.tables(data, {"train": train, "dev": dev, "test": test}, text=text, label=label[0]),
+        data_dir=None if data_dir is None else str(data_dir),
+        # The usual names of a split, and in their place those of `splits`.
+        stems={**STEMS, **{split: tuple(names) for split, names in (splits or {}).items()}},
+        dev_fraction=dev_fraction,
+        train_examples=train_examples,
+        dev_examples=dev_examples,
+        hub_id=hub_id,
+        builtin=builtin,
+        suffixes=suffixes,
+        read_file=read_file,
+    )
+
+
+def labelled_text(
+    *,
+    name: str,
+    text: Columns,
+    label: Columns,
+    label_names: tuple[str, ...] | None = None,
+    regression: bool = False,
+    **options: Unpack[DataOptions],
 ) -> LabelledText:
     """The source of a task's rows.
 
@@ -60,33 +119,11 @@ def labelled_text(
         OptionError: for more than two columns of text.
         UserError: for data of a type that cannot be read.
     """
-    columns, labels = (
-        (str(names),) if isinstance(names, str | int) else tuple(map(str, names)) for names in (text, label)
-    )
+    columns, labels = column_names(text), column_names(label)
     if not 1 <= len(columns) <= 2:
         raise OptionError("text", show_value(columns), "one column or the two of a pair")
-    if isinstance(data, str | Path):
-        data_dir, data = data, None
-    return LabelledText(
-        name=name,
-        text=columns,
-        label=labels,
-        tables=in_memory.tables(data, {"train": train, "dev": dev, "test": test}, text=columns, label=labels[0]),
-        data_dir=None if data_dir is None else str(data_dir),
-        stems=split_stems(splits),
-        dev_fraction=dev_fraction,
-        train_examples=train_examples,
-        dev_examples=dev_examples,
-        label_names=label_names,
-        regression=regression,
-        hub_id=hub_id,
-        builtin=builtin,
-    )
-
-
-def split_stems(splits: Mapping[str, Sequence[str]] | None) -> dict[str, tuple[str, ...]]:
-    """Returns the possible names of each split: the usual ones, and in their place those of `splits`."""
-    return {**STEMS, **{split: tuple(names) for split, names in (splits or {}).items()}}
+    source = table_source(name=name, text=columns, label=labels, **options)
+    return LabelledText(source=source, text=columns, label=labels, label_names=label_names, regression=regression)
 
 
 def unlabelled_text(source: Unlabelled | None, labelled: LabelledText) -> UnlabelledText | None:
@@ -94,17 +131,16 @@ def unlabelled_text(source: Unlabelled | None, labelled: LabelledText) -> Unlabe
     return None if source is None else UnlabelledText(source, text=labelled.text, label=labelled.label)
 
 
-class Labelled(Protocol):
-    """A source of labelled rows."""
+class UnlabelledRows(Protocol):
+    """A source of rows without labels."""
 
-    def read(self, cache_dir: Path) -> LabelledData:
-        """Reads every split."""
+    def add_to(self, data: LabelledData) -> LabelledData:
+        """Returns the data with the rows that are in none of its splits as its pool."""
         ...
 
 
-def read_rows(labelled: Labelled, unlabelled: UnlabelledText | None, share: float, cache_dir: Path) -> LabelledData:
-    """Reads the splits, and the texts without labels if there are any, with their share of every step."""
-    data = labelled.read(cache_dir)
+def add_unlabelled(data: LabelledData, unlabelled: UnlabelledRows | None, share: float) -> LabelledData:
+    """Adds the rows without labels if there are any, with their share of every step."""
     data = replace(data, pool=replace(data.pool, share=share))
     return data if unlabelled is None else unlabelled.add_to(data)
 
@@ -117,7 +153,7 @@ def encode_rows(
     *,
     no_label: float = IGNORED,
 ) -> "dict[str, Examples]":
-    """Tokenizes `train`, mixed with the pool if there is one, and the splits that are scored, dev first.
+    """Tokenizes every split as `encode_splits`, each example as one text or a pair of texts.
 
     The texts of the pool have the label `no_label`.
     """
@@ -129,17 +165,19 @@ def encode_rows(
         return TokenizedExamples(tokens, tokenizer, per_example={"labels": split.labels})
 
     dtype = splits.splits["train"].labels.dtype
-    return encode_splits(splits, encode, lambda pool: pool.split(no_label, dtype))
+    return encode_splits(
+        splits, encode, lambda pool: replace(pool, labels=np.full(len(pool), no_label, dtype=dtype))
+    )  # fmt: skip
 
 
 def encode_splits(
-    splits: LabelledData, encode: "Callable[[str, Any], TokenizedExamples]", unlabelled: Callable[[Pool], object]
+    splits: LabelledData, encode: "Callable[[str, Any], TokenizedExamples]", unlabelled: Callable[[Any], object]
 ) -> "dict[str, Examples]":
     """Tokenizes `train`, mixed with the pool if there is one, and the splits that are scored, dev first.
 
     Args:
         encode: tokenizes a split, which has a name for messages.
-        unlabelled: returns the texts of the pool, in a random order, as a split.
+        unlabelled: returns the rows of the pool as a split without labels.
     """
     from distill.data.mixing import MixedExamples
 
@@ -151,13 +189,17 @@ def encode_splits(
     return {"train": MixedExamples(train, mixed, share=pool.share, record=pool.record()), **scored}
 
 
-def select_examples(batch: Batch, likelihood: Likelihood, class_weights: Sequence[float] | None = None) -> Items:
-    """The items of a batch whose items are its examples."""
+def select_examples(
+    batch: Batch, likelihood: Likelihood, class_weights: Sequence[float] | None = None, valid: "Tensor | None" = None
+) -> Items:
+    """The items of a batch whose items are its examples; `valid [B, C]` are the classes that each can have."""
     labels = batch["labels"]
     labelled = ~labels.isnan() if likelihood == "gaussian" else labels != IGNORED
     row = torch.arange(len(labels), device=labels.device)
     weights = item_weights(class_weights, labels)
-    return Items(batch=batch, row=row, labels=labels, labelled=labelled, likelihood=likelihood, weights=weights)
+    return Items(
+        batch=batch, row=row, labels=labels, labelled=labelled, likelihood=likelihood, weights=weights, valid=valid
+    )
 
 
 def run_whole_model(model: "PreTrainedModel", batch: Batch, needs: frozenset[str]) -> "FullPass":

@@ -17,9 +17,8 @@ from pydantic import Field
 
 from distill.console import print_notice
 from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores
-from distill.data import in_memory, tagged
+from distill.data import tagged
 from distill.data.in_memory import Table, TableSplits
-from distill.data.sources import TableSource
 from distill.data.tables import LabelledData
 from distill.data.tagged import TaggedSplit, TaggedText
 from distill.data.unlabelled import Unlabelled, UnlabelledText
@@ -83,8 +82,9 @@ class TokenClassification:
     decoder: str | None = "tags"
     fine_tunes_teacher = True
     can_abstain = False
+    choices: int | None = None
     compares_with_teacher = False
-    takes_unlabelled = True
+    can_augment = True
     pair = False
     builtin = False
 
@@ -116,18 +116,12 @@ class TokenClassification:
             raise OptionError("tags", show_value(tags), "another column than that of task.tokens")
         if labels is not None and (len(set(labels)) < len(labels) or tagged.OUTSIDE not in labels):
             raise OptionError("labels", show_value(labels), "the names of at least two tags, each once, one of them O")
-        if isinstance(data, str | Path):
-            data_dir, data = data, None
-        source = TableSource(
-            name=name, wanted=(tokens, tags), hub_id=hub_id, stems=rows.split_stems(splits),
-            tables=in_memory.tables(data, {"train": train, "dev": dev, "test": test}, text=(tokens,), label=tags),
-            data_dir=None if data_dir is None else str(data_dir), suffixes=tagged.SUFFIXES,
-            read_file=tagged.file_reader(tokens, tags, column),
+        source = rows.table_source(
+            name=name, text=(tokens,), label=(tags,), data=data, train=train, dev=dev, test=test, data_dir=data_dir,
+            dev_fraction=dev_fraction, splits=splits, hub_id=hub_id, train_examples=train_examples,
+            dev_examples=dev_examples, suffixes=tagged.SUFFIXES, read_file=tagged.file_reader(tokens, tags, column),
         )  # fmt: skip
-        self.rows = TaggedText(
-            source, tokens, tags, label_names=None if labels is None else tuple(labels), dev_fraction=dev_fraction,
-            train_examples=train_examples, dev_examples=dev_examples,
-        )  # fmt: skip
+        self.rows = TaggedText(source, tokens, tags, label_names=None if labels is None else tuple(labels))
         self.unlabelled = None if unlabelled is None else UnlabelledText(
             unlabelled, (tokens,), (tags,), option="task.tokens={}", split_words=_split_text
         )  # fmt: skip
@@ -148,7 +142,7 @@ class TokenClassification:
         Raises:
             UserError: for data that is missing or unusable, and for class weights that do not fit the tags.
         """
-        data = rows.read_rows(self.rows, self.unlabelled, self.unlabelled_share, cache_dir)
+        data = rows.add_unlabelled(self.rows.read(cache_dir), self.unlabelled, self.unlabelled_share)
         self.labels = data.labels
         self._reported.clear()
         if self.class_weights is None:

@@ -24,6 +24,7 @@ from torch import Tensor
 from distill.contracts import Batch, Items, Outputs
 from distill.errors import UserError
 from distill.files import atomic_file, make_directory
+from distill.losses.term import scatter_logits
 from distill.options import check_arguments
 from distill.teaching.top_k import TopKOutputs, bytes_per_item, top_k_mass
 
@@ -292,20 +293,25 @@ class CachedOutputs:
     ) -> tuple[Tensor, ...]:
         """Returns the hidden states of the examples `ids` in the shards `numbers`, both `[B]`.
 
-        The tuple has one entry for the embeddings and one for each layer: `[B, L, H]`, 0 for padding, and None for a
-        layer that is not cached.
+        The tuple has one entry for the embeddings and one for each layer: `[S, L, H]`, 0 for padding, and None for a
+        layer that is not cached. S is B, or more if examples have several sequences.
         """
         device, mask = attention_mask.device, attention_mask.bool().cpu()
-        starts = mask.int().argmax(dim=1).tolist()  # Padding may be on either side.
+        # Padding may be on either side.
+        sequences = iter(enumerate(zip(mask.int().argmax(dim=1).tolist(), mask.sum(dim=1).tolist(), strict=True)))
         # A GPU receives half of the bytes, and the copy for a CPU is in float32 at once.
         dtype = torch.float32 if device.type == "cpu" else torch.float16
         states = torch.zeros(len(hidden.layers), *mask.shape, hidden.width, dtype=dtype)
-        for row, (example, number, start) in enumerate(zip(ids, numbers, starts, strict=True)):
-            first, length = self._firsts[number], int(self.lengths[example])
-            begin = self._ends[example] - length - (self._ends[first] - self.lengths[first])
-            tokens = self._shard(number).tensors["hidden"][begin : begin + length]
-            target = states[:, row, start : start + length]
-            target.copy_(tokens.view(length, len(hidden.layers), hidden.width).transpose(0, 1))
+        for example, number in zip(ids, numbers, strict=True):
+            first = self._firsts[number]
+            end = self._ends[example] - (self._ends[first] - self.lengths[first])
+            begin = end - self.lengths[example]
+            while begin < end:
+                row, (start, length) = next(sequences)
+                tokens = self._shard(number).tensors["hidden"][begin : begin + length]
+                target = states[:, row, start : start + length]
+                target.copy_(tokens.view(length, len(hidden.layers), hidden.width).transpose(0, 1))
+                begin += length
         by_layer = dict(zip(hidden.layers, states.to(device).float(), strict=True))
         # No term reads a layer that its `teacher_layers` does not name.
         return cast(tuple[Tensor, ...], tuple(by_layer.get(layer) for layer in range(hidden.depth + 1)))
@@ -384,14 +390,14 @@ def pack_logits(logits: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
 
 
 def unpack_logits(logits: Tensor, widths: Tensor, valid: Tensor | None) -> Tensor:
-    """Returns the logits `[n, C]` of `pack_logits`, with the smallest number at the classes that are not valid.
+    """Returns the logits `[n, C]` of `pack_logits`, as `scatter_logits` does.
 
     Raises:
         ValueError: if the items have other numbers of valid classes than those that were stored.
     """
     if valid is None or not torch.equal(valid.sum(dim=-1), widths):
         raise ValueError(f"the cached logits are of {len(widths)} items with other valid classes than the batch has")
-    return logits.new_full(valid.shape, torch.finfo(logits.dtype).min).masked_scatter(valid, logits)
+    return scatter_logits(logits, valid)
 
 
 def split_items(columns: Mapping[str, Tensor], counts: Tensor) -> dict[str, tuple[Tensor, ...]]:

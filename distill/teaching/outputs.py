@@ -119,7 +119,7 @@ def check_size(
         return
     hidden = hidden_layers(objective, student=student, teacher=teacher)
     if hidden is None or not cache.is_optional:
-        lengths = examples.lengths[: seen_examples(examples, epochs)]
+        lengths = examples.tokens[: seen_examples(examples, epochs)]
         cache.check_size(
             lengths, logit_bytes=_logit_bytes(cache, task, examples, teacher, len(lengths)),
             hidden=hidden,
@@ -170,7 +170,7 @@ def outputs_for_training(
         return None, "a stream shows a text once only"
     hidden = hidden_layers(objective, student=student, teacher=teacher.model)
     reason = _obstacle(
-        cache, objective, task, hidden_gb=cache.size_gb(examples.lengths, logit_bytes=0, hidden=hidden),
+        cache, objective, task, hidden_gb=cache.size_gb(examples.tokens, logit_bytes=0, hidden=hidden),
         unnamed_layers=objective.needing_unnamed_layers(
             student.config.num_hidden_layers, teacher.model.config.num_hidden_layers
         ),
@@ -245,7 +245,7 @@ def _open(computation: Computation, examples: Examples, hidden: HiddenLayers | N
     visits = examples.visits or 1
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
     outputs = cache.open(
-        computation.directory / key, np.tile(examples.lengths, visits), hidden=hidden, top_k=task.over_vocabulary
+        computation.directory / key, np.tile(examples.tokens, visits), hidden=hidden, top_k=task.over_vocabulary
     )
     for path in outputs.damaged:
         print_notice(f"{path} is damaged: the teacher computes it again")
@@ -338,19 +338,19 @@ def _compute(
     hidden: HiddenLayers | None,
     done: Callable[[int], None],
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Computes the arguments of `CachedOutputs.add` for the examples from `first` on, which have these lengths.
+    """Computes the arguments of `CachedOutputs.add` for the examples from `first` on, which have these tokens.
 
     Returns the columns, and the float16 hidden states `[tokens, H]`, of several layers `[tokens, layers, H]`, or None.
     """
-    needs = frozenset({"hidden_states"}) if hidden else frozenset[str]()
+    needs = frozenset({"hidden_states"} if hidden else ())
     width, layers = (hidden.width, hidden.layers) if hidden else (0, ())
     starts = lengths.cumsum() - lengths
     # Copied into one array, because views would keep the outputs of all batches in memory.
     states = torch.empty(int(lengths.sum()), len(layers), width, dtype=torch.float16)
-    per_example: list[dict[str, Tensor]] = [{} for _ in lengths]
-    counts = torch.zeros(len(lengths), dtype=torch.long)
+    per_example, counts = [dict[str, Tensor]() for _ in lengths], torch.zeros(len(lengths), dtype=torch.long)
     profile = torch.zeros(teacher.config.vocab_size if task.over_vocabulary else 0, device=teacher.device)
-    for micro_batch in scoring_steps(lengths, scored_tokens(teacher.device)):
+    padded = examples.lengths[np.arange(first, first + len(lengths)) % len(examples)]
+    for micro_batch in scoring_steps(padded, scored_tokens(teacher.device)):
         batch = to_device(examples[[first + index for index in micro_batch]], teacher.device)
         items = task.select(batch)
         outputs = task.run(teacher, batch, items, needs)
@@ -367,7 +367,8 @@ def _compute(
         for row, index in enumerate(micro_batch):
             per_example[index] = {name: values[row] for name, values in split.items()}
         if hidden:
-            for index, tokens in zip(micro_batch, _token_states(outputs, batch, hidden), strict=True):
+            by_example = _token_states(outputs, batch, hidden).split(lengths[micro_batch].tolist())
+            for index, tokens in zip(micro_batch, by_example, strict=True):
                 states[starts[index] : starts[index] + lengths[index]] = tokens
         done(len(micro_batch))
     result = {name: torch.cat([columns[name] for columns in per_example]) for name in per_example[0]}
@@ -378,12 +379,11 @@ def _compute(
     return result, states.squeeze(1) if hidden else None
 
 
-def _token_states(outputs: ItemOutputs, batch: Batch, hidden: HiddenLayers) -> Iterator[Tensor]:
-    """Returns the hidden states of each example without padding, `[tokens, layers, H]` (float16) on the CPU."""
+def _token_states(outputs: ItemOutputs, batch: Batch, hidden: HiddenLayers) -> Tensor:
+    """Returns the hidden states of all tokens except padding, `[tokens, layers, H]` (float16) on the CPU."""
     hidden_states = outputs.whole().hidden_states
     assert hidden_states is not None
     # Counted from the end, because the last one is that of the last layer in every family.
     chosen = [hidden_states[layer - hidden.depth - 1].half() for layer in hidden.layers]
-    mask = batch["attention_mask"].bool().cpu()
-    by_row = torch.stack(chosen, dim=2).cpu()  # [B, L, layers, H]
-    return (states[is_token] for states, is_token in zip(by_row, mask, strict=True))
+    mask = batch["attention_mask"].bool()
+    return torch.stack([states[mask] for states in chosen], dim=1).cpu()

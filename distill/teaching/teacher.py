@@ -261,8 +261,7 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
 def load_start(source: TeacherSource, task: Task, splits: Splits) -> Start:
     """Loads the teacher before any training. A new head is initialized from a fixed seed."""
     torch.manual_seed(0 if source.finetune is None else source.finetune.seed)
-    labels = None if task.over_vocabulary else splits.labels
-    start = source.weights.load(task.auto_class, labels, splits.texts())
+    start = source.weights.load(task.auto_class, splits.labels or None, splits.texts())
     adopt_special_tokens(start.model, start.tokenizer)
     return start
 

@@ -112,6 +112,7 @@ class Sequences(Dataset[Batch]):
 
     truncated = 0
     classes_per_item = None
+    sequences = 1
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class Sequences(Dataset[Batch]):
     ) -> None:
         chosen = slice(None) if rows is None else rows
         self.visits, self.first = visits, first
-        self.lengths = np.diff(tokens.offsets)[chosen]
+        self.lengths = self.tokens = np.diff(tokens.offsets)[chosen]
         self.longest = int(self.lengths.max())
         self.items_per_example = float(self.lengths.mean()) * settings.mask.probability
         chosen_rows = None if rows is None else rows.tolist()

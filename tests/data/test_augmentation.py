@@ -135,8 +135,8 @@ def test_new_copies_join_the_pool_and_the_others_are_counted(tmp_path: Path) -> 
     augmented = augment(data(unlabelled=["a #", "own"]), tang, mask_token="#", cache_dir=tmp_path, device="cpu")
     pool = augmented.pool
     # `# b` is in dev and `a #` in the pool. `# #` is made of both rows.
-    assert pool.texts[:2] == ["a #", "own"]
-    assert sorted(pool.texts[2:]) == ["# #", "# d", "c #"]
+    assert pool.rows.texts[:2] == ["a #", "own"]
+    assert sorted(pool.rows.texts[2:]) == ["# #", "# d", "c #"]
     record = pool.record()
     assert record["examples"] == 5
     made = record["augmentation"]

@@ -255,8 +255,8 @@ def test_unlabelled_sentences_are_texts_or_lists_of_words(tmp_path: Path) -> Non
     (tmp_path / "more.txt").write_text("Fly to Oslo, please.\n\n  new   york\n")
     write_parquet(tmp_path / "more.parquet", datasets.Dataset.from_dict({"tokens": [["U.S.", "visit"]]}))
     data: dict[str, Any] = {"train": (WORDS, TAGS), "dev": DEV}
-    assert read(**data, unlabelled=tmp_path).pool.texts == ["U.S. visit", "Fly to Oslo , please .", "new york"]
+    assert read(**data, unlabelled=tmp_path).pool.rows.texts == ["U.S. visit", "Fly to Oslo , please .", "new york"]
     for unlabelled in (["fly on", "now"], [["fly", "on"], ["now"]], pandas.DataFrame({"text": ["fly on"]})):
-        assert read(**data, unlabelled=unlabelled).pool.texts == ["fly on"]  # The other one is a sentence of dev.
+        assert read(**data, unlabelled=unlabelled).pool.rows.texts == ["fly on"]  # The other one is a sentence of dev.
     pool = read(**data, unlabelled=[["fly", "on"], ["Now"], [], ["fly", "on"]]).pool
     assert pool.removed == {"empty": 1, "dev": 1, "train": 0, "doubled": 1}

@@ -76,8 +76,8 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("source", SOURCES)
 def test_new_texts_are_read_from_every_source(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = read(SOURCES[source](tmp_path))
-    assert data.pool.texts == ["new one", "new two"]
-    assert data.pool.pairs is None
+    assert data.pool.rows.texts == ["new one", "new two"]
+    assert data.pool.rows.pairs is None
     assert data.pool.removed == REMOVED
     out = " ".join(capsys.readouterr().out.split())
     assert "2 texts for the teacher to label; removed: 1 empty, 1 in dev, 1 in test, 1 in train, 1 doubled" in out
@@ -92,12 +92,12 @@ def test_the_digest_of_a_fine_tuned_teacher_does_not_depend_on_unlabelled_text()
 def test_pairs_are_compared_as_pairs() -> None:
     given = [("E", " f"), ("e", "h"), ("f", "e"), ("", "x"), ("", " ")]
     data = read(given, text=["one", "two"], **{"test": None}, **PAIRS)
-    assert (data.pool.texts, data.pool.pairs) == (["e", "f", ""], ["h", "e", "x"])
+    assert (data.pool.rows.texts, data.pool.rows.pairs) == (["e", "f", ""], ["h", "e", "x"])
     assert data.pool.removed == {"empty": 1, "dev": 1, "train": 0, "doubled": 0}
 
 
 def test_a_table_of_one_text_may_call_its_column_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert read({"text": ["new"], "other": ["x"]}).pool.texts == ["new"]
+    assert read({"text": ["new"], "other": ["x"]}).pool.rows.texts == ["new"]
     assert "has no column review: its column text is read" in capsys.readouterr().out
 
 
@@ -107,7 +107,14 @@ def test_the_order_of_the_pool_is_random_and_the_same_in_every_run() -> None:
     assert pool.texts != texts
     assert sorted(pool.texts) == sorted(texts)
     assert pool.texts == read(texts).pool.shuffled().texts
-    assert (pool.split(IGNORED, np.dtype("int64")).labels == IGNORED).all()
+
+
+def test_classes_of_unlabelled_texts_are_missing(tokenizer: Any) -> None:
+    task = Classification(text="text", train=(["a", "b"], [0, 1]), dev=(["c", "d"], [0, 1]), unlabelled=["e", "f"])
+    train = task.encode(task.read(Path("unused")), tokenizer, None)["train"]
+    items = task.select(train[[3, 0, 2, 1]])
+    assert items.labelled.tolist() == [False, True, False, True]
+    assert items.labels.tolist() == [IGNORED, 0, IGNORED, 1]
 
 
 def test_numbers_of_unlabelled_texts_are_missing(tokenizer: Any) -> None:

@@ -1,5 +1,6 @@
 """A toy bundle whose logits can be worked out by hand."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,32 @@ def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, *, for
     write_json(directory / "bundle.json", content)
 
 
+def write_choice_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
+    """Writes a bundle in which the logit of a choice is its number of tokens, with those of its question."""
+    write_toy_bundle(
+        directory, tokenizer, kind="multiple_choice", answer="choices", decoder="choices", labels=[], pair=True,
+        max_length=24, **changes,
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+            helper.make_node("ReduceSum", ["mask", "axis"], ["logits"], keepdims=0),
+            helper.make_node("Identity", ["input_ids"], ["unused"]),
+        ],
+        "toy",
+        [
+            helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "choices", "length"])
+            for name in ("input_ids", "attention_mask")
+        ],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "choices"])],
+        [helper.make_tensor("axis", TensorProto.INT64, [1], [2])],
+    )
+    _save(graph, directory / "model.onnx")
+    content = json.loads((directory / "bundle.json").read_text())
+    content["files"]["model.onnx"] = hash_file(directory / "model.onnx")
+    write_json(directory / "bundle.json", content)
+
+
 def add_checksums(directory: Path) -> None:
     """Writes the file of checksums that the bundle of a run has."""
     names = ("bundle.json", "model.onnx", "tokenizer.json")
@@ -75,4 +102,8 @@ def _write_model(path: Path, *, classes: int) -> None:
             helper.make_tensor("four", TensorProto.FLOAT, [1], [4.0]),
         ],
     )
+    _save(graph, path)
+
+
+def _save(graph: onnx.GraphProto, path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), str(path))

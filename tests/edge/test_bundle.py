@@ -63,7 +63,7 @@ def test_softmax_of_large_logits_is_finite() -> None:
         ({"format": 7}, "is of format 7, this version of distill reads 1 to 6: update distill"),
         ({"format": True}, "is of format true, this version"),
         ({"format": "3"}, 'is of format "3", this version'),
-        ({"labels": []}, "labels is [], expected a list of names, each once"),
+        ({"labels": []}, "the decoder classes does not fit 0 labels"),
         ({"labels": ["a", "a"]}, 'labels is ["a", "a"], expected a list of names, each once'),
         ({"labels": ["a", 1]}, 'labels is ["a", 1], expected'),
         ({"labels": ["only"]}, "the decoder classes does not fit 1 labels"),
@@ -112,6 +112,11 @@ def test_softmax_of_large_logits_is_finite() -> None:
         ({"decoder": None, "answer": None}, "decoder is null, expected the name of a decoder"),
         ({"decoder": "tags", "answer": "tags"}, "has logits ['batch', 2], expected 3 axes and 2 classes"),
         ({"decoder": "number", "answer": "number"}, "the decoder number does not fit 2 labels"),
+        ({"decoder": "choices", "answer": "choices"}, "the decoder choices does not fit 2 labels"),
+        (
+            {"decoder": "choices", "answer": "choices", "labels": []},
+            "has input_ids ['batch', 'length'], expected 3 axes for the decoder choices",
+        ),
     ],
 )
 def test_an_invalid_value_of_bundle_json_is_named(bundle: Path, change_to: dict[str, Any], expected: str) -> None:

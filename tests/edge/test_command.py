@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from distill.edge.__main__ import LINES_PER_CHUNK, main
-from tests.edge.conftest import write_toy_bundle
+from tests.edge.conftest import write_choice_bundle, write_toy_bundle
 
 # Python would take UTF-8 for a C locale otherwise.
 ASCII_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -29,6 +29,13 @@ def pairs(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
     (tmp_path / "pairs").mkdir()
     write_toy_bundle(tmp_path / "pairs", tokenizer, pair=True)
     return tmp_path / "pairs"
+
+
+@pytest.fixture
+def choices(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+    (tmp_path / "choices").mkdir()
+    write_choice_bundle(tmp_path / "choices", tokenizer)
+    return tmp_path / "choices"
 
 
 def use_input(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
@@ -118,6 +125,45 @@ def test_a_line_that_is_no_pair_is_named_after_the_answers_before_it(
     assert error == "error: line 3: got 'only one', expected two texts with a tab between them\n"
     assert main([str(pairs), "a\tb\tc"]) == 2
     assert "text 1: got 'a\\tb\\tc', expected two texts with a tab" in capsys.readouterr().err
+
+
+def test_a_question_and_its_choices_are_one_line(
+    choices: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main([str(choices), "which film\ta dull film\ta film", "which\tfilm\ta film\ta dull film"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["a dull film", "a dull film"]
+    assert lines[1].split("\t")[2:] == ["which", "film", "a film", "a dull film"]
+    use_input(monkeypatch, b"which\tfilm\ta film\n\nwhich\ta film\n")
+    assert main([str(choices), "--json"]) == 2
+    out, error = capsys.readouterr()
+    first, blank = map(json.loads, out.splitlines())
+    assert first.keys() == {"text", "choice", "index", "probability", "probabilities"}
+    assert (first["choice"], first["index"], len(first["probabilities"])) == ("a film", 1, 2)
+    assert set(blank.values()) == {"", None}
+    assert error == (
+        "error: line 3: got 'which\\ta film', expected a question and at least two choices with tabs between them\n"
+    )
+
+
+def test_records_are_read_as_json_lines(
+    choices: Path, pairs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = {"question": "which", "choices": ["film", "a\tfilm"], "context": "a dull film", "label": 3}
+    line = json.dumps(record)
+    assert main([str(choices), line, "--jsonl"]) == 0
+    prediction = json.loads(capsys.readouterr().out)
+    assert prediction.keys() == {"choice", "index", "probability", "probabilities"}
+    assert (prediction["choice"], prediction["index"], len(prediction["probabilities"])) == ("a\tfilm", 1, 2)
+    use_input(monkeypatch, f"{line}\n\n{{}}\n".encode())
+    assert main([str(choices), "--jsonl"]) == 2
+    out, error = capsys.readouterr()
+    assert [json.loads(row)["choice"] for row in out.splitlines()] == ["a\tfilm", None]
+    assert error == 'error: line 3: got {}, expected {"question": ..., "choices": [...]}\n'
+    assert main([str(pairs), '["a film", "film"]', "--jsonl"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == {"label", "probability", "probabilities"}
+    assert main([str(pairs), "a film", "--jsonl"]) == 2
+    assert "error: text 1: got 'a film', expected JSON: Expecting value" in capsys.readouterr().err
 
 
 def test_labels_with_tabs_and_line_breaks_stay_on_their_line(

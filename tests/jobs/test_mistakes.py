@@ -122,6 +122,11 @@ def _blocking_file(user_files: UserFiles) -> Path:
     return user_files.root / "file"
 
 
+def _text_file(user_files: UserFiles) -> Path:
+    (user_files.root / "plain.txt").write_text("a text")
+    return user_files.root / "plain.txt"
+
+
 def _empty_file(user_files: UserFiles) -> Path:
     (user_files.root / "empty.txt").write_bytes(b"")
     return user_files.root / "empty.txt"
@@ -168,6 +173,25 @@ def _questions(user_files: UserFiles, **changes: Any) -> list[str]:
     for split, rows in (("train", [changed, row] if "context" in changed else [changed]), ("dev", [row])):
         (directory / f"{split}.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
     return ["task=squad", f"task.data_dir={directory}", "task.doc_stride=8"]
+
+
+def _choices(
+    *options: str, answers: tuple[object, ...] = (0, 1), **changes: object
+) -> Callable[[UserFiles], list[str]]:
+    """Replaces the data by questions with two choices, of which the last one is changed."""
+
+    def write(user_files: UserFiles) -> list[str]:
+        rows: list[dict[str, object]] = [
+            {"question": "which", "choices": ["one", "two"], "answer": answer} for answer in answers * 4
+        ]
+        rows[-1] = rows[-1] | changes
+        for split in ("train", "dev"):
+            (user_files.data / f"{split}.tsv").unlink()
+            lines = "\n".join(map(json.dumps, rows))
+            (user_files.data / f"{split}.jsonl").write_text(lines)
+        return ["task=multiple_choice", *options]
+
+    return write
 
 
 REGRESSION = ("task=regression", "task.text=[sentence]")
@@ -622,7 +646,7 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     ),
     "copies of raw text": (
         _options("task=mlm", "objective=language_model", "augment=tang"),
-        "augment=tang is for tasks with labelled rows, and task mlm is masked_lm: leave it out",
+        "augment=tang is for tasks with labelled texts, and task mlm is masked_lm: leave it out",
     ),
     "copies in a language without a tagger": (
         _options("augment=tang", "augment.language=de"),
@@ -647,6 +671,32 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     "unlabelled text for a fine-tuning": (
         _options("job=finetune", "task.unlabelled=nowhere.txt", "task=sst2"),
         "task.unlabelled=nowhere.txt would change nothing in job=finetune task=sst2: leave it out",
+    ),
+    "a question without choices": (
+        _choices(choices=[]),
+        "train.jsonl, example 8: column choices is [], no choices, expected at least two",
+    ),
+    "a question with one choice": (_choices(choices=["one"]), "example 8: column choices is ['one'], one choice, expe"),
+    "an answer outside of the choices": (
+        _choices(answer=2),
+        "train.jsonl, example 8: answer 2 is none of its 2 choices, expected an index from 0 to 1",
+    ),
+    "an empty choice": (_choices(choices=["one", ""]), "example 8: column choices: choice 2 is '', expected text"),
+    "a missing column of choices": (
+        _choices("task.choices=[a,b]"),
+        "train.jsonl has no column a, b: it has question, choices, answer; name yours with task.question=..., ",
+    ),
+    "a teacher of another kind": (
+        lambda p: [*_choices("teacher.finetune=false")(p), f"teacher.path={p.classifier(1)}"],
+        "does not fit task multiple_choice: its head is that of a BertForSequenceClassification",
+    ),
+    "copies of questions": (
+        _choices("augment=tang"),
+        "augment=tang is for tasks with labelled texts, and task multiple_choice is multiple_choice: leave it out",
+    ),
+    "unlabelled text for questions": (
+        lambda p: [*_choices()(p), f"task.unlabelled={_text_file(p)}"],
+        "has questions with choices: give a table with the columns question and choices as task.unlabelled",
     ),
     "a negative weight decay": (
         _options("trainer.weight_decay=-1"),

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertForMultipleChoice,
     BertForPreTraining,
     BertForSequenceClassification,
     BertForTokenClassification,
@@ -19,7 +20,7 @@ from transformers import (
 )
 
 from distill.contracts import IGNORED, Items, Scores, Task
-from distill.tasks import Classification, MaskedLM, Regression, TokenClassification
+from distill.tasks import Classification, MaskedLM, MultipleChoice, Regression, TokenClassification
 from distill.training.evaluate import evaluate
 
 VOCABULARY = 60
@@ -56,6 +57,7 @@ CASES = {
     "pair": Case(Classification(text=["one", "two"]), classifier(2), 2),
     "regression": Case(Regression(text="text"), classifier(1), 1),
     "tags": Case(tagging(), lambda: BertForTokenClassification(BertConfig(**SMALL, num_labels=3)), 3, of_tokens=True),
+    "choices": Case(MultipleChoice(train={"question": []}), lambda: BertForMultipleChoice(BertConfig(**SMALL)), 4),
     "masked_lm": Case(MaskedLM(), lambda: BertForMaskedLM(BertConfig(**SMALL)), VOCABULARY, of_tokens=True),
     "segments": Case(
         MaskedLM(packing="segment_pair", pair="nsp"),
@@ -68,9 +70,14 @@ every_task = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 
 def batch_of(case: Case, *, first: int = 0, padding: int = 0) -> dict[str, Tensor]:
-    """Returns three examples of at most seven tokens, the second one shorter, with `padding` more columns."""
+    """Returns three examples of at most seven tokens, the second one shorter, with `padding` more columns.
+
+    Of choices the examples have four, two and three, and so many sequences.
+    """
     random = torch.Generator().manual_seed(first)
-    ids = torch.randint(5, VOCABULARY, (3, 7), generator=random)
+    valid = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
+    takes_choices = case.task.auto_class == "AutoModelForMultipleChoice"
+    ids = torch.randint(5, VOCABULARY, (int(valid.sum()) if takes_choices else 3, 7), generator=random)
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
     if case.of_tokens:
@@ -79,11 +86,13 @@ def batch_of(case: Case, *, first: int = 0, padding: int = 0) -> dict[str, Tenso
     elif case.task.likelihood == "gaussian":
         labels = torch.tensor([0.5, -100.0, 2.0])  # As a number, -100 is an ordinary label.
     else:
-        labels = torch.tensor([0, 1, case.classes - 1])
+        labels = torch.tensor([0, 1, 2 if takes_choices else case.classes - 1])
     batch = {
         "input_ids": F.pad(ids, (0, padding)), "attention_mask": F.pad(mask, (0, padding)), "labels": labels,
         "example_id": torch.tensor([first + 2, first, first + 1]),
     }  # fmt: skip
+    if takes_choices:
+        batch["valid"] = valid
     if case.task.pair:
         batch["token_type_ids"] = (batch["attention_mask"].cumsum(dim=-1) > 3).long() * batch["attention_mask"]
     if case.task.pair and case.task.over_vocabulary:
@@ -147,7 +156,7 @@ def test_outputs_have_a_row_for_each_item(case: Case, every_token: bool) -> None
     whole = outputs.whole()
     assert whole.logits is None
     assert whole.hidden_states is not None
-    assert [states.shape for states in whole.hidden_states] == [(3, 7, 32)] * 3
+    assert [states.shape for states in whole.hidden_states] == [(*batch["input_ids"].shape, 32)] * 3
     assert (whole.segment_logits is not None) == ("pair_labels" in batch)
 
 

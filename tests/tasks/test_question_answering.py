@@ -27,7 +27,8 @@ from distill.data import batching
 from distill.data.mixing import MixedExamples
 from distill.edge import spans
 from distill.edge.__main__ import main
-from distill.edge.spans import MASKED, NO_ANSWER, NO_CLASS
+from distill.edge.classes import MASKED
+from distill.edge.spans import NO_ANSWER, NO_CLASS
 from distill.errors import OptionError, UserError
 from distill.export.settings import ExportSettings
 from distill.losses.term import EncoderSize

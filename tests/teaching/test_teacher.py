@@ -369,7 +369,7 @@ def test_a_fine_tuned_teacher_with_code_of_its_own_is_loaded_again(
     monkeypatch.setattr(sys, "path", list(sys.path))
     weights = Pretrained(name="foreign", path=str(foreign_dir), trust_remote_code=True)
     source = teaching.TeacherSource(weights=weights, finetune=replace(SETTINGS, max_epochs=None, max_steps=1))
-    short = Classification(name="toy", text=["sentence"], max_length=64, data_dir=task.rows.data_dir)
+    short = Classification(name="toy", text=["sentence"], max_length=64, data_dir=task.rows.source.data_dir)
     preparation = teaching.Preparation(
         task=short, splits=short.read(tmp_path), cache_dir=tmp_path, run_directory=tmp_path / "run",
         device=torch.device("cpu"),

@@ -1,0 +1,370 @@
+"""Reads questions with choices from the tables of a task."""
+
+import hashlib
+import json
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, repeat
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from distill.console import print_notice
+from distill.data.labels import is_without_label
+from distill.data.readers import Table
+from distill.data.sources import TableSource, check_columns, missing_columns
+from distill.data.tables import (
+    LabelledData,
+    get_labels,
+    is_labelled,
+    leave_out_unlabelled,
+    read_text_column,
+    report_shared_texts,
+)
+from distill.data.unlabelled import Unlabelled, UnlabelledTables, fill_pool
+from distill.errors import UserError
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+ADVICE = "name yours with task.question=..., task.choices=... and task.answer=..."
+
+
+@dataclass(frozen=True)
+class ChoiceSplit:
+    """Raw examples: questions with at least two choices each, and the indices of the right ones `[N]`.
+
+    `contexts` are the texts that the questions are about, None for data without them.
+    """
+
+    questions: list[str]
+    choices: list[list[str]]
+    labels: np.ndarray
+    contexts: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of each example, one after another."""
+        contexts = self.contexts or [""] * len(self)
+        every = zip(contexts, self.questions, self.choices, strict=True)
+        return [" ".join(filter(None, [context, question, *choices])) for context, question, choices in every]
+
+    def all_texts(self) -> Iterator[str]:
+        """Yields every text of the examples, by itself and behind another one."""
+        yield from self.contexts or ()
+        yield from self.questions
+        yield from chain.from_iterable(self.choices)
+        yield from self.texts
+
+    def columns(self) -> dict[str, list[str] | list[list[str]]]:
+        """Returns the texts as columns of predictions.parquet."""
+        context = {} if self.contexts is None else {"context": self.contexts}
+        return {"question": self.questions, **context, "choices": self.choices}
+
+    def records(self) -> list[dict[str, str | list[str]]]:
+        """Returns the examples in the form that a bundle reads."""
+        records: list[dict[str, str | list[str]]] = [
+            {"question": question, "choices": choices}
+            for question, choices in zip(self.questions, self.choices, strict=True)
+        ]
+        for record, context in zip(records, self.contexts or (), strict=False):
+            record["context"] = context
+        return records
+
+    def compared_texts(self) -> Iterator[tuple[str, ...]]:
+        """Yields the question, the choices and the context of each example."""
+        for question, choices, context in zip(self.questions, self.choices, self.contexts or repeat(""), strict=False):
+            yield (question, *choices, context)
+
+    def select(self, rows: np.ndarray) -> "ChoiceSplit":
+        """Returns these examples."""
+        return ChoiceSplit(
+            [self.questions[row] for row in rows], [self.choices[row] for row in rows], self.labels[rows],
+            None if self.contexts is None else [self.contexts[row] for row in rows],
+        )  # fmt: skip
+
+    def __add__(self, other: "ChoiceSplit") -> "ChoiceSplit":
+        contexts = None if self.contexts is None else [*self.contexts, *(other.contexts or ())]
+        labels = np.concatenate([self.labels, other.labels])
+        return ChoiceSplit([*self.questions, *other.questions], [*self.choices, *other.choices], labels, contexts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceColumns:
+    """The columns of questions with choices. Of several names, the first one that a table has is used.
+
+    Args:
+        question: the column of the question.
+        context: the column of a text that the question is about; empty for data without one.
+        choices: one column with the list of all choices, or a column for each choice. A list may be one of texts, one
+            of `{"text", "label"}`, or `{"text": [...], "label": [...]}` as the Hub has it.
+        answer: the column of the right choice.
+    """
+
+    question: tuple[str, ...]
+    choices: tuple[tuple[str, ...], ...]
+    answer: tuple[str, ...]
+    context: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> tuple[str, ...]:
+        """All columns of texts that may be read."""
+        return (*self.question, *self.context, *(name for names in self.choices for name in names))
+
+    def read(self, source: TableSource, cache_dir: Path) -> LabelledData:
+        """Reads `train`, `dev` and the other splits with answers.
+
+        Raises:
+            UserError: if a directory, file, column, text or answer is missing or invalid.
+            UnreachableError: if the data is not in the cache and cannot be downloaded.
+        """
+        tables = {}
+        for name, table in source.read(cache_dir, partial(self._hold_out_dev, source)).items():
+            if name in ("train", "dev") or is_labelled(table, self.answer):
+                check_columns(table, [*self._columns(), self.answer], ADVICE)
+                tables[name] = leave_out_unlabelled(table, self.answer)
+        rows = {name: self.read_rows(table) for name, table in tables.items()}
+        indices = find_answers({name: self._answers(table, rows[name]) for name, table in tables.items()})
+        splits = source.sample({name: replace(of.split, labels=indices[name]) for name, of in rows.items()})
+        report_shared_texts(splits)
+        return LabelledData(labels=(), splits=splits, sha256=_compute_digest(splits))
+
+    def read_rows(self, table: Table) -> "ChoiceRows":
+        """Returns the questions and the choices of a table, whose answers are not read.
+
+        Raises:
+            UserError: if a column or a text is missing, or an example has fewer than two choices.
+        """
+        check_columns(table, self._columns(), ADVICE)
+        columns = next((names for names in self.choices if set(names) <= set(table.names)), None)
+        if columns is None:
+            raise missing_columns(table, " or ".join(", ".join(names) for names in self.choices), ADVICE)
+        values = _read_lists(table, columns[0]) if len(columns) == 1 else _join_columns(table, columns)
+        questions = read_text_column(table, _find(table, self.question), may_be_empty=False)
+        contexts = (
+            read_text_column(table, _find(table, self.context), may_be_empty=True, optional=True)
+            if self.context
+            else None
+        )
+        choices, names = [texts for texts, _ in values], [names for _, names in values]
+        return ChoiceRows(ChoiceSplit(questions, choices, np.zeros(len(questions), dtype=np.int64), contexts), names)
+
+    def _columns(self) -> list[tuple[str, ...]]:
+        """Returns the names of each column that a table needs besides those of choices and answers."""
+        return [self.question, self.context] if self.context else [self.question]
+
+    def _hold_out_dev(self, source: TableSource, table: Table) -> dict[str, Table]:
+        check_columns(table, [*self._columns(), self.answer], ADVICE)
+        return source.hold_out_dev(leave_out_unlabelled(table, self.answer))
+
+    def _answers(self, table: Table, rows: "ChoiceRows") -> "Answers":
+        return Answers(table.source, get_labels(table, self.answer).values, rows.split.choices, rows.names)
+
+
+@dataclass(frozen=True)
+class UnlabelledChoices:
+    """A source of questions with choices and without answers, as in `UnlabelledTables`."""
+
+    source: Unlabelled
+    columns: ChoiceColumns
+
+    def add_to(self, data: LabelledData) -> LabelledData:
+        """Returns the data with the questions that are in none of its splits, each once, as its pool.
+
+        Raises:
+            UserError: if the source is missing, cannot be read, lacks a column, or has no new question.
+        """
+        columns = self.columns
+        usual = (columns.question[0], *columns.context[:1], *columns.choices[0])
+        tables = UnlabelledTables(self.source, usual, columns.text, columns.answer, "questions with choices")
+        return fill_pool(data, tables.name, (columns.read_rows(table).split for table in tables.read()))
+
+
+@dataclass(frozen=True)
+class ChoiceRows:
+    """Examples without their answers, and the names of the choices of each where the data has names."""
+
+    split: ChoiceSplit
+    names: list[list[str] | None]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of one split.
+
+    Args:
+        source: names the split in messages.
+        values: of all examples.
+        choices: of all examples.
+        names: of the choices, such as A to D, where the data has names.
+    """
+
+    source: str
+    values: Sequence[object]
+    choices: Sequence[Sequence[str]]
+    names: Sequence[Sequence[str] | None]
+
+
+def _find(table: Table, names: Sequence[str]) -> str:
+    return next(name for name in names if name in table.names)
+
+
+Values = list[tuple[list[str], list[str] | None]]  # The texts of the choices, and their names.
+
+
+def _read_lists(table: Table, column: str) -> Values:
+    """Returns the choices out of a column of lists."""
+    values: Values = []
+    for row, value in enumerate(table.columns[column]):
+        place = f"{table.source}, example {row + 1}: column {column}"
+        if isinstance(value, str):
+            raise UserError(
+                f"{place} is {reprlib.repr(value)}, expected a list of choices: columns of single choices are "
+                "task.choices=[FIRST,SECOND,...]"
+            )
+        texts, names = _split_value(value)
+        _check_choices(texts, f"{place} is {reprlib.repr(value)}", place)
+        if names is not None and (len(set(map(str, names))) < len(texts) or len(names) != len(texts)):
+            raise UserError(f"{place} names its choices {reprlib.repr(names)}, expected {len(texts)} different names")
+        values.append((cast(list[str], texts), None if names is None else list(map(str, names))))
+    return values
+
+
+def _split_value(value: object) -> tuple[list[object], list[object] | None]:
+    """Returns the texts and the names of choices, whatever their types are."""
+    if isinstance(value, Mapping) and isinstance(value.get("text"), list):
+        names = value.get("label")
+        return value["text"], names if isinstance(names, list) else None
+    if not isinstance(value, list | tuple):
+        return [], None
+    entries = list(value)
+    if entries and all(isinstance(entry, Mapping) for entry in entries):
+        return [entry.get("text") for entry in entries], [entry.get("label") for entry in entries]
+    return entries, None
+
+
+def _join_columns(table: Table, columns: Sequence[str]) -> Values:
+    """Returns the choices out of one column for each; empty columns at the end of a row are no choices."""
+    values: Values = []
+    for row, entries in enumerate(zip(*(table.columns[name] for name in columns), strict=True)):
+        texts = list(entries)
+        while texts and (texts[-1] is None or (isinstance(texts[-1], str) and not texts[-1].strip())):
+            texts.pop()
+        place = f"{table.source}, example {row + 1}: columns {', '.join(columns)}"
+        _check_choices(texts, f"{place} hold {reprlib.repr(texts)}", place)
+        values.append((cast(list[str], texts), None))
+    return values
+
+
+def _check_choices(texts: Sequence[object], found: str, place: str) -> None:
+    """Raises UserError for fewer than two choices, and for one that is no text."""
+    if len(texts) < 2:
+        number = "no choices" if not texts else "one choice"
+        raise UserError(f"{found}, {number}, expected at least two")
+    for position, text in enumerate(texts, 1):
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"{place}: choice {position} is {reprlib.repr(text)}, expected text")
+
+
+# Readings of an answer, given the choices and their names: each returns the index of a choice, or None.
+Reading = Callable[[object, Sequence[str], "Sequence[str] | None"], "int | None"]
+
+
+def _as_name(value: object, choices: Sequence[str], names: Sequence[str] | None) -> int | None:
+    return names.index(str(value)) if names is not None and str(value) in names else None
+
+
+def _as_index(value: object, choices: Sequence[str], names: Sequence[str] | None) -> int | None:
+    number = _to_integer(value)
+    return number if number is not None and 0 <= number < len(choices) else None
+
+
+def _as_number(value: object, choices: Sequence[str], names: Sequence[str] | None) -> int | None:
+    number = _to_integer(value)
+    return number - 1 if number is not None and 1 <= number <= len(choices) else None
+
+
+def _as_letter(value: object, choices: Sequence[str], names: Sequence[str] | None) -> int | None:
+    index = LETTERS.find(value.strip().upper()) if isinstance(value, str) and len(value.strip()) == 1 else -1
+    return index if 0 <= index < len(choices) else None
+
+
+def _as_text(value: object, choices: Sequence[str], names: Sequence[str] | None) -> int | None:
+    return choices.index(value) if isinstance(value, str) and choices.count(value) == 1 else None
+
+
+def _to_integer(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() else None
+
+
+# In this order: the first one that has an index for every answer of every split is taken.
+READINGS: Mapping[str, Reading] = {
+    "name": _as_name, "index": _as_index, "number": _as_number, "letter": _as_letter, "text": _as_text,
+}  # fmt: skip
+EXPECTED = {
+    "name": lambda choices, names: f"one of the names {', '.join(names or ())}",
+    "index": lambda choices, names: f"an index from 0 to {len(choices) - 1}",
+    "number": lambda choices, names: f"a number from 1 to {len(choices)}",
+    "letter": lambda choices, names: f"a letter from A to {LETTERS[min(len(choices), len(LETTERS)) - 1]}",
+    "text": lambda choices, names: f"the text of one of {reprlib.repr(list(choices))}",
+}
+
+
+def find_answers(splits: Mapping[str, Answers]) -> dict[str, np.ndarray]:
+    """Returns the index of the right choice of every example, by split.
+
+    An answer is the name of a choice, its index from 0, its number from 1, its letter or its text. All answers of all
+    splits are read in the same way.
+
+    Raises:
+        UserError: for an answer that is missing, or that is none of the choices.
+    """
+    for answers in splits.values():
+        for row, value in enumerate(answers.values):
+            if is_without_label(value) or value != value:
+                raise UserError(
+                    f"{answers.source}, example {row + 1}: answer {value!r} is empty, expected one of its choices: "
+                    "remove rows without an answer"
+                )
+    has_names = any(names is not None for of in splits.values() for names in of.names)
+    readings = {name: read for name, read in READINGS.items() if has_names or name != "name"}
+    found = {name: {split: _read_answers(of, read) for split, of in splits.items()} for name, read in readings.items()}
+    unread = {name: list(chain.from_iterable(by_split.values())).count(None) for name, by_split in found.items()}
+    best = min(unread, key=lambda name: unread[name])  # The first one of several.
+    if unread[best]:
+        raise _unknown_answer(splits, found[best], best)
+    if best == "number":
+        print_notice("the answers are read as numbers of the choices, counted from 1")
+    return {split: np.array(indices, dtype=np.int64) for split, indices in found[best].items()}
+
+
+def _read_answers(answers: Answers, read: Reading) -> list[int | None]:
+    return [read(*row) for row in zip(answers.values, answers.choices, answers.names, strict=True)]
+
+
+def _unknown_answer(splits: Mapping[str, Answers], found: Mapping[str, Sequence[int | None]], best: str) -> UserError:
+    """Returns the error about the first answer that the best reading does not find."""
+    split, row = next((split, row) for split, of in found.items() for row, index in enumerate(of) if index is None)
+    answers = splits[split]
+    expected = EXPECTED[best](answers.choices[row], answers.names[row])
+    return UserError(
+        f"{answers.source}, example {row + 1}: answer {reprlib.repr(answers.values[row])} is none of its "
+        f"{len(answers.choices[row])} choices, expected {expected}"
+    )
+
+
+def _compute_digest(splits: Mapping[str, ChoiceSplit]) -> str:
+    digest = hashlib.sha256()
+    for name, split in splits.items():
+        digest.update(json.dumps([name, split.records(), split.labels.tolist()]).encode())
+    return digest.hexdigest()

@@ -1,0 +1,254 @@
+"""Multiple choice: the right one of several choices for a question, any number of them; one item an example.
+
+>>> from distill.tasks import MultipleChoice
+>>> train = {"question": ["2 + 2?", "3 - 1?"], "choices": [["4", "5"], ["1", "2", "3"]], "answer": [0, 1]}
+>>> dev = {"question": ["5 - 1?"], "choices": [["4", "6"]], "answer": [0]}
+>>> MultipleChoice(train=train, dev=dev).read(None).splits["train"].choices[1]
+['1', '2', '3']
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.data.choices import ChoiceColumns, ChoiceSplit, UnlabelledChoices
+from distill.data.in_memory import Table, TableSplits
+from distill.data.tables import LabelledData, Split
+from distill.data.unlabelled import Unlabelled
+from distill.edge.classes import MASKED
+from distill.edge.decode import pair_choices, softmax
+from distill.errors import OptionError
+from distill.losses.term import mask_logits, scatter_logits
+from distill.options import check_arguments, show_value
+from distill.tasks import rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from distill.data.batching import TokenizedExamples
+    from distill.models.forward import FullPass
+
+Choices = Annotated[
+    str | int | Sequence[str | int | Sequence[str | int]],
+    Field(description="the column of the lists of choices, or a list of the columns of the single choices"),
+]
+
+
+class MultipleChoice:
+    """Questions with choices, of which one is right. Examples may have different numbers of choices.
+
+    A model reads every choice with its question as two texts, or with a context, the context and both of them. Models
+    are of `AutoModelForMultipleChoice`, and give each choice one logit.
+
+    Args:
+        question: the column of the question; of several names the first one that is there.
+        choices: the column that holds the list of choices, or the columns of the single choices, of which the last
+            ones may be empty. Of several lists of columns the first one whose columns are there.
+        answer: the column of the right choice; of several names the first one that is there. An answer is the name
+            of a choice where the data names them, its index from 0, its number from 1, its letter or its text. All
+            answers are read in the same way.
+        context: the column of a text that the question is about; None for data without one.
+        max_length: tokens that a choice with its question is cut to, the longer text first.
+
+    The other arguments are those of `Classification`, `unlabelled` with questions and their choices. Of a single file
+    or table, dev is drawn without regard to the answers.
+
+    Raises:
+        OptionError: for an option that got a value it cannot take.
+        UserError: for data of a type that cannot be read.
+    """
+
+    kind = "multiple_choice"
+    auto_class = "AutoModelForMultipleChoice"
+    metric = "accuracy"
+    selects: Literal["max", "min"] = "max"
+    likelihood: Likelihood = "softmax"
+    fixed_inputs = True
+    over_vocabulary = False
+    decoder: str | None = "choices"
+    fine_tunes_teacher = True
+    can_abstain = True
+    compares_with_teacher = False
+    can_augment = False
+    pair = True
+
+    @check_arguments
+    def __init__(
+        self,
+        *,
+        question: rows.Columns = "question",
+        choices: Choices = "choices",
+        answer: rows.Columns = "answer",
+        context: rows.Columns | None = None,
+        name: str = "multiple_choice",
+        max_length: rows.MaxLength = 128,
+        data: Table | TableSplits | str | Path | None = None,
+        train: Table | None = None,
+        dev: Table | None = None,
+        test: Table | None = None,
+        data_dir: str | Path | None = None,
+        dev_fraction: rows.Share = 0.1,
+        splits: Mapping[str, Sequence[str]] | None = None,
+        hub_id: str | None = None,
+        builtin: bool = False,
+        train_examples: rows.Amount | None = None,
+        dev_examples: rows.Amount | None = None,
+        unlabelled: Unlabelled | None = None,
+        unlabelled_share: rows.Share = 0.5,
+    ) -> None:
+        self.name, self.max_length, self.builtin = name, max_length, builtin
+        self.columns = ChoiceColumns(
+            question=rows.column_names(question), choices=_list_columns(choices), answer=rows.column_names(answer),
+            context=() if context is None else rows.column_names(context),
+        )  # fmt: skip
+        self.source = rows.table_source(
+            name=name, text=self.columns.text, label=self.columns.answer, data=data, train=train, dev=dev, test=test,
+            data_dir=data_dir, dev_fraction=dev_fraction, splits=splits, hub_id=hub_id, builtin=builtin,
+            train_examples=train_examples, dev_examples=dev_examples,
+        )  # fmt: skip
+        self.unlabelled = None if unlabelled is None else UnlabelledChoices(unlabelled, self.columns)
+        self.unlabelled_share = unlabelled_share
+        self.choices: int | None = None  # Set by `read`.
+
+    @property
+    def has_unlabelled(self) -> bool:
+        return self.unlabelled is not None
+
+    def read(self, cache_dir: Path) -> LabelledData:
+        """Reads every split, and determines the usual number of choices.
+
+        Raises:
+            UserError: for a directory, file, column, text or answer that is missing or unusable.
+        """
+        data = self.columns.read(self.source, cache_dir)
+        data = rows.add_unlabelled(data, self.unlabelled, self.unlabelled_share)
+        self.choices = int(np.bincount(list(map(len, data.splits["train"].choices))).argmax())
+        return data
+
+    def encode(
+        self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+    ) -> dict[str, Examples]:
+        """Tokenizes every choice with its question. The logits of all splits are as wide as the most choices."""
+        every: list[ChoiceSplit] = [*splits.splits.values(), *([splits.pool.rows] if len(splits.pool) else [])]
+        most = max(len(choices) for split in every for choices in split.choices)
+
+        def encode(name: str, split: ChoiceSplit) -> "TokenizedExamples":
+            return _encode(split, most, tokenizer, self.max_length, cache_dir)
+
+        return rows.encode_splits(
+            splits, encode, lambda pool: replace(pool, labels=np.full(len(pool), IGNORED, dtype=np.int64))
+        )  # fmt: skip
+
+    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+        """The examples, whose valid classes are the choices that they have."""
+        return rows.select_examples(batch, self.likelihood, valid=batch["valid"])
+
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
+        """Runs the model on the sequences `[S, L]` of all choices."""
+        from distill.models.forward import FullPass, run_model
+
+        output = run_model(model, batch, needs)
+        return FullPass(output, scatter_logits(output.logits, batch["valid"]))  # [B, K]
+
+    def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
+        """The logits `[n, K]`, `MASKED` for a choice that an example does not have."""
+        return {"logits": mask_logits(rows.score_logits(outputs)["logits"], items.valid)}
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        return {}
+
+    def predictions(self, scores: Scores) -> np.ndarray:
+        """The index of the choice of every example, `[N]`."""
+        return np.asarray(scores.columns["logits"].argmax(axis=-1))
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        return {"accuracy": float((self.predictions(scores) == scores.labels).mean())}
+
+    def confidences(self, scores: Scores) -> np.ndarray:
+        return np.asarray(softmax(scores.columns["logits"].astype(np.float64)).max(axis=-1))
+
+    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
+        """The indices of the right and of the predicted choice."""
+        return {
+            "label": scores.labels.tolist(),
+            "prediction": self.predictions(scores).tolist(),
+            "probability": self.confidences(scores).tolist(),
+        }
+
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
+        """Nothing, because choices have no types."""
+        return {}
+
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        return np.asarray(self.predictions(scores) == scores.labels, dtype=np.float64)
+
+    def agreement(self, scores: Scores, reference: Scores) -> float:
+        """Share of the questions for which both take the same choice."""
+        return float((self.predictions(scores) == self.predictions(reference)).mean())
+
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        return rows.probability_diff(scores, reference)
+
+    def calibration_error(self, scores: Scores) -> float | None:
+        return rows.calibration_error(scores)
+
+    def weakness(self, scores: Scores) -> str | None:
+        """Compares the accuracy with that of the most frequent position, and with the mean chance of a guess."""
+        accuracy, logits = self.metrics(scores)["accuracy"], scores.columns["logits"]
+        position = np.bincount(scores.labels).argmax()
+        constant = float((scores.labels == position).mean())
+        chance = float((1 / (logits > MASKED).sum(axis=-1)).mean())
+        name = f"always taking choice {position + 1}" if constant >= chance else "guessing"
+        if accuracy >= max(constant, chance):
+            return None
+        return f"has accuracy {accuracy:.3f} on dev, and {name} has {max(constant, chance):.3f}"
+
+    def describe(self, splits: LabelledData) -> dict[str, Any]:
+        return {
+            "labels": [],
+            "answer": "choices",
+            "choices": self.choices,
+            "pipeline_tag": "multiple-choice",
+            "prediction": "Takes one of the choices of a question.",
+            "example": r"$'a question\tone choice\tanother choice'",
+        }
+
+    def summary(self, splits: LabelledData) -> str:
+        every = [len(choices) for split in splits.splits.values() for choices in split.choices]
+        numbers = f"{min(every)}" if min(every) == max(every) else f"{min(every)} to {max(every)}"
+        return f"{numbers} choices"
+
+
+def _list_columns(choices: str | int | Sequence[str | int | Sequence[str | int]]) -> tuple[tuple[str, ...], ...]:
+    """Returns the lists of columns that `choices` names."""
+    if isinstance(choices, str | int):
+        return ((str(choices),),)
+    lists = [rows.column_names(entry) for entry in choices if not isinstance(entry, str | int)]
+    if not choices or (lists and len(lists) < len(choices)) or not all(lists):
+        raise OptionError("choices", show_value(choices), "names of columns, or lists of them, of which one is taken")
+    return tuple(lists) or (tuple(map(str, choices)),)
+
+
+def _encode(
+    split: ChoiceSplit, most: int, tokenizer: "PreTrainedTokenizerBase", max_length: int, cache_dir: Path | None
+) -> "TokenizedExamples":
+    """Tokenizes the sequences of a split, whose examples have at most `most` of them."""
+    from distill.data import token_cache
+    from distill.data.batching import TokenizedExamples
+
+    rows = zip(split.questions, split.contexts or itertools.repeat(None), split.choices, strict=False)
+    pairs = [pair for row in rows for pair in pair_choices(*row)]
+    first, second = ([pair[side] for pair in pairs] for side in (0, 1))
+    tokens = token_cache.tokenize_split(Split(first, second, np.zeros(len(pairs))), tokenizer, max_length, cache_dir)
+    valid = np.arange(most) < np.array([len(choices) for choices in split.choices])[:, None]
+    return TokenizedExamples(
+        tokens, tokenizer, per_example={"labels": split.labels}, valid=valid,
+        classes_per_item=float(valid.sum(axis=1).mean()),
+    )  # fmt: skip
