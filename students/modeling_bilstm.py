@@ -106,6 +106,9 @@ class BilstmPreTrainedModel(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings
 
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embeddings = value
+
     def score(
         self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:

@@ -137,9 +137,12 @@ class LabelledData:
         """Returns whether an example of one text or the two texts of a pair has nothing to learn from."""
         return not any(texts)
 
-    def training_texts(self) -> Iterator[str]:
-        """Yields all texts that are trained on, also the second ones of pairs and those without labels."""
+    def labelled_texts(self) -> Iterator[str]:
+        """Yields the texts of the labelled rows that are trained on, also the second ones of pairs."""
         yield from self.splits["train"].all_texts()
+
+    def unlabelled_texts(self) -> Iterator[str]:
+        """Yields the texts that only a teacher labels."""
         if self.pool.rows is not None:
             yield from self.pool.rows.all_texts()
 

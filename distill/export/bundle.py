@@ -3,7 +3,7 @@
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from distill.edge.manifest import FORMAT
 from distill.edge.processor import ANY, weight_bits
 from distill.errors import UserError
 from distill.export.abstention import measure_abstention
-from distill.export.gate import FAILED, TRUNCATED, ExportedFile, compare, judge, judge_float32, recommended
+from distill.export.gate import FAILED, REREAD, TRUNCATED, ExportedFile, compare, judge, judge_float32, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material
 from distill.export.recipe_ladder import FLOAT16, RecipeLadder, Rung
@@ -48,8 +48,12 @@ class RawSplit(Protocol):
 class ScoredSplits(Splits, Protocol):
     """The data of a task whose students are exported."""
 
-    def training_texts(self) -> Iterable[str]:
-        """Returns all texts that are trained on."""
+    def labelled_texts(self) -> Iterable[str]:
+        """Returns the texts of the labelled rows that are trained on."""
+        ...
+
+    def unlabelled_texts(self) -> Iterable[str]:
+        """Returns the texts that only a teacher labels."""
         ...
 
     def training(self) -> RawSplit:
@@ -100,7 +104,10 @@ def write_bundle(
 
     def export(model: PreTrainedModel, path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Writes a float32 file; returns the model and the tokenizer whose vocabulary it has."""
-        model, reader = cut_vocabulary(model, tokenizer, splits.training_texts()) if is_cut else (model, tokenizer)
+        reader = tokenizer
+        if is_cut:
+            texts = splits.labelled_texts(), splits.unlabelled_texts()
+            model, reader = cut_vocabulary(model, tokenizer, *texts)
         export_onnx(model, path, tokenizer=reader)
         return model, reader
 
@@ -110,6 +117,8 @@ def write_bundle(
     manifest = _create_manifest(model=exported, tokenizer=reader, task=task, splits=splits) | about
     _update(manifest, directory, {"fp32": fp32.name})
     scorer = Scorer(edge.Bundle(directory, model="fp32"), splits, scores)
+    if is_cut:
+        scorer = scorer.marking_reread(fp32)
     retrained = None if retrain is None else lambda path: export(retrain(), path)
     names, ladder = _quantize(fp32, scorer, task=task, settings=settings, retrain=retrained)
     names = {"fp32": _Name(fp32.name, "float32", ANY), **names}
@@ -167,11 +176,28 @@ def _quantize(
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores files with the tokenizer and the decoder of a bundle, on the splits of `scores`, those of torch."""
+    """Scores files with the tokenizer and the decoder of a bundle, on the splits of `scores`, those of torch.
+
+    Args:
+        reread: for each split the items `[n]` that a smaller vocabulary reads as other pieces; they get the column
+            `REREAD`.
+    """
 
     bundle: edge.Bundle
     splits: ScoredSplits
     scores: Mapping[str, Scores]
+    reread: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def marking_reread(self, fp32: Path) -> "Scorer":
+        """Returns a scorer that marks the items which a smaller vocabulary reads as other pieces.
+
+        They are those with other logits from `fp32` than from torch: the same pieces have the same logits.
+        """
+        reread = {}
+        for split, reference in self.scores.items():
+            logits, expected = self.score(fp32, split).columns["logits"], reference.columns["logits"]
+            reread[split] = ~np.isclose(logits, expected, atol=FP32_LOGIT_DIFF).all(axis=-1)
+        return replace(self, reread=reread)
 
     def score(self, path: Path, split: str = "dev") -> Scores:
         """Returns the scores of a file on the raw examples of a split.
@@ -183,6 +209,7 @@ class Scorer:
             ValueError: if an example has other items than in the torch model for another reason.
         """
         reference = self.scores[split]
+        marks = {REREAD: self.reread[split]} if split in self.reread else {}
         bundle = copy.copy(self.bundle)
         bundle.model, bundle.session = path.name, edge.session(path)
         width = reference.columns["logits"].shape[-1]
@@ -193,10 +220,10 @@ class Scorer:
             raise ValueError(f"the bundle has {len(logits)} rows, expected {len(expected)} as in torch")
         # Everything else in the scores follows from the data.
         if [len(of_row) for of_row in logits] == expected:
-            return replace(reference, columns={**reference.columns, "logits": np.concatenate(logits)})
+            return replace(reference, columns={**reference.columns, **marks, "logits": np.concatenate(logits)})
         filled, truncated = zip(*map(self._fill, itertools.count(1), logits, expected), strict=True)
         columns = {"logits": np.concatenate(filled), TRUNCATED: np.concatenate(truncated)}
-        return replace(reference, columns={**reference.columns, **columns})
+        return replace(reference, columns={**reference.columns, **marks, **columns})
 
     def _fill(self, example: int, logits: np.ndarray, expected: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns logits `[expected, C]` of an example, and which of them `[expected]` are those of truncated items."""

@@ -15,6 +15,7 @@ from distill.training.statistics import compare_examples
 # `undecided`: usable, but dev is too small to be sure; `unchecked`: this processor cannot run the file rightly.
 PASSED, UNDECIDED, FAILED, UNCHECKED = "passed", "undecided", "failed", "unchecked"
 TRUNCATED = "truncated"  # The column of scores that marks items which a file truncates, and torch does not.
+REREAD = "reread"  # The column of scores that marks items which a file with a smaller vocabulary reads as other pieces.
 FP32_AGREEMENT = 0.999
 # Of toys and of three MiniLM models it is 1e-6 at most. A thousandth is more than rounding and less than a mistake.
 FP32_PROBABILITY_DIFF = 1e-3
@@ -69,8 +70,8 @@ class ExportedFile(Comparison):
 def compare(scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, task: Task) -> Comparison:
     """Compares the scores of an exported file with `reference`, those of the torch model.
 
-    Items that the file truncates count in its metrics, in the drop and in the agreement. Logits and probabilities are
-    compared at the others.
+    Items that the file truncates or reads as other pieces count in its metrics, in the drop and in the agreement.
+    Logits, probabilities and calibration are compared at the others.
     """
     both = _select_common(scores["dev"], reference["dev"])
     logits, expected = (of.columns["logits"] for of in both)
@@ -93,11 +94,13 @@ def compare(scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, ta
 
 
 def _select_common(scores: Scores, reference: Scores) -> tuple[Scores, Scores]:
-    """Returns the scores of the items that a file does not truncate, of the file and of the torch model."""
-    truncated = scores.columns.get(TRUNCATED)
-    if truncated is None or truncated.all():
-        return scores, reference
-    return scores.select(~truncated), reference.select(~truncated)
+    """Returns the scores of the items that a file reads as the torch model does, of the file and of the torch model."""
+    nothing = np.zeros(len(scores.labels), dtype=bool)
+    truncated, reread = (scores.columns.get(name, nothing) for name in (TRUNCATED, REREAD))
+    for kept in (~truncated & ~reread, ~truncated):
+        if kept.any():
+            return scores.select(kept), reference.select(kept)
+    return scores, reference
 
 
 def judge(comparison: Comparison, settings: ExportSettings, *, target: str = ANY) -> str:

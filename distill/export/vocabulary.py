@@ -6,6 +6,7 @@ task. Without it a text that needs it is split into shorter pieces, all of whose
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.errors import UserError
 
 CHUNK = 1000  # Texts that are tokenized at a time.
+COMMON = 20  # A piece that no labelled text holds stays if this many unlabelled ones do.
 KINDS = ("WordPiece", "BPE", "Unigram")
 
 
@@ -38,18 +40,24 @@ def check_cut(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def cut_vocabulary(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    labelled: Iterable[str],
+    unlabelled: Iterable[str] = (),
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Returns copies of the model and the tokenizer with the pieces that the texts need.
 
-    Special pieces and pieces of one character stay, whatever the texts hold. Ids are given anew, in the old order.
+    A piece stays if a labelled text or `COMMON` unlabelled ones hold it. Special pieces and pieces of one character
+    stay, whatever the texts hold. Ids are given anew, in the old order.
 
     Raises:
         UserError: for a tokenizer whose vocabulary cannot be cut.
     """
     check_cut(tokenizer)
     content = _content(tokenizer)
-    kept = _kept_ids(content, tokenizer, _used_ids(tokenizer, texts))
+    used = set(_count_texts(tokenizer, labelled))
+    used.update(piece for piece, texts in _count_texts(tokenizer, unlabelled).items() if texts >= COMMON)
+    kept = _kept_ids(content, tokenizer, used)
     number = {old: new for new, old in enumerate(kept)}
     smaller = copy.deepcopy(tokenizer)
     smaller._tokenizer = Tokenizer.from_str(json.dumps(_renumber(content, number)))  # type: ignore[attr-defined]
@@ -70,16 +78,17 @@ def _covers_every_text(content: Mapping[str, Any]) -> bool:
     return any(step.get("type") == "ByteLevel" for step in (steps, *steps.get("pretokenizers", ())))
 
 
-def _used_ids(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> set[int]:
-    """Returns the ids of the texts, which are read whole."""
+def _count_texts(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Counter[int]:
+    """Returns for every id the number of texts that hold it. Texts are read whole."""
     backend: Tokenizer = copy.deepcopy(tokenizer.backend_tokenizer)  # type: ignore[attr-defined]
     backend.no_truncation()
     backend.no_padding()
-    used: set[int] = set()
+    count: Counter[int] = Counter()
     known = list(texts)
     for start in range(0, len(known), CHUNK):
-        used.update(*(encoding.ids for encoding in backend.encode_batch(known[start : start + CHUNK])))
-    return used
+        for encoding in backend.encode_batch(known[start : start + CHUNK]):
+            count.update(set(encoding.ids))
+    return count
 
 
 def _pieces(model: Mapping[str, Any]) -> dict[str, int]:

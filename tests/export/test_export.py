@@ -388,6 +388,28 @@ def test_words_that_a_smaller_vocabulary_truncates_count_as_missed(
     assert "which truncates 1 of 3 items of dev; they count as missed" in " ".join(capsys.readouterr().out.split())
 
 
+def test_probabilities_are_compared_at_the_texts_that_a_smaller_vocabulary_reads_alike(tmp_path: Path) -> None:
+    """The letters of `unicorn` are pieces of the cut vocabulary. The answer to it counts in the agreement alone."""
+    known = ["a zebra", "zebra a zebra"]
+    tokenizer = train_tokenizer(["a zebra", "unicorn"] * 4, 200)
+    task = Classification(name="toy", text="text", labels=LABELS, max_length=16)
+    model = toy_bert(len(tokenizer), layers=1, initializer_range=1.0).eval()
+    train, dev = (Split(texts, None, np.arange(len(texts)) % 2) for texts in (known, [*known, "unicorn"]))
+    encoded = tokenizer(dev.texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        scores = {"dev": scores_of(model(**encoded).logits.numpy(), dev)}
+    exported = write_bundle(
+        tmp_path, model=model, tokenizer=tokenizer, task=task, scores=scores,
+        splits=LabelledData(labels=LABELS, splits={"train": train, "dev": dev}, sha256=""),
+        settings=replace(LOOSE, vocabulary="task", recipes=("dynamic",)),
+    )  # fmt: skip
+    of_file = exported.scores["fp32"]["dev"]
+    assert of_file.columns["reread"].tolist() == [False, False, True]
+    assert np.abs(of_file.columns["logits"] - scores["dev"].columns["logits"]).max() > 0.1
+    assert exported.formats["fp32"]["max_abs_diff"] < 2e-5
+    assert exported.scores["int8"]["dev"].columns["reread"].tolist() == [False, False, True]
+
+
 def test_a_bundle_with_other_items_than_torch_is_refused(
     exported: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

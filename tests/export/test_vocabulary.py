@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from distill.errors import UserError
-from distill.export.vocabulary import check_cut, cut_vocabulary
+from distill.export.vocabulary import COMMON, check_cut, cut_vocabulary
+from distill.tasks import Classification
+from students import bilstm
 from tests.conftest import toy_bert
 
 TEXTS = ["the cat sat on the mat", "a zebra ate the tall grass", "crocodiles eat cats, not zebras!"] * 3
@@ -82,6 +84,26 @@ def test_other_texts_are_read_by_shorter_pieces_and_keep_their_characters(kind: 
     assert "<unk>" not in after
     joined = ["".join(pieces).replace("##", "").replace("▁", "").replace("Ġ", "") for pieces in (before, after)]
     assert joined[0] == joined[1]
+
+
+def test_a_rare_piece_of_unlabelled_texts_goes_and_a_common_one_stays() -> None:
+    tokenizer = word_piece()
+    model = toy_bert(len(tokenizer))
+    assert "crocodiles" in tokenizer.get_vocab()
+    for texts, kept in ((COMMON - 1, False), (COMMON, True)):
+        _, cut = cut_vocabulary(model, tokenizer, ["the cat"], ["crocodiles eat crocodiles"] * texts)
+        assert ("crocodiles" in cut.get_vocab()) == kept
+
+
+def test_a_bilstm_has_the_rows_of_its_vocabulary(teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    student = bilstm.from_teacher(
+        teacher, task=Classification(text="text", labels=["a", "b"]), embedding_dim=16, hidden_dim=8
+    ).eval()
+    smaller, cut = cut_vocabulary(student, tokenizer, ["one two three"])
+    assert len(cut) < len(tokenizer)
+    expected, actual = (each("one two", return_tensors="pt") for each in (tokenizer, cut))
+    with torch.no_grad():
+        torch.testing.assert_close(smaller(actual["input_ids"]).logits, student(expected["input_ids"]).logits)
 
 
 def test_a_pair_has_its_separators(tokenizer: PreTrainedTokenizerBase) -> None:
