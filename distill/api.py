@@ -54,9 +54,8 @@ __all__ = ["Result", "Student", "Teacher", "distill", "students"]
 
 assert _students
 
-# The defaults of conf/trainer/finetune.yaml and conf/trainer/default.yaml.
+# The values of conf/trainer/finetune.yaml.
 FINETUNE = TrainerSettings(learning_rate=5e-5, batch_size=32, max_epochs=3)
-TRAINER = TrainerSettings(learning_rate=1e-4, batch_size=32, max_epochs=2)
 BENCHMARK = BenchmarkSettings(batches=[1, 8], lengths=[32, 128])
 
 
@@ -214,7 +213,8 @@ def distill(
         student: one of `students`, a loaded model (a copy of it is trained), or a function `(teacher_model)` or
             `(teacher_model, task=...)` that builds one; it is called after seeding.
         objective: the loss terms; DistilBERT's triple loss by default.
-        trainer: how to train; 2 epochs at a learning rate of 1e-4 by default. Its seed is `seed` by default.
+        trainer: how to train; chosen from the data and the student by default, as with `trainer=auto`. Its seed
+            is `seed` by default.
         export: how to export and when a file passes its gate.
         benchmark: what to time.
         budget: limits of the exported student; its deepest version within them is trained.
@@ -233,7 +233,7 @@ def distill(
     student = student if isinstance(student, Student) else Student(getattr(student, "__name__", "student"), student)
     plan = Plan(
         task=task, objective=default_objective(task) if objective is None else copy.deepcopy(objective),
-        trainer=replace(TRAINER, seed=seed) if trainer is None else trainer, export=export or ExportSettings(),
+        trainer=TrainerSettings.auto(seed=seed) if trainer is None else trainer, export=export or ExportSettings(),
         benchmark=benchmark or BENCHMARK, budget=budget or Budget(), record=record or RecordSettings(),
         augment=augment, cache_dir=teacher.cache_dir, seed=seed, seeds=seeds, baseline=baseline, resume=resume,
     )  # fmt: skip

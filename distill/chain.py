@@ -26,6 +26,7 @@ from distill.stages import Stages, task_record
 from distill.teaching import teacher as teaching
 from distill.teaching.outputs import check_size
 from distill.teaching.teacher import TeacherSource
+from distill.training.auto import for_text
 
 
 def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> None:
@@ -35,6 +36,8 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
         UserError: for options, data or models that do not fit, before anything is trained.
     """
     task = plan.task
+    if task.over_vocabulary:
+        plan = replace(plan, trainer=for_text(plan.trainer))
     check_plan(source, plan)
     seeds.check(plan)
     silence_libraries()

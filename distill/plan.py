@@ -145,8 +145,6 @@ def check_plan(source: TeacherSource, plan: Plan) -> None:
             f"({task.kind}): take another objective, or set objective.terms.{unsuited[0]}.weight=0"
         )
     _check_unlabelled(plan)
-    if task.over_vocabulary:
-        auto.refuse(plan.trainer, f"task={task.name}")
     check_budget(plan.trainer.batch_tokens, task.max_length, "trainer")
     check_processes(plan.trainer, "trainer")
     check_cache(source.cache, objective, task)

@@ -34,7 +34,7 @@ def run_pretrain(config: DictConfig, run: Run) -> None:
 
 def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) -> None:
     """Trains a language model on raw text with the `trainer`, and saves it in the run's directory."""
-    settings: TrainerSettings = build.instantiate(config.trainer)
+    settings = auto.for_text(build.instantiate(config.trainer))
     task: MaskedLM = build.instantiate(config.task)
     source = build.source(config)
     _check(config, settings, task, source, from_scratch=from_scratch)
@@ -91,7 +91,6 @@ def _check(
         raise UserError(f"job={config.job.name} is not for task={task.name}: take a task over text, task=mlm")
     if config.baseline:
         raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
-    auto.refuse(settings, f"job={config.job.name} task={task.name}")
     check_processes(settings, "trainer")
     check_budget(settings.batch_tokens, task.max_length, "trainer")
     if source.weights.is_new != from_scratch:

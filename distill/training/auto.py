@@ -25,6 +25,7 @@ MOST_EVALUATIONS = 36  # In a training, if its epochs are fewer.
 SOUP = 3  # Evaluations.
 EMA = 0.0
 PATIENCE = None
+TEXT = {"learning_rate": 1e-4, "max_epochs": 2, "evaluations": 1, "ema": 0.0, "soup": 1, "patience": None}
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,7 @@ def _show(value: float | int | None) -> str:
     return "null" if value is None else f"{value:g}"
 
 
-def refuse(settings: TrainerSettings, where: str) -> None:
-    """Raises UserError for options that are `auto` in a training that nothing is known about; `where` names it."""
-    if names := settings.unresolved():
-        raise UserError(
-            f"got trainer.{names[0]}=auto, expected a value because nothing is chosen for {where}: set "
-            f"{', '.join(f'trainer.{name}' for name in names)}"
-        )
+def for_text(settings: TrainerSettings) -> TrainerSettings:
+    """Returns the settings of a training on raw text, whose options have the same values for any text if `auto`."""
+    values: dict[str, Any] = {name: TEXT[name] for name in settings.unresolved()}
+    return replace(settings, **values)

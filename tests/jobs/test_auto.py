@@ -54,22 +54,3 @@ def test_choices_are_in_the_plan_and_in_the_record(
     assert len(training["soup"]["steps"]) in (2, 3)
     assert training["stopped_early"] in (None, 8 - 2)
     assert training["steps"] == (training["stopped_early"] or 8)
-
-
-@pytest.mark.parametrize("job", ["distill", "pretrain"])
-def test_choices_on_raw_text_are_refused(
-    job: str, encoder_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text("A sentence.\n")
-    common = (f"job={job}", "task=mlm", f"task.data_dir={tmp_path / 'text.txt'}", "trainer.soup=auto")
-    special = {
-        "distill": (
-            "+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=distilbert", "objective=language_model",
-        ),
-        "pretrain": ("+teacher=bert_tiny",),
-    }[job]  # fmt: skip
-    code, _, error = run(capsys, monkeypatch, *common, *special, f"cache_dir={tmp_path / 'cache'}")
-    assert code == 2
-    assert "got trainer.soup=auto, expected a value because nothing is chosen for" in error
-    assert error.rstrip().endswith("task=mlm: set trainer.soup")

@@ -7,7 +7,6 @@ import pytest
 from transformers import PreTrainedModel
 
 import distill as d
-from distill.errors import UserError
 from distill.tasks import Classification
 from distill.training import auto
 from distill.training.auto import Facts, choose, choose_epochs
@@ -79,13 +78,15 @@ def test_evaluations_are_counted_in_the_training_that_takes_place():
         assert chosen["evaluations"]["reason"].startswith(f"{expected * epochs} in all")
 
 
+def test_the_options_of_a_training_on_raw_text_are_the_same_for_any_text():
+    settings = auto.for_text(TrainerSettings.auto(soup=4))
+    assert (settings.learning_rate, settings.max_epochs, settings.soup, settings.patience) == (1e-4, 2, 4, None)
+    assert settings.unresolved() == []
+
+
 def test_options_that_were_not_chosen_are_refused():
-    with pytest.raises(ValueError, match="max_epochs is auto, expected a value"):
-        replace(SETTINGS, max_epochs="auto").total_steps(4)  # type: ignore[arg-type]
-    with pytest.raises(
-        UserError, match="got trainer.soup=auto, expected a value because nothing is chosen for task=mlm"
-    ):
-        auto.refuse(replace(SETTINGS, soup="auto"), "task=mlm")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="learning_rate is auto, expected a value: "):
+        TrainerSettings.auto().total_steps(4)
     assert d.TrainerSettings.auto().unresolved() == list(CHOSEN)
 
 
