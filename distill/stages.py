@@ -26,7 +26,7 @@ from distill.export.gate import UNDECIDED, ExportedFile, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.export.recipe_ladder import closest, describe
-from distill.files import JsonObject, atomic_directory, is_intact, replace_file, write_text
+from distill.files import JsonObject, atomic_directory, is_full_disk, is_intact, replace_file, write_text
 from distill.losses import HardLabels, Objective
 from distill.models import checks
 from distill.models.forward import input_names
@@ -273,6 +273,8 @@ class Stages:
                     for file in FILES.values():
                         session(temporary / file)
             except Exception as error:  # Of any library. The run needs these files for some rows of a table alone.
+                if is_full_disk(error):
+                    raise
                 reason = first_line(error)
                 print_notice(f"the teacher is timed in torch alone, because its ONNX files cannot be made: {reason}")
                 return {}

@@ -2,8 +2,10 @@
 
 import ast
 import doctest
+import errno
 import importlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -127,6 +129,19 @@ def test_a_teacher_that_cannot_be_exported_is_timed_in_torch_alone(
     assert len(result.bundle.predict(["a lovely film"])) == 1
 
 
+def test_a_full_disk_ends_the_run_instead(
+    teacher_dir: Path, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("cannot write") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("distill.stages.write_dynamic", fail)
+    with pytest.raises(RuntimeError, match="cannot write"):
+        distill_by_api(teacher_dir, {"data": data_dir}, tmp_path, export=d.ExportSettings(max_drop=1.0))
+    [record] = (json.loads(path.read_text()) for path in tmp_path.rglob("run.json"))
+    assert record["status"] == "failed"
+
+
 def test_a_benchmark_without_the_teacher_neither_exports_nor_times_it(
     teacher_dir: Path, data_dir: Path, tmp_path: Path
 ) -> None:
@@ -143,7 +158,7 @@ def test_the_defaults_are_those_of_the_configuration() -> None:
     from tests.jobs.test_config import compose_config
 
     config = compose_config("+teacher=pretrained", "teacher.path=.", "+student=distilbert")
-    assert instantiate(config.trainer) == api.TRAINER
+    assert instantiate(config.trainer) == d.TrainerSettings.auto()
     assert instantiate(config.teacher.finetune) == api.FINETUNE
     assert instantiate(config.export) == d.ExportSettings()
     built = instantiate(config.benchmark)
