@@ -85,7 +85,7 @@ def test_the_api_and_the_command_give_the_same_results(
     result = distill_by_api(teacher_dir, {"data": data_dir}, tmp_path)
     arguments = [
         "distill", "+teacher=pretrained", f"teacher.path={teacher_dir}", "+student=distilbert", "task=sst2",
-        f"task.data_dir={data_dir}", "task.max_length=64", "trainer.max_epochs=2", "seed=3",
+        f"task.data_dir={data_dir}", "task.max_length=64", "trainer=fixed", "trainer.max_epochs=2", "seed=3",
         "benchmark.batches=[1]", "benchmark.lengths=[8]",
         "benchmark.seconds=0.02", f"cache_dir={tmp_path / 'other'}", f"output_dir={tmp_path / 'runs'}",
         *(f"trainer.{name}={value}" for name, value in QUICK.items()),
