@@ -6,13 +6,20 @@ Trains a student for each line of the file VARIANTS, which holds options of the 
 line of JSON is appended for each training, and trainings that are in the file already are left out. Students are scored
 in torch on dev; nothing is exported or timed. The word `refit` in a line, which only this script knows, replaces the
 weights of the student's last layer before the training by the ridge regression of the teacher's logits.
+
+    python benchmarks/study.py --results study.jsonl --table
+
+writes the shares of the teacher's metric as a table of variants and tasks, mean and deviation over seeds.
 """
 
 import argparse
 import json
+import statistics
 import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -102,12 +109,38 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
     }  # fmt: skip
 
 
+def make_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table in Markdown: a row for each variant, a column for each task."""
+    shares: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        shares[row["variant"], row["task"].removeprefix("task=")].append(row["share"])
+    variants, tasks = (list(dict.fromkeys(key[position] for key in shares)) for position in (0, 1))
+    lines = [f"| variant | {' | '.join(tasks)} |", "|---|" + "---:|" * len(tasks)]
+    for variant in variants:
+        cells = [_describe_shares(shares.get((variant, task), [])) for task in tasks]
+        lines.append(f"| `{variant}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _describe_shares(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    if len(values) == 1:
+        return f"{values[0]:.3f} (one seed)"
+    return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--variants", type=Path, required=True)
+    parser.add_argument("--variants", type=Path)
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--seeds", default="0")
     options, common = parser.parse_known_args()
+    known = options.results.read_text().splitlines() if options.results.exists() else []
+    if options.table:
+        print(make_table([json.loads(row) for row in known]))
+        return
     silence_libraries()
     with initialize_config_dir(str(CONF), version_base=None):
         for line in filter(None, options.variants.read_text().splitlines()):
