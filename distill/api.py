@@ -42,7 +42,7 @@ from distill.records.settings import RecordSettings
 from distill.records.tracking import tracked
 from distill.teaching import teacher as teaching
 from distill.teaching.output_cache import OutputCache
-from distill.teaching.teacher import TeacherSource, Weights
+from distill.teaching.teacher import TeacherSource, Weights, make_ensemble
 from distill.training.settings import TrainerSettings
 from students import bilstm as _bilstm
 from students import distilbert as _distilbert
@@ -136,6 +136,22 @@ class Teacher:
         )
         self.cache_dir = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
 
+    @classmethod
+    def ensemble(cls, teachers: "Sequence[Teacher]", *, weights: Sequence[float] | None = None) -> "Teacher":
+        """A teacher that is the mean of others: of their probabilities, or of their numbers.
+
+        Args:
+            teachers: at least two with one vocabulary; the first one gives hidden states and the student's layers.
+            weights: of each teacher; the same for all by default.
+
+        Raises:
+            UserError: for fewer than two teachers, or weights that do not suit them.
+        """
+        ensemble = cls.__new__(cls)
+        ensemble.source = make_ensemble([teacher.source for teacher in teachers], weights)
+        ensemble.cache_dir = teachers[0].cache_dir
+        return ensemble
+
     def fit(self, task: Task, **settings: Any) -> "Teacher":
         """Fine-tunes the teacher where its head does not fit the task, once: the result is cached.
 
@@ -150,14 +166,16 @@ class Teacher:
             raise UserError(
                 f"task {task.name} does not fine-tune a teacher: give one that has its head (job=finetune makes one)"
             )
-        self.source = replace(self.source, finetune=replace(FINETUNE, **settings))
+        finetune = replace(FINETUNE, **settings)
+        others = tuple(replace(other, finetune=finetune) for other in self.source.others)
+        self.source = replace(self.source, finetune=finetune, others=others)
         silence_libraries()
         make_directory(self.cache_dir)
         splits = task.read(self.cache_dir)
         with tempfile.TemporaryDirectory() as directory:
             preparation = teaching.Preparation(
                 task=task, splits=splits, cache_dir=self.cache_dir, run_directory=Path(directory),
-                device=replace(FINETUNE, **settings).device(),
+                device=finetune.device(),
             )  # fmt: skip
             name = self.source.weights.name
             teaching.prepare(self.source, preparation, requested=name, substituted=False)

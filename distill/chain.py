@@ -20,13 +20,12 @@ from distill.export.bundle import check_calibration
 from distill.export.vocabulary import check_cut
 from distill.files import make_directory
 from distill.models import checks
-from distill.plan import Encoding, Plan, Student, check_plan, choose_training
+from distill.plan import Encoding, Plan, Student, check_plan, choose_for_text, choose_training
 from distill.records.record import Run
 from distill.stages import Stages, task_record
 from distill.teaching import teacher as teaching
 from distill.teaching.outputs import check_size
 from distill.teaching.teacher import TeacherSource
-from distill.training.auto import for_text
 
 
 def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> None:
@@ -36,8 +35,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
         UserError: for options, data or models that do not fit, before anything is trained.
     """
     task = plan.task
-    if task.over_vocabulary:
-        plan = replace(plan, trainer=for_text(plan.trainer))
+    plan = choose_for_text(plan)
     check_plan(source, plan)
     seeds.check(plan)
     silence_libraries()

@@ -131,11 +131,18 @@ def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, step
     return replace(plan, trainer=trainer, chosen=chosen)
 
 
+def choose_for_text(plan: Plan) -> Plan:
+    """Returns the plan with a value for every option of the trainer that is `auto`, if the task is on raw text."""
+    return replace(plan, trainer=auto.for_text(plan.trainer)) if plan.task.over_vocabulary else plan
+
+
 def check_plan(source: TeacherSource, plan: Plan) -> None:
     """Raises UserError for options that contradict each other, before anything is read."""
     task, objective = plan.task, plan.objective
     if task.over_vocabulary and plan.baseline:
         raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
+    if task.over_vocabulary and source.others:
+        raise UserError(f"an ensemble is for other tasks than task={task.name}: give one teacher")
     if task.over_vocabulary and task.pair:
         raise UserError(f"task.pair is for job=pretrain: a student of task={task.name} learns from tokens alone")
     unsuited = objective.unsuited(likelihood=task.likelihood, over_vocabulary=task.over_vocabulary)
@@ -147,7 +154,7 @@ def check_plan(source: TeacherSource, plan: Plan) -> None:
     _check_unlabelled(plan)
     check_budget(plan.trainer.batch_tokens, task.max_length, "trainer")
     check_processes(plan.trainer, "trainer")
-    check_cache(source.cache, objective, task)
+    check_cache(source.cache, objective, task, is_ensemble=bool(source.others))
     if plan.budget.is_set and task.decoder is None:
         raise UserError(
             f"{plan.budget} is for tasks whose students are exported, and task={task.name} is not: leave it out"

@@ -14,6 +14,7 @@ from distill.data.mixing import MixedBuckets
 from distill.files import JsonObject
 from distill.losses import Objective
 from distill.models.checks import count_parameters
+from distill.teaching.mixture import MixedOutputs
 from distill.teaching.output_cache import CachedOutputs
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
@@ -79,13 +80,8 @@ def describe_training(module: DistillationModule, settings: TrainerSettings, sec
 def describe_outputs(module: DistillationModule, reason: str | None) -> str:
     """Describes the cache of teacher outputs, or why the teacher runs in every step."""
     cached = module.cached_outputs
-    if isinstance(cached, CachedOutputs):
-        size = f"{cached.bytes() / 1e6:.1f} MB"
-        if cached.top_k:
-            size += f", {cached.mass():.1%} of the probability mass"
-        if cached.hidden:
-            size += ", hidden states in float16"
-        return f"computed once, cached in {cached.directory} ({size})"
+    if isinstance(cached, CachedOutputs | MixedOutputs):
+        return f"computed once, cached in {cached.describe()}"
     return "none needed" if module.teacher is None else f"computed in every step: {reason}"
 
 

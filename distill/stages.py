@@ -34,6 +34,7 @@ from distill.plan import Plan
 from distill.records import report
 from distill.records.predictions import write_predictions
 from distill.records.record import Run
+from distill.teaching.output_cache import CachedOutputs
 from distill.teaching.outputs import ComputedOutputs, earlier_decision, outputs_for_training
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training import fitting
@@ -94,7 +95,8 @@ class Stages:
                 directory=plan.cache_dir / "outputs", epochs=settings.total_steps(steps) / steps, student=student,
                 earlier=earlier_decision(self.run.record, last) if plan.resume else None,
             )  # fmt: skip
-        mass = outputs.outputs.mass() if outputs is not None and plan.task.over_vocabulary else 1.0
+        cached = outputs.outputs if outputs is not None else None
+        mass = cached.mass() if isinstance(cached, CachedOutputs) and cached.top_k else 1.0
         if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:
             print_notice(
                 f"the {source.cache.top_k} largest logits hold {mass:.1%} of the teacher's probability, and the "
@@ -105,7 +107,7 @@ class Stages:
         module = DistillationModule(
             student=student, objective=plan.objective, task=plan.task,
             teacher=teacher.running() if runs_teacher else None,
-            cached_outputs=outputs.outputs if outputs else None, **settings.optimization(steps),
+            cached_outputs=cached, **settings.optimization(steps),
         )  # fmt: skip
         return module, _OutputsOrReason(outputs, reason)
 
@@ -253,7 +255,8 @@ class Stages:
         if not self.plan.benchmark.enabled:
             return []
         student_files = {format: bundle / row["file"] for format, row in formats.items()}
-        models = {"teacher": (self.teacher.model, self._teacher_files())} if self.plan.benchmark.teacher else {}
+        is_timed = self.plan.benchmark.teacher and len(self.teacher.members) == 1
+        models = {"teacher": (self.teacher.model, self._teacher_files())} if is_timed else {}
         models["student"] = (student, student_files)
         return compare_models(
             models, tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark, choices=self.plan.task.choices

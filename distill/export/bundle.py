@@ -4,6 +4,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,15 +103,7 @@ def write_bundle(
     """
     fp32, is_cut = directory / FILES["fp32"], settings.vocabulary == "task"
 
-    def export(model: PreTrainedModel, path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Writes a float32 file; returns the model and the tokenizer whose vocabulary it has."""
-        reader = tokenizer
-        if is_cut:
-            texts = splits.labelled_texts(), splits.unlabelled_texts()
-            model, reader = cut_vocabulary(model, tokenizer, *texts)
-        export_onnx(model, path, tokenizer=reader)
-        return model, reader
-
+    export = partial(_export, tokenizer=tokenizer, splits=splits, is_cut=is_cut)
     exported, reader = export(model, fp32)
     _save_tokenizer(reader, directory / "tokenizer.json")
     about = {"teacher": teacher, "decoding": dict(scores["dev"].decoding)}
@@ -135,6 +128,16 @@ def write_bundle(
     manifest |= _summarize(formats)
     _update(manifest, directory, {name: entry.file for name, entry in names.items()})
     return Exported(formats, ladder, file_scores)
+
+
+def _export(
+    model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase, splits: ScoredSplits, is_cut: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Writes a float32 file; returns the model and the tokenizer whose vocabulary it has."""
+    if is_cut:
+        model, tokenizer = cut_vocabulary(model, tokenizer, splits.labelled_texts(), splits.unlabelled_texts())
+    export_onnx(model, path, tokenizer=tokenizer)
+    return model, tokenizer
 
 
 def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from distill.errors import UserError
 from distill.plan import Plan, Student
 from distill.teaching.output_cache import OutputCache
-from distill.teaching.teacher import TeacherSource
+from distill.teaching.teacher import SeveralWeights, TeacherSource, make_ensemble
 
 
 def instantiate(config: DictConfig) -> Any:
@@ -56,6 +56,14 @@ def source(config: DictConfig) -> TeacherSource:
     return _source(config.teacher, cache, substitute=substitute)
 
 
+def single_source(config: DictConfig) -> TeacherSource:
+    """Returns the source of the teacher of a job that is not for ensembles; raises UserError for one."""
+    found = source(config)
+    if found.others:
+        raise UserError(f"job={config.job.name} trains one model: an ensemble is for job=distill")
+    return found
+
+
 def _source(
     config: DictConfig, cache: OutputCache, *, substitute: Callable[[], TeacherSource] | None = None
 ) -> TeacherSource:
@@ -67,9 +75,10 @@ def _source(
     # Instantiated from the configuration, so that errors have the full names of the options.
     finetune = instantiate(config.finetune) if settings else None
     weights = hydra.utils.instantiate(values)
-    return TeacherSource(
-        weights=weights, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak
-    )
+    make = partial(TeacherSource, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak)
+    if isinstance(weights, SeveralWeights):
+        return make_ensemble([make(weights=member) for member in weights.members], weights.weights)
+    return make(weights=weights)
 
 
 def student(config: DictConfig) -> Student:

@@ -20,7 +20,7 @@ def run_finetune(config: DictConfig, run: Run) -> None:
         pretrain.train_language_model(config, run, from_scratch=False)
         return
     silence_libraries()
-    requested, cache_dir = build.source(config), build.cache_dir(config)
+    requested, cache_dir = build.single_source(config), build.cache_dir(config)
     settings: TrainerSettings = requested.finetune or build.instantiate(config.trainer)
     make_directory(cache_dir)
     source, substituted = teaching.locate(requested, task)

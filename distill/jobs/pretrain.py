@@ -36,7 +36,7 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     """Trains a language model on raw text with the `trainer`, and saves it in the run's directory."""
     settings = auto.for_text(build.instantiate(config.trainer))
     task: MaskedLM = build.instantiate(config.task)
-    source = build.source(config)
+    source = build.single_source(config)
     _check(config, settings, task, source, from_scratch=from_scratch)
     silence_libraries()
     make_directory(build.cache_dir(config))

@@ -316,6 +316,15 @@ class CachedOutputs:
         # No term reads a layer that its `teacher_layers` does not name.
         return cast(tuple[Tensor, ...], tuple(by_layer.get(layer) for layer in range(hidden.depth + 1)))
 
+    def describe(self) -> str:
+        """Describes what is cached where."""
+        size = f"{self.bytes() / 1e6:.1f} MB"
+        if self.top_k:
+            size += f", {self.mass():.1%} of the probability mass"
+        if self.hidden:
+            size += ", hidden states in float16"
+        return f"{self.directory} ({size})"
+
     def mass(self) -> float:
         """Returns the share of the probability mass that the top k have, over all items."""
         return top_k_mass(torch.cat([shard.tensors["rest"] for shard in self._shards if shard is not None]))

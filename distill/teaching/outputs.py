@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -15,13 +15,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.console import ProgressMeter, print_line, print_notice
-from distill.contracts import Batch, EncodedSplits, Examples, ItemOutputs, Outputs, Scores, Stream, Task
+from distill.contracts import Batch, EncodedSplits, Examples, ItemOutputs, Outputs, Scores, Stream, Task, TeacherOutputs
 from distill.data.batching import scored_tokens, scoring_steps
 from distill.data.mixing import seen_examples, shown_in_epoch
 from distill.errors import NumericalError, UserError
 from distill.files import JsonObject
 from distill.losses import Objective
 from distill.models.forward import to_device
+from distill.teaching.mixture import MixedOutputs, Mixture
 from distill.teaching.output_cache import (
     CachedOutputs,
     HiddenLayers,
@@ -47,7 +48,7 @@ class HiddenStatesOverflow(UserError):
 class ComputedOutputs:
     """The cached outputs of a teacher for one split, and the seconds that this run took to compute them."""
 
-    outputs: CachedOutputs
+    outputs: CachedOutputs | MixedOutputs
     seconds: float
 
     def record(self) -> dict[str, Any]:
@@ -94,14 +95,34 @@ class Teacher(Protocol):
         """Returns the device of its forward passes."""
         ...
 
+    @property
+    def members(self) -> "Sequence[Teacher]":
+        """Returns the teachers of an ensemble, else the teacher itself."""
+        ...
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Returns the weight of each of them."""
+        ...
+
     def running(self) -> PreTrainedModel:
         """Returns the model on the device and in the precision of its forward passes."""
         ...
 
 
-def check_cache(cache: OutputCache, objective: Objective, task: Task) -> None:
-    """Raises UserError if `teacher.cache.enabled` is true and the outputs cannot be cached."""
-    _obstacle(cache, objective, task)
+def check_cache(cache: OutputCache, objective: Objective, task: Task, *, is_ensemble: bool = False) -> None:
+    """Raises UserError if the outputs cannot be cached and must be: for an ensemble, or by `teacher.cache.enabled`."""
+    reason = _obstacle(cache, objective, task)
+    if is_ensemble and objective.needs_teacher:
+        _refuse_to_run(reason)
+
+
+def _refuse_to_run(reason: str | None) -> None:
+    """Raises UserError if there is a reason why the teachers of an ensemble would run in every step."""
+    if reason is not None:
+        raise UserError(
+            f"an ensemble teaches from cached outputs, and {reason}: take another objective, or one teacher"
+        )
 
 
 def check_size(
@@ -163,28 +184,63 @@ def outputs_for_training(
         examples: the training split.
         epochs: number of epochs of the training, a fraction if it ends within one.
         earlier: the decision of `earlier_decision`, which a resumed training keeps.
+
+    Raises:
+        UserError: if the outputs of an ensemble cannot be cached.
     """
     if not objective.needs_teacher:
         return None, None
     if not isinstance(examples, Examples):
         return None, "a stream shows a text once only"
-    hidden = hidden_layers(objective, student=student, teacher=teacher.model)
+    first, *others = teacher.members
+    hidden = hidden_layers(objective, student=student, teacher=first.model)
     reason = _obstacle(
         cache, objective, task, hidden_gb=cache.size_gb(examples.tokens, logit_bytes=0, hidden=hidden),
         unnamed_layers=objective.needing_unnamed_layers(
-            student.config.num_hidden_layers, teacher.model.config.num_hidden_layers
+            student.config.num_hidden_layers, first.model.config.num_hidden_layers
         ),
     )  # fmt: skip
-    if reason is not None:
-        return None, reason
-    computation = Computation(teacher.running, teacher.fingerprint, task, cache, directory, device=teacher.device.type)
-    if hidden is None or not cache.is_optional or (earlier is not None and earlier["cached"]):
+    outputs: ComputedOutputs | None = None
+    if reason is None:
+        computation = computation_of(first, task, cache, directory)
+        outputs, reason = _cache_or_reason(computation, examples, first.model, hidden, objective, epochs, earlier)
+    if not others:
+        return outputs, reason
+    _refuse_to_run(reason)
+    assert outputs is not None
+    further = [
+        cache_outputs(computation_of(other, task, cache, directory), examples, epochs=epochs) for other in others
+    ]
+    return _mix([outputs, *further], Mixture(teacher.shares, task.likelihood)), None
+
+
+def _cache_or_reason(
+    computation: Computation,
+    examples: Examples,
+    teacher: PreTrainedModel,
+    hidden: HiddenLayers | None,
+    objective: Objective,
+    epochs: float,
+    earlier: JsonObject | None,
+) -> tuple[ComputedOutputs | None, str | None]:
+    """Returns the cached outputs of one teacher, or None and the reason why optional ones are not cached."""
+    if hidden is None or not computation.cache.is_optional or (earlier is not None and earlier["cached"]):
         return cache_outputs(computation, examples, hidden=hidden, epochs=epochs), None
     if earlier is not None:
         return None, str(earlier["reason"])
-    outputs, reason = _cache_if_possible(computation, examples, teacher.model, hidden, epochs)
+    outputs, reason = _cache_if_possible(computation, examples, teacher, hidden, epochs)
     readers = ", ".join(objective.needing("hidden_states"))
     return outputs, None if reason is None else f"{readers} reads hidden states, and {reason}"
+
+
+def computation_of(teacher: Teacher, task: Task, cache: OutputCache, directory: Path) -> Computation:
+    """Returns the computation of the outputs of one teacher."""
+    return Computation(teacher.running, teacher.fingerprint, task, cache, directory, device=teacher.device.type)
+
+
+def _mix(members: Sequence[ComputedOutputs], mixture: Mixture) -> ComputedOutputs:
+    outputs = [cast(CachedOutputs, member.outputs) for member in members]
+    return ComputedOutputs(MixedOutputs(outputs, mixture), sum(member.seconds for member in members))
 
 
 def cache_outputs(
@@ -287,7 +343,7 @@ def cached_scores(computation: Computation, examples: EncodedSplits) -> dict[str
     return scores
 
 
-def _score_cached(task: Task, split: Examples, outputs: CachedOutputs) -> Iterator[tuple[Columns, Columns]]:
+def _score_cached(task: Task, split: Examples, outputs: TeacherOutputs) -> Iterator[tuple[Columns, Columns]]:
     for step in scoring_steps(split.lengths):
         batch = split[step]
         items = task.select(batch)

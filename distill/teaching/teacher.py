@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import transformers
@@ -26,8 +26,9 @@ from distill.losses import HardLabels, Objective
 from distill.models.checks import check_length
 from distill.models.loading import Start
 from distill.options import show_value
+from distill.teaching.mixture import Mixture, normalize_shares
 from distill.teaching.output_cache import OutputCache, library_versions
-from distill.teaching.outputs import Computation, cached_scores
+from distill.teaching.outputs import cached_scores, computation_of
 from distill.teaching.scale import Rescaling, fit_scale
 from distill.training import auto, checkpoints, fitting
 from distill.training.evaluate import evaluate, fit_decoding, split_metrics
@@ -71,6 +72,19 @@ class Weights(Protocol):
         ...
 
 
+@runtime_checkable
+class SeveralWeights(Protocol):
+    """The weights of the teachers of an ensemble: a class of `teachers/`.
+
+    Attributes:
+        members: the source of each teacher's weights.
+        weights: of each teacher's predictions in their mean; None for equal ones.
+    """
+
+    members: Sequence[Weights]
+    weights: Sequence[float] | None
+
+
 @dataclass(frozen=True)
 class TeacherSource:
     """The weights of a teacher, the settings of its fine-tuning, and the cache of its outputs.
@@ -81,6 +95,8 @@ class TeacherSource:
         cache: the rules for caching outputs.
         substitute: creates the teacher to use if the weights are not available; only for a task with built-in data.
         accept_weak: whether a teacher that scores less on dev than a constant prediction may teach.
+        others: the further teachers of an ensemble (`make_ensemble`).
+        shares: the weight of each teacher of an ensemble, with a sum of 1.
 
     Raises:
         OptionError: if `accept_weak` is neither true nor false.
@@ -91,10 +107,30 @@ class TeacherSource:
     cache: OutputCache = field(default_factory=OutputCache)
     substitute: "Callable[[], TeacherSource] | None" = None
     accept_weak: bool = False
+    others: "tuple[TeacherSource, ...]" = ()
+    shares: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
         if not isinstance(self.accept_weak, bool):
             raise OptionError("teacher.accept_weak", show_value(self.accept_weak), "true or false")
+
+
+def make_ensemble(sources: Sequence[TeacherSource], weights: Sequence[float] | None = None) -> TeacherSource:
+    """Returns the source of several teachers whose mean teaches; the first one gives hidden states and layers.
+
+    Raises:
+        UserError: for fewer than two teachers, weights that do not suit them, or a cache that is switched off.
+    """
+    if len(sources) < 2:
+        raise UserError(f"got an ensemble of {len(sources)} teachers, expected at least 2: give their directories")
+    try:
+        shares = normalize_shares(weights, len(sources))
+    except ValueError as error:
+        raise OptionError("teacher.weights", show_value(weights), f"null or {error}") from error
+    if sources[0].cache.enabled is False:
+        expected = "auto or true because an ensemble teaches from cached outputs"
+        raise OptionError("teacher.cache.enabled", "false", expected)
+    return replace(sources[0], others=tuple(sources[1:]), shares=shares)
 
 
 class PreparedTeacher:
@@ -132,6 +168,16 @@ class PreparedTeacher:
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
+    def members(self) -> "Sequence[PreparedTeacher]":
+        """Returns the teachers of an ensemble, else the teacher itself."""
+        return [self]
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Returns the weight of each of them."""
+        return (1.0,)
+
+    @property
     def model(self) -> PreTrainedModel:
         if self._model is None:
             self._model = freeze(self._load())
@@ -159,6 +205,43 @@ class PreparedTeacher:
         """Returns the `teacher` of run.json."""
         fields = ("requested", "resolved", "substituted", "origin", "precision", "metrics", "parameters", "notices")
         return {name: getattr(self, name) for name in fields}
+
+
+class PreparedEnsemble(PreparedTeacher):
+    """Several teachers with one vocabulary. Everything but outputs, scores and size is that of the first one."""
+
+    def __init__(self, members: Sequence[PreparedTeacher], shares: tuple[float, ...], *, requested: str) -> None:
+        first = members[0]
+        self._members, self._shares = members, shares
+        super().__init__(
+            requested=requested, resolved=f"the mean of {', '.join(member.resolved for member in members)}",
+            substituted=False, origin=", ".join(member.origin for member in members), tokenizer=first.tokenizer,
+            load=lambda: first.model, precision=first.precision,
+            weights=_digest([*(member.fingerprint for member in members), *shares]), device=first.device,
+            seconds=sum(member.seconds for member in members),
+            notices=[notice for member in members for notice in member.notices],
+        )  # fmt: skip
+        self.parameters = sum(member.parameters for member in members)
+
+    @property
+    def members(self) -> Sequence[PreparedTeacher]:
+        return self._members
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        return self._shares
+
+    def release(self) -> None:
+        for member in self.members:
+            member.release()
+        super().release()
+
+    def record(self) -> dict[str, Any]:
+        rows = [
+            {"resolved": member.resolved, "origin": member.origin, "share": share, "metrics": member.metrics}
+            for member, share in zip(self.members, self.shares, strict=True)
+        ]
+        return super().record() | {"members": rows}
 
 
 @dataclass(frozen=True)
@@ -193,7 +276,8 @@ def locate(source: TeacherSource, task: Task) -> tuple[TeacherSource, bool]:
         UserError: if the weights are not available and there is no substitute.
     """
     try:
-        source.weights.locate()
+        for one in (source, *source.others):
+            one.weights.locate()
         return source, False
     except UnreachableError:
         if not task.builtin or source.substitute is None or not task.fine_tunes_teacher:
@@ -211,13 +295,33 @@ def locate(source: TeacherSource, task: Task) -> tuple[TeacherSource, bool]:
 
 
 def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, substituted: bool) -> PreparedTeacher:
-    """Loads the teacher, and fine-tunes it if its head does not fit the task.
+    """Loads the teacher, or those of an ensemble, and fine-tunes each whose head does not fit the task.
 
     A fine-tuned teacher is cached under a fingerprint of weights, data and settings.
 
     Raises:
-        UserError: if the teacher does not fit and must not be fine-tuned.
+        UserError: if a teacher does not fit and must not be fine-tuned, or teachers read different tokens.
     """
+    members = [_prepare(one, preparation, requested, substituted) for one in (source, *source.others)]
+    if len(members) == 1:
+        return members[0]
+    expected = _vocabulary(members[0])
+    for member in members[1:]:
+        if _vocabulary(member) != expected:
+            raise UserError(
+                f"teacher {member.resolved} reads other tokens than {members[0].resolved}: the teachers of an ensemble "
+                "need the same tokenizer"
+            )
+    return PreparedEnsemble(members, source.shares, requested=requested)
+
+
+def _vocabulary(teacher: PreparedTeacher) -> dict[str, Any]:
+    """Returns the tokenizer's file without the settings of its last call."""
+    content: dict[str, Any] = json.loads(teacher.tokenizer.backend_tokenizer.to_str())
+    return content | {"truncation": None, "padding": None}
+
+
+def _prepare(source: TeacherSource, preparation: Preparation, requested: str, substituted: bool) -> PreparedTeacher:
     task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
     chosen = dict[str, dict[str, Any]]()
     if source.finetune is not None and task.fine_tunes_teacher:
@@ -320,20 +424,16 @@ def score(
     Raises:
         UserError: if the teacher is weak and must not be.
     """
-    cache = source.cache
-    if cache.enabled is False or task.over_vocabulary:
-        loaders = batching.evaluation_loaders(examples)
-        scores = {name: evaluate(teacher.running(), task, loader) for name, loader in loaders.items()}
-        if not task.over_vocabulary:
-            scores = {name: split_scores.by_example() for name, split_scores in scores.items()}
+    of_members = [_score(member, task, examples, source.cache, directory) for member in teacher.members]
+    if len(of_members) == 1:
+        _set_scores(teacher, task, of_members[0])
     else:
-        computation = Computation(
-            teacher.running, teacher.fingerprint, task, cache, directory, device=teacher.device.type
-        )
-        scores = cached_scores(computation, examples)
-    scores = fit_decoding(task, scores)
-    teacher.metrics, teacher.scores = split_metrics(task, scores), scores
-    weakness = task.weakness(scores["dev"])
+        for member, of_member in zip(teacher.members, of_members, strict=True):
+            _set_scores(member, task, of_member)
+        mixture = Mixture(teacher.shares, task.likelihood)
+        splits = {name: [scores[name] for scores in of_members] for name in of_members[0]}
+        _set_scores(teacher, task, {name: mixture.mix_scores(scores) for name, scores in splits.items()})
+    weakness = task.weakness(teacher.scores["dev"])
     if weakness is None:
         return
     if not source.accept_weak:
@@ -343,6 +443,24 @@ def score(
         )
     teacher.notices.append(f"teacher {teacher.resolved} {weakness}; it teaches because of teacher.accept_weak=true")
     print_notice(teacher.notices[-1])
+
+
+def _score(
+    teacher: PreparedTeacher, task: Task, examples: EncodedSplits, cache: OutputCache, directory: Path
+) -> dict[str, Scores]:
+    """Returns the scores of one teacher on the splits that are scored, by example."""
+    if cache.enabled is not False and not task.over_vocabulary:
+        return cached_scores(computation_of(teacher, task, cache, directory), examples)
+    loaders = batching.evaluation_loaders(examples)
+    scores = {name: evaluate(teacher.running(), task, loader) for name, loader in loaders.items()}
+    if task.over_vocabulary:
+        return scores
+    return {name: split_scores.by_example() for name, split_scores in scores.items()}
+
+
+def _set_scores(teacher: PreparedTeacher, task: Task, scores: Mapping[str, Scores]) -> None:
+    teacher.scores = fit_decoding(task, scores)
+    teacher.metrics = split_metrics(task, teacher.scores)
 
 
 def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:

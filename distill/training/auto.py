@@ -116,6 +116,10 @@ def resolve(settings: TrainerSettings, facts: Facts) -> tuple[TrainerSettings, d
     steps = math.inf if epochs is None else epochs * facts.steps_per_epoch
     steps = min(max(steps, settings.min_steps or 0), settings.max_steps or math.inf)
     table = choose(facts, math.ceil(steps / facts.steps_per_epoch))
+    chosen_evaluations: Any = table["evaluations"].value
+    evaluations = chosen_evaluations if "evaluations" in names else settings.evaluations
+    if steps * evaluations < 2 * facts.steps_per_epoch:
+        table["soup"] = Choice(1, "the training ends before its second evaluation")
     chosen = {name: table[name] for name in names}
     values: dict[str, Any] = {name: choice.value for name, choice in chosen.items()}
     return replace(settings, **values), {name: asdict(choice) for name, choice in chosen.items()}

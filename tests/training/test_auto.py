@@ -78,6 +78,13 @@ def test_evaluations_are_counted_in_the_training_that_takes_place():
         assert chosen["evaluations"]["reason"].startswith(f"{expected * epochs} in all")
 
 
+def test_a_training_with_one_evaluation_has_no_soup():
+    settings, chosen = auto.resolve(TrainerSettings.auto(max_steps=10), Facts(3576, 112, "inherited", 384))
+    assert settings.soup == 1
+    assert chosen["soup"]["reason"] == "the training ends before its second evaluation"
+    assert auto.resolve(TrainerSettings.auto(max_steps=38), Facts(3576, 112, "inherited", 384))[0].soup == 3
+
+
 def test_the_options_of_a_training_on_raw_text_are_the_same_for_any_text():
     settings = auto.for_text(TrainerSettings.auto(soup=4))
     assert (settings.learning_rate, settings.max_epochs, settings.soup, settings.patience) == (1e-4, 2, 4, None)
