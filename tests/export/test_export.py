@@ -1,4 +1,4 @@
-"""Tests that exported files equal torch at every shape, and that the gate fails if they do not."""
+"""Tests that a bundle equals torch from the text on, and that the gate fails if it does not."""
 
 import json
 import math
@@ -30,7 +30,6 @@ from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
 from tests.conftest import LABELS, sentences, toy_bert
 
-LONGEST = 80
 # Everything passes, so that the first recipe is taken.
 LOOSE = ExportSettings(max_drop=1.0, min_agreement=0.0, max_probability_diff=1.0, max_ece_rise=1.0)
 
@@ -56,22 +55,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedToke
         export_onnx(model, directory / f"{name}.onnx")
     sessions = {name: session(directory / f"{name}.onnx") for name in models}
     return {"directory": directory, "models": models, "sessions": sessions}
-
-
-@pytest.mark.parametrize("name", ["teacher", "student"])
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("length", [1, 7, 64, LONGEST])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_onnx_equals_torch(exported: dict[str, Any], name: str, batch: int, length: int, padded: bool) -> None:
-    model: PreTrainedModel = exported["models"][name]
-    session = exported["sessions"][name]
-    names = [value.name for value in session.get_inputs()]
-    feed = inputs(batch, length, padded=padded, vocabulary=model.config.vocab_size)
-    feed = {key: value for key, value in feed.items() if key in names}
-    with torch.no_grad():
-        expected = model(**{key: torch.from_numpy(value) for key, value in feed.items()}).logits.numpy()
-    assert np.ptp(expected) > 1e-3 or batch == 1
-    np.testing.assert_allclose(session.run(["logits"], feed)[0], expected, atol=2e-5)
 
 
 def test_a_teacher_reads_token_types_and_a_student_does_not(exported: dict[str, Any]) -> None:
