@@ -109,12 +109,14 @@ def _write_error(text: str) -> None:
         sys.stderr.buffer.flush()
 
 
-def _predict_chunk(bundle: Bundle, rows: Sequence[Row], *, as_json: bool, as_records: bool) -> list[str]:
+def _predict_chunk(
+    bundle: Bundle, rows: Sequence[Row], *, batch_size: int | None, as_json: bool, as_records: bool
+) -> list[str]:
     """Returns a line for each row. That of a blank line is blank, and in JSON all of its values are null.
 
     `as_records` writes JSON without the text of the row.
     """
-    predictions = iter(bundle.predict([record for _, record in rows if record is not None]))
+    predictions = iter(bundle.predict([record for _, record in rows if record is not None], batch_size=batch_size))
     lines = []
     for text, record in rows:
         prediction = dict.fromkeys(bundle.decoder.fields) if record is None else next(predictions)
@@ -150,6 +152,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--model", help="fp32 or int8; by default the recommended one")
     parser.add_argument("--threads", type=int, help="number of threads of onnxruntime")
+    parser.add_argument(
+        "--batch-size", type=int, help="texts in a forward pass; by default as many as the bundle recommends"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a line, with all probabilities")
     parser.add_argument(
         "--jsonl", action="store_true",
@@ -171,7 +176,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         parse = _parse_json if options.jsonl else bundle.decoder.parse
         for rows in _read_chunks(_read_rows(options.text, parse, bundle.decoder)):
-            _write(_predict_chunk(bundle, rows, as_json=options.json, as_records=options.jsonl))
+            _write(
+                _predict_chunk(
+                    bundle, rows, batch_size=options.batch_size, as_json=options.json, as_records=options.jsonl
+                )
+            )
     except BrokenPipeError:  # The reader has seen enough, as `head` does.
         _discard_output()
     except DistillError as error:

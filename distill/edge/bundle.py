@@ -20,6 +20,7 @@ from distill.errors import UserError, first_line
 from distill.files import hash_file
 
 MOST_THREADS = 1024
+BATCH_SIZE = 32  # Where the bundle recommends none.
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
@@ -30,6 +31,10 @@ class Bundle:
         directory: contains bundle.json, tokenizer.json and the models.
         model: `fp32`, `int8`, or None for the recommended one.
         threads: number of threads of onnxruntime; None uses its default.
+
+    Attributes:
+        batch_size: rows in a forward pass unless a call names another number. It is 1 for a model whose predictions
+            depend on the other texts of a batch by more than the limit of its export.
 
     Raises:
         UserError: if the directory is not a bundle or lacks the model, or a file is damaged.
@@ -53,6 +58,7 @@ class Bundle:
         if self.model not in models:
             raise UserError(f"{directory} has no model {self.model}, expected one of {', '.join(models)}")
         self._check_target()
+        self.batch_size: int = self.manifest["batch_sizes"].get(self.model, BATCH_SIZE)
         self.threshold: float | None = self.manifest["thresholds"].get(self.model)
         if self.threshold is not None and "probability" not in self.decoder.fields:
             raise UserError(f"{directory} is damaged: the decoder {self.manifest['decoder']} has no thresholds")
@@ -62,7 +68,9 @@ class Bundle:
         self.session = session(path, threads)
         self._check_model(path)
 
-    def item_logits(self, records: Sequence[decode.Record], *, batch_size: int = 32) -> list[NDArray[np.floating]]:
+    def item_logits(
+        self, records: Sequence[decode.Record], *, batch_size: int | None = None
+    ) -> list[NDArray[np.floating]]:
         """Returns the logits `[n, C]` of the items of each row of the model. Rows of similar length share a batch.
 
         A record is one row, or as many as it has windows. A row has one sequence of tokens, or one for each choice.
@@ -71,7 +79,7 @@ class Bundle:
         return [logits for rows in self._run(examples, batch_size) for _, logits in rows]
 
     def inputs(
-        self, records: Sequence[decode.Record], *, batch_size: int = 32
+        self, records: Sequence[decode.Record], *, batch_size: int = BATCH_SIZE
     ) -> Iterator[dict[str, NDArray[np.int64]]]:
         """Yields the model's inputs for the records: `[B, L]`, or `[B, 1, L]` for a model of choices.
 
@@ -83,7 +91,7 @@ class Bundle:
             yield self._make_inputs([rows[i] for i in batch])
 
     def logits(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, batch_size: int = 32
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, batch_size: int | None = None
     ) -> NDArray[np.floating]:
         """Returns the logits `[texts, C]` of a model with one row of logits for each text."""
         rows = self.item_logits(self._records(texts, pairs), batch_size=batch_size)
@@ -92,7 +100,7 @@ class Bundle:
         return np.concatenate(rows) if rows else np.empty((0, len(self.labels)), dtype=np.float32)
 
     def predict(
-        self, records: Sequence[decode.Record], pairs: Sequence[str] | None = None, *, batch_size: int = 32
+        self, records: Sequence[decode.Record], pairs: Sequence[str] | None = None, *, batch_size: int | None = None
     ) -> list[decode.Prediction]:
         """Returns the prediction for each record, or for each text and its pair.
 
@@ -131,8 +139,9 @@ class Bundle:
             raise UserError(f"got {len(records)} texts and {len(pairs)} pairs, expected one pair for each text")
         return [list(pair) for pair in zip(cast(Sequence[str], records), pairs, strict=True)]
 
-    def _run(self, examples: Sequence[decode.Example], batch_size: int) -> list[list[decode.Items]]:
+    def _run(self, examples: Sequence[decode.Example], batch_size: int | None) -> list[list[decode.Items]]:
         """Returns the items of each row of each example with their logits."""
+        batch_size = self.batch_size if batch_size is None else batch_size
         _check_count("batch_size", batch_size)
         encoded = self._encode(examples)
         rows = list(itertools.chain.from_iterable(encoded))

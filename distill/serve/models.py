@@ -40,7 +40,11 @@ class ServedModel:
         """Returns what a client may want to know of the model."""
         manifest = self.bundle.manifest
         names = ("task", "kind", "labels", "pair", "max_length")
-        return {"name": self.name, "file": self.bundle.model, **{name: manifest.get(name) for name in names}}
+        fields = {name: manifest.get(name) for name in names}
+        return {
+            "name": self.name, "file": self.bundle.model,
+            "batch_size": self.batch_size or self.bundle.batch_size, **fields,
+        }  # fmt: skip
 
     async def reload_if_changed(self, thread: ThreadPoolExecutor) -> str | None:
         """Loads the bundle again if bundle.json is another file than before; requests go on with the old one.

@@ -13,7 +13,7 @@ class Limits:
         characters: of a text.
         waiting: requests of a model that wait for their turn; one more gets the status 503.
         seconds: for the body of a request to arrive, and again for its answer.
-        batch_size: records in a forward pass.
+        batch_size: records in a forward pass; None for as many as the bundle recommends.
         batch_records: records of all requests that run together.
     """
 
@@ -22,5 +22,5 @@ class Limits:
     characters: int = 20_000
     waiting: int = 256
     seconds: float = 30.0
-    batch_size: int = 32
+    batch_size: int | None = None
     batch_records: int = 256

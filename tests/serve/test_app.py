@@ -96,7 +96,7 @@ def test_several_models_have_paths_of_their_own(
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    write_toy_bundle(other, tokenizer, labels=["much", "little"], task="films")
+    write_toy_bundle(other, tokenizer, labels=["much", "little"], task="films", batch_sizes={"fp32": 1})
     running = start(bundle, f"amounts={other}")
     labels = [
         running.ask({"texts": ["film"]}, f"/{name}/predict").body["predictions"][0]["label"]
@@ -108,8 +108,8 @@ def test_several_models_have_paths_of_their_own(
         404, {"error": "there are several models: post to /NAME/predict, NAME one of films, amounts"},
     )  # fmt: skip
     described = running.get("/models").body["models"]
-    assert [(model["name"], model["labels"]) for model in described] == [
-        ("films", ["long", "short"]), ("amounts", ["much", "little"]),
+    assert [(model["name"], model["labels"], model["batch_size"]) for model in described] == [
+        ("films", ["long", "short"], 32), ("amounts", ["much", "little"], 1),
     ]  # fmt: skip
 
 
