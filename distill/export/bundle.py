@@ -325,6 +325,7 @@ def _create_manifest(
         "task": task.name,
         "pair": task.pair,
         **{name: about[name] for name in ("answer", "labels")},
+        "positive": about.get("positive"),
         "max_length": task.max_length,
         "truncation_side": tokenizer.truncation_side,
         "doc_stride": about.get("doc_stride"),

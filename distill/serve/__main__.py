@@ -56,6 +56,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--seconds", type=float, default=Limits.seconds, help="most for a body to arrive, and for an answer"
     )
     parser.add_argument(
+        "--refuse-long", action="store_true",
+        help="refuse a text of more tokens than the bundle reads; by default it is cut",
+    )  # fmt: skip
+    parser.add_argument(
         "--reload", type=float, default=1.0, help="seconds between two looks for a changed bundle; 0: none"
     )
     return parser.parse_args(arguments)

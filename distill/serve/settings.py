@@ -15,6 +15,7 @@ class Limits:
         seconds: for the body of a request to arrive, and again for its answer.
         batch_size: records in a forward pass; None for as many as the bundle recommends.
         batch_records: records of all requests that run together.
+        refuse_long: whether to refuse a record of more tokens than the bundle reads, which is cut otherwise.
     """
 
     body: int = 4_000_000
@@ -24,3 +25,4 @@ class Limits:
     seconds: float = 30.0
     batch_size: int | None = None
     batch_records: int = 256
+    refuse_long: bool = False

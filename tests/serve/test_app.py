@@ -250,3 +250,13 @@ def test_a_bundle_that_cannot_be_loaded_leaves_the_old_one(bundle: Path, start: 
     assert words.startswith(f"films changed and cannot be loaded, the old one is served: {bundle / 'bundle.json'} is")
     assert running.ask({"texts": ["film"]}).body["predictions"][0]["label"] == "short"
     assert running.said.empty()  # It is said once.
+
+
+def test_a_text_that_is_cut_is_marked_or_refused(bundle: Path, start: Start) -> None:
+    long = "a dull film and a moving film " * 3
+    running = start(bundle)
+    assert [of.get("truncated") for of in running.ask({"texts": ["film", long]}).body["predictions"]] == [None, True]
+    answer = start(bundle, refuse_long=True).ask({"texts": ["film", long]})
+    assert (answer.status, answer.body) == (
+        413, {"error": "record 2 has more tokens than the 8 that the bundle reads: cut it"},
+    )  # fmt: skip
