@@ -100,9 +100,9 @@ def read_table(path: Path) -> Iterator[tuple[int, Values]]:
                     if text.strip():
                         yield line, _parse_object(text, path, line)
                 return
-            is_tsv = path.suffix == ".tsv"  # Never quoted.
-            quoting = csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
-            reader = csv.DictReader(file, strict=True, delimiter="\t" if is_tsv else ",", quoting=quoting)
+            reader = csv.DictReader(file, strict=True)
+            if path.suffix == ".tsv":
+                reader = csv.DictReader(file, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
             for row in reader:
                 if None in row or None in row.values():
                     raise UserError(f"{path}, line {reader.line_num}: got another number of values than the header has")
