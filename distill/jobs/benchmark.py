@@ -32,7 +32,7 @@ from distill.models.forward import input_names
 from distill.records.record import RECORD, create_run
 from distill.records.report import MISSING, render_table
 
-READ = ("job=", "job.", "bundles=", "benchmark.", "output_dir=", "cache_dir=", "+teacher=", "teacher.")
+READ = ("job=", "job.", "bundles=", "benchmark.", "output_dir=", "+teacher=", "teacher.")
 SAMPLED = 256  # Records of dev.
 TEACHER = "teacher"
 
