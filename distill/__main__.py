@@ -137,6 +137,11 @@ def _run_config(config: "DictConfig") -> None:
 
         run_compare(config)
         return
+    elif config.job.name == "benchmark":
+        from distill.jobs.benchmark import run_benchmark
+
+        run_benchmark(config)
+        return
     else:
         for group in ("teacher", "student"):
             if OmegaConf.is_missing(config, group) and not (group == "student" and config.job.name != "distill"):

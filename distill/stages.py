@@ -26,6 +26,7 @@ from distill.export.gate import UNDECIDED, ExportedFile, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.export.recipe_ladder import closest, describe
+from distill.export.sensitivity import describe_sensitivity
 from distill.files import JsonObject, atomic_directory, is_full_disk, is_intact, replace_file, write_text
 from distill.losses import HardLabels, Objective
 from distill.models import checks
@@ -237,6 +238,10 @@ class Stages:
         elif (rung := closest(run.record["ladder"])) is not None:
             print_notice(f"no recipe of quantization passed its gate; closest came {describe(rung)}")
         warn_of_size(self.plan, formats, chosen)
+        if chosen is not None and formats[chosen].get("batch_sensitivity"):  # Earlier versions did not measure it.
+            file = formats[chosen]
+            sentence = describe_sensitivity(file["file"], file["batch_sensitivity"], file["batch_size"])
+            print_line(f"Batches  {sentence}")
         print_line(f"Bundle   {bundle}" + (f"  (recommended: {formats[chosen]['file']})" if chosen else ""))
         print_line(f"Try it   python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")
 

@@ -41,7 +41,7 @@ def compare_models(
     candidates = []
     for name, (model, files) in models.items():
         names = input_names(model, tokenizer)
-        candidates.append(_torch_candidate(name, model, names))
+        candidates.append(torch_candidate(name, model, names))
         candidates += [
             latency.load_onnx_candidate(name, f"onnx-{format}", path, names, threads) for format, path in files.items()
         ]
@@ -62,7 +62,8 @@ def compare_models(
     return rows
 
 
-def _torch_candidate(name: str, model: PreTrainedModel, inputs: Sequence[str]) -> latency.Candidate:
+def torch_candidate(name: str, model: PreTrainedModel, inputs: Sequence[str]) -> latency.Candidate:
+    """Returns a model in torch as a candidate."""
     model = model.cpu().eval()
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 

@@ -64,7 +64,7 @@ def measure_latency(
     rows = []
     for batch in batches:
         for length in lengths:
-            feed = _make_inputs((batch, length) if choices is None else (batch, choices, length), vocabulary)
+            feed = make_inputs((batch, length) if choices is None else (batch, choices, length), vocabulary)
             times = _time_in_turns(candidates, feed, seconds)
             for candidate, durations in zip(candidates, times, strict=True):
                 p50, p90, p99 = (1000 * float(np.percentile(durations, q)) for q in (50, 90, 99))
@@ -95,7 +95,7 @@ def _time_in_turns(candidates: Sequence[Candidate], feed: Inputs, seconds: float
     return times
 
 
-def _make_inputs(shape: tuple[int, ...], vocabulary: int) -> Inputs:
+def make_inputs(shape: tuple[int, ...], vocabulary: int) -> Inputs:
     """Returns random tokens without padding."""
     return {
         "input_ids": np.random.default_rng(0).integers(0, vocabulary, shape, dtype=np.int64),

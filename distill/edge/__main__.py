@@ -8,6 +8,10 @@ The texts are arguments or lines of standard input, and every one of them gives 
 
 With `--jsonl` each is a record in JSON, such as `{"question": "...", "choices": ["...", "..."]}`.
 
+With `--evaluate` it scores the bundle on labelled rows, and predicts nothing:
+
+    python -m distill.edge path/to/bundle --evaluate dev.tsv
+
 With `--web` it writes a page that runs the bundle in a browser, and predicts nothing:
 
     python -m distill.edge --web path/to/bundle page --libraries node_modules
@@ -16,61 +20,17 @@ Input and output are UTF-8 whatever the locale is.
 """
 
 import argparse
-import codecs
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from distill.edge import decode, web
 from distill.edge.bundle import Bundle
+from distill.edge.evaluate import Columns, evaluate
+from distill.edge.stream import Row, read_chunks
 from distill.errors import DistillError, UserError, first_line
-
-LINES_PER_CHUNK = 256
-Row = tuple[str, decode.Record | None]  # A text, and its record; None for a blank line.
-
-
-def _read_arguments(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields a name for each argument, and its text, which is UTF-8 whatever the locale is."""
-    for number, argument in enumerate(arguments, 1):
-        text = argument
-        if decode.find_surrogate(argument) is not None:
-            try:
-                text = os.fsencode(argument).decode("utf-8")
-            except UnicodeError as error:
-                raise UserError(f"text {number} is not UTF-8: convert it to UTF-8") from error
-        yield f"text {number}", text
-
-
-def _read_lines() -> Iterator[tuple[str, str]]:
-    """Yields a name for each line of standard input, and its text. Only line feeds end a line."""
-    if sys.stdin is None:  # Standard input is closed.
-        return
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-        content = content.removesuffix(b"\r\n") if content.endswith(b"\r\n") else content.removesuffix(b"\n")
-        try:
-            yield f"line {number}", content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"line {number} of standard input is not UTF-8, its byte {error.start + 1} is "
-                f"0x{content[error.start]:02x}: convert the file to UTF-8"
-            ) from error
-
-
-def _read_rows(texts: Sequence[str], parse: Callable[[str], decode.Record], decoder: decode.Decoder) -> Iterator[Row]:
-    """Yields the texts, or without any the lines of standard input, with their records, which the decoder checks."""
-    for name, text in _read_arguments(texts) if texts else _read_lines():
-        if not text.strip():
-            yield text, None
-            continue
-        try:
-            record = parse(text)
-            decoder.read(record)
-        except UserError as error:
-            raise UserError(f"{name}: {error}") from error
-        yield text, record
 
 
 def _parse_json(line: str) -> decode.Record:
@@ -79,21 +39,6 @@ def _parse_json(line: str) -> decode.Record:
     except (ValueError, RecursionError) as error:
         raise UserError(f"got {decode.shorten(line)}, expected JSON: {first_line(error)}") from error
     return record
-
-
-def _read_chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    """Yields the rows in chunks, also those before an error."""
-    chunk: list[Row] = []
-    try:
-        for row in rows:
-            chunk.append(row)
-            if len(chunk) == LINES_PER_CHUNK:
-                yield chunk
-                chunk = []
-    except UserError:
-        yield chunk
-        raise
-    yield chunk
 
 
 def _write(lines: Sequence[str]) -> None:
@@ -109,24 +54,70 @@ def _write_error(text: str) -> None:
         sys.stderr.buffer.flush()
 
 
-def _predict_chunk(bundle: Bundle, rows: Sequence[Row], *, as_json: bool, as_records: bool) -> list[str]:
+def _write_notice(text: str) -> None:
+    if sys.stderr is not None:
+        print(f"notice: {text}", file=sys.stderr)
+
+
+def _predict(bundle: Bundle, options: argparse.Namespace) -> None:
+    """Writes the predictions of each chunk of texts, and at the end how many texts were cut."""
+    truncated = 0
+    for rows in read_chunks(options.text, lambda text: _parse_record(text, bundle, options)):
+        records = [record for _, record in rows if record is not None]
+        predictions = bundle.predict(records, batch_size=options.batch_size)
+        truncated += sum(prediction.get("truncated", False) for prediction in predictions)
+        _write(_format(bundle, rows, predictions, options))
+    if truncated:
+        length = bundle.manifest["max_length"]
+        _write_notice(f"texts of more than the {length} tokens that the bundle reads were cut: {truncated:,}")
+
+
+def _parse_record(text: str, bundle: Bundle, options: argparse.Namespace) -> decode.Record:
+    """Returns the record of a text, checked by the decoder and, with `--refuse-long`, for its length."""
+    record = _parse_json(text) if options.jsonl else bundle.decoder.parse(text)
+    bundle.decoder.read(record)
+    if options.refuse_long and bundle.truncates(record):
+        length = bundle.manifest["max_length"]
+        raise UserError(
+            f"got {decode.shorten(text)} with more tokens than the {length} that the bundle reads: shorten it, or "
+            "leave out --refuse-long to have it cut"
+        )
+    return record
+
+
+def _format(
+    bundle: Bundle, rows: Sequence[Row], predictions: Sequence[decode.Prediction], options: argparse.Namespace
+) -> list[str]:
     """Returns a line for each row. That of a blank line is blank, and in JSON all of its values are null.
 
-    `as_records` writes JSON without the text of the row.
+    With `--jsonl` the JSON has no text of the row.
     """
-    predictions = iter(bundle.predict([record for _, record in rows if record is not None]))
-    lines = []
+    remaining, lines = iter(predictions), []
     for text, record in rows:
-        prediction = dict.fromkeys(bundle.decoder.fields) if record is None else next(predictions)
-        if as_records:
+        prediction = dict.fromkeys(bundle.decoder.fields) if record is None else next(remaining)
+        if options.jsonl:
             lines.append(json.dumps(prediction, ensure_ascii=False))
-        elif as_json:
+        elif options.json:
             lines.append(json.dumps({"text": text, **prediction}, ensure_ascii=False))
         elif record is None:
             lines.append("")
         else:
             lines.append(f"{bundle.decoder.format(prediction)}\t{decode.escape(text, tab=False)}")
     return lines
+
+
+def _evaluate(bundle: Bundle, options: argparse.Namespace) -> None:
+    """Writes the metrics of a bundle on labelled rows."""
+    if options.text:
+        raise UserError(f"got --evaluate and {decode.shorten(options.text[0])}, expected one of the two")
+    columns = Columns(options.text_column, options.label_column)
+    result = evaluate(bundle, options.evaluate, columns, batch_size=options.batch_size)
+    if options.json:
+        content = {"model": bundle.model, "rows": result.rows, "truncated": result.truncated, "metrics": result.metrics}
+        _write([json.dumps(content)])
+        return
+    _write([f"{name}\t{value:.4f}" for name, value in result.metrics.items()])
+    _write([f"rows\t{result.rows}", f"truncated\t{result.truncated}"])
 
 
 def _write_page(bundle: Bundle, options: argparse.Namespace) -> None:
@@ -150,11 +141,26 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--model", help="fp32 or int8; by default the recommended one")
     parser.add_argument("--threads", type=int, help="number of threads of onnxruntime")
+    parser.add_argument(
+        "--batch-size", type=int, help="texts in a forward pass; by default as many as the bundle recommends"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a line, with all probabilities")
     parser.add_argument(
         "--jsonl", action="store_true",
         help='each line is a record in JSON, such as {"question": ..., "context": ...}, and gives a JSON object',
     )  # fmt: skip
+    parser.add_argument(
+        "--refuse-long",
+        action="store_true",
+        help="end at a text of more tokens than the bundle reads, and do not cut it",
+    )
+    parser.add_argument(
+        "--evaluate", type=Path, metavar="FILE", help="labelled rows, .csv, .tsv or .jsonl: write metrics"
+    )
+    parser.add_argument(
+        "--text-column", action="append", metavar="NAME", help="with --evaluate: of the text; twice for a pair"
+    )
+    parser.add_argument("--label-column", metavar="NAME", help="with --evaluate: of the label")
     parser.add_argument("--web", action="store_true", help="write a page for browsers; the text is the folder's name")
     parser.add_argument("--single-file", action="store_true", help="with --web: one HTML file in place of a folder")
     parser.add_argument("--libraries", type=Path, default=Path("node_modules"), help="with --web: of JavaScript")
@@ -169,9 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.web:
             _write_page(bundle, options)
             return 0
-        parse = _parse_json if options.jsonl else bundle.decoder.parse
-        for rows in _read_chunks(_read_rows(options.text, parse, bundle.decoder)):
-            _write(_predict_chunk(bundle, rows, as_json=options.json, as_records=options.jsonl))
+        if options.evaluate is not None:
+            _evaluate(bundle, options)
+            return 0
+        _predict(bundle, options)
     except BrokenPipeError:  # The reader has seen enough, as `head` does.
         _discard_output()
     except DistillError as error:

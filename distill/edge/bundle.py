@@ -3,6 +3,7 @@
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,20 @@ from distill.errors import UserError, first_line
 from distill.files import hash_file
 
 MOST_THREADS = 1024
+BATCH_SIZE = 32  # Where the bundle recommends none.
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+
+
+class LongTextError(UserError):
+    """A record with more tokens than the bundle reads, where none may be cut."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The rows of a record, and whether tokens of it were cut off."""
+
+    rows: list[decode.Row]
+    is_truncated: bool
 
 
 class Bundle:
@@ -30,6 +44,10 @@ class Bundle:
         directory: contains bundle.json, tokenizer.json and the models.
         model: `fp32`, `int8`, or None for the recommended one.
         threads: number of threads of onnxruntime; None uses its default.
+
+    Attributes:
+        batch_size: rows in a forward pass unless a call names another number. It is 1 for a model whose predictions
+            depend on the other texts of a batch by more than the limit of its export.
 
     Raises:
         UserError: if the directory is not a bundle or lacks the model, or a file is damaged.
@@ -53,6 +71,7 @@ class Bundle:
         if self.model not in models:
             raise UserError(f"{directory} has no model {self.model}, expected one of {', '.join(models)}")
         self._check_target()
+        self.batch_size: int = self.manifest["batch_sizes"].get(self.model, BATCH_SIZE)
         self.threshold: float | None = self.manifest["thresholds"].get(self.model)
         if self.threshold is not None and "probability" not in self.decoder.fields:
             raise UserError(f"{directory} is damaged: the decoder {self.manifest['decoder']} has no thresholds")
@@ -62,28 +81,30 @@ class Bundle:
         self.session = session(path, threads)
         self._check_model(path)
 
-    def item_logits(self, records: Sequence[decode.Record], *, batch_size: int = 32) -> list[NDArray[np.floating]]:
+    def item_logits(
+        self, records: Sequence[decode.Record], *, batch_size: int | None = None
+    ) -> list[NDArray[np.floating]]:
         """Returns the logits `[n, C]` of the items of each row of the model. Rows of similar length share a batch.
 
         A record is one row, or as many as it has windows. A row has one sequence of tokens, or one for each choice.
         """
         examples = [self.decoder.read(record) for record in self._records(records, None)]
-        return [logits for rows in self._run(examples, batch_size) for _, logits in rows]
+        return [logits for rows in self._run(examples, self._encode(examples), batch_size) for _, logits in rows]
 
     def inputs(
-        self, records: Sequence[decode.Record], *, batch_size: int = 32
+        self, records: Sequence[decode.Record], *, batch_size: int = BATCH_SIZE
     ) -> Iterator[dict[str, NDArray[np.int64]]]:
         """Yields the model's inputs for the records: `[B, L]`, or `[B, 1, L]` for a model of choices.
 
         Rows of similar length share a batch.
         """
         encoded = self._encode([self.decoder.read(record) for record in self._records(records, None)])
-        rows = list(itertools.chain.from_iterable(encoded))
+        rows = list(itertools.chain.from_iterable(one.rows for one in encoded))
         for batch in _batches(rows, batch_size):
             yield self._make_inputs([rows[i] for i in batch])
 
     def logits(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, batch_size: int = 32
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, batch_size: int | None = None
     ) -> NDArray[np.floating]:
         """Returns the logits `[texts, C]` of a model with one row of logits for each text."""
         rows = self.item_logits(self._records(texts, pairs), batch_size=batch_size)
@@ -91,27 +112,53 @@ class Bundle:
             raise UserError("the records have different numbers of choices, expected one: call item_logits")
         return np.concatenate(rows) if rows else np.empty((0, len(self.labels)), dtype=np.float32)
 
+    def truncates(self, record: decode.Record) -> bool:
+        """Returns whether tokens of a record are cut off, because it has more than `max_length`."""
+        return self._encode([self.decoder.read(record)])[0].is_truncated
+
     def predict(
-        self, records: Sequence[decode.Record], pairs: Sequence[str] | None = None, *, batch_size: int = 32
+        self,
+        records: Sequence[decode.Record],
+        pairs: Sequence[str] | None = None,
+        *,
+        batch_size: int | None = None,
+        truncate: bool = True,
     ) -> list[decode.Prediction]:
         """Returns the prediction for each record, or for each text and its pair.
 
         For classes it has `label`, `probability` and the `probabilities` of all labels, for a number `value`, for tags
         `entities`, for a question with a context `answer`, `score`, `start` and `end`, and for one with choices
         `choice`, `index`, `probability` and `probabilities`. The label or choice is None where the bundle has a
-        threshold and the probability is below.
+        threshold and the probability is below. The prediction for a record that was cut has `truncated`, which is true.
+
+        Args:
+            truncate: whether to cut a record of more than `max_length` tokens.
 
         Raises:
+            LongTextError: for such a record, if none may be cut.
             UserError: for a record of another form, and a model whose logits are not finite.
         """
         examples = [self.decoder.read(record) for record in self._records(records, pairs)]
-        outputs = self._run(examples, batch_size)
+        encoded = self._encode(examples)
+        if not truncate:
+            self._refuse_long(encoded)
+        outputs = self._run(examples, encoded, batch_size)
         for number, rows in enumerate(outputs, 1):
             if not all(np.isfinite(logits).all() for _, logits in rows):
                 raise UserError(f"{self.directory}: the logits of {self.model} for record {number} are not finite")
-        return [
+        predictions = [
             self._withhold(self.decoder.decode(example, rows)) for example, rows in zip(examples, outputs, strict=True)
         ]
+        return [
+            {**prediction, "truncated": True} if one.is_truncated else prediction
+            for prediction, one in zip(predictions, encoded, strict=True)
+        ]
+
+    def _refuse_long(self, encoded: Sequence[Encoded]) -> None:
+        for number, one in enumerate(encoded, 1):
+            if one.is_truncated:
+                length = self.manifest["max_length"]
+                raise LongTextError(f"record {number} has more tokens than the {length} that the bundle reads: cut it")
 
     def _withhold(self, prediction: decode.Prediction) -> decode.Prediction:
         """Returns the prediction, without its label if the probability is below the threshold."""
@@ -131,12 +178,14 @@ class Bundle:
             raise UserError(f"got {len(records)} texts and {len(pairs)} pairs, expected one pair for each text")
         return [list(pair) for pair in zip(cast(Sequence[str], records), pairs, strict=True)]
 
-    def _run(self, examples: Sequence[decode.Example], batch_size: int) -> list[list[decode.Items]]:
+    def _run(
+        self, examples: Sequence[decode.Example], encoded: Sequence[Encoded], batch_size: int | None
+    ) -> list[list[decode.Items]]:
         """Returns the items of each row of each example with their logits."""
+        batch_size = self.batch_size if batch_size is None else batch_size
         _check_count("batch_size", batch_size)
-        encoded = self._encode(examples)
-        rows = list(itertools.chain.from_iterable(encoded))
-        owners = [example for example, own in zip(examples, encoded, strict=True) for _ in own]
+        rows = list(itertools.chain.from_iterable(one.rows for one in encoded))
+        owners = [example for example, one in zip(examples, encoded, strict=True) for _ in one.rows]
         outputs: list[Any] = [None] * len(rows)
         for batch in _batches(rows, batch_size):
             try:
@@ -148,21 +197,23 @@ class Bundle:
             for i, end in zip(batch, ends, strict=True):
                 outputs[i] = self._select_items(owners[i], rows[i], logits[end - len(rows[i]) : end])
         remaining = iter(outputs)
-        return [list(itertools.islice(remaining, len(own))) for own in encoded]
+        return [list(itertools.islice(remaining, len(one.rows))) for one in encoded]
 
-    def _encode(self, examples: Sequence[decode.Example]) -> list[list[decode.Row]]:
+    def _encode(self, examples: Sequence[decode.Example]) -> list[Encoded]:
         """Returns the rows of each example, cut by the tokenizer or else by the decoder."""
         texts = [example.sequences() for example in examples]
         encodings = iter(self.tokenizer.encode_batch(list(itertools.chain.from_iterable(texts))))
         limits = {"max_length": self.manifest["max_length"], "doc_stride": self.manifest["doc_stride"]}
-        rows: list[list[decode.Row]] = []
+        encoded: list[Encoded] = []
         for number, (example, own) in enumerate(zip(examples, texts, strict=True), 1):
             row: decode.Row = list(itertools.islice(encodings, len(own)))
             try:
-                rows.append(self.decoder.cut(example, row, **limits, side=self.truncation_side))
+                rows = self.decoder.cut(example, row, **limits, side=self.truncation_side)
             except ValueError as error:
                 raise UserError(f"record {number}: {error}") from error
-        return rows
+            is_cut = _count_tokens([row]) > _count_tokens(rows)  # Windows share tokens, and lose none.
+            encoded.append(Encoded(rows, is_cut or any(sequence.overflowing for sequence in row)))
+        return encoded
 
     def _select_items(self, example: decode.Example, row: decode.Row, logits: NDArray[np.floating]) -> decode.Items:
         """Returns the items of a row, from logits `[K, C]` of its sequences or `[K, L, C]` of their tokens."""
@@ -265,6 +316,10 @@ def _batches(rows: Sequence[decode.Row], batch_size: int) -> Iterator[list[int]]
     order = sorted(range(len(rows)), key=lambda i: max(len(sequence.ids) for sequence in rows[i]))
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
+
+
+def _count_tokens(rows: Sequence[decode.Row]) -> int:
+    return sum(len(sequence.ids) for row in rows for sequence in row)
 
 
 def _create_decoder(manifest: Mapping[str, Any], directory: Path) -> decode.Decoder:

@@ -11,8 +11,8 @@ from distill.errors import UserError
 from distill.files import CHECKSUMS, read_checksums
 
 NAME = "bundle.json"
-FORMAT = 6
-READABLE = (1, 2, 3, 4, 5, 6)
+FORMAT = 7
+READABLE = (1, 2, 3, 4, 5, 6, 7)
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 SIDES = ("left", "right")
 LARGEST = 2**31 - 1  # Of a length and a token id.
@@ -45,6 +45,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         defaults["targets"] = {}
     if number < 6:
         defaults |= {"doc_stride": None, "decoding": {}}
+    if number < 7:
+        defaults["batch_sizes"] = {}
     if number == 1 and "answer" in manifest:  # The decoder had another name.
         defaults["decoder"] = manifest["answer"]
     content: dict[str, Any] = defaults | manifest
@@ -87,7 +89,7 @@ def _check_fields(manifest: Mapping[str, Any], path: Path) -> None:
             f"{path} is damaged: recommended is {_show(manifest['recommended'])}, expected null or one of "
             f"{', '.join(models)}"
         )
-    for key in ("thresholds", "targets"):
+    for key in ("thresholds", "targets", "batch_sizes"):
         if unknown := [name for name in manifest[key] if name not in models]:
             raise UserError(f"{path} is damaged: {key} has {unknown[0]}, expected some of {', '.join(models)}")
     for file in (*models.values(), "tokenizer.json"):
@@ -129,6 +131,10 @@ def _are_targets(value: object) -> bool:
     return isinstance(value, dict) and all(target in TARGETS for target in value.values())
 
 
+def _are_counts(value: object) -> bool:
+    return isinstance(value, dict) and all(_is_count(count) and count > 0 for count in value.values())
+
+
 def _are_checksums(value: object) -> bool:
     return isinstance(value, dict) and all(
         isinstance(digest, str) and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
@@ -165,6 +171,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "recommended": (lambda value: value is None or isinstance(value, str), "null or the name of a model"),
     "thresholds": (_are_shares, "a probability for each model that abstains"),
     "targets": (_are_targets, f"one of {', '.join(TARGETS)} for each model that is not right everywhere"),
+    "batch_sizes": (_are_counts, "a whole number of at least 1 for each model that prefers small batches"),
     "files": (_are_checksums, "the SHA-256 of each file"),
 }
 

@@ -25,6 +25,7 @@ from distill.export.gate import FAILED, REREAD, TRUNCATED, ExportedFile, compare
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material
 from distill.export.recipe_ladder import FLOAT16, RecipeLadder, Rung
+from distill.export.sensitivity import BATCH, SAMPLED, BatchSensitivity, measure_sensitivity, recommend_batch_size
 from distill.export.settings import ExportSettings
 from distill.export.vocabulary import cut_vocabulary
 from distill.files import hash_file, write_json
@@ -118,7 +119,7 @@ def write_bundle(
     file_scores = {name: scorer.score_splits(directory / entry.file) for name, entry in names.items()}
     _report_truncated(file_scores["fp32"])
     formats = {
-        name: _describe(directory / entry.file, entry, file_scores[name], scores, task=task, settings=settings)
+        name: _describe(directory / entry.file, entry, file_scores[name], scorer, task=task, settings=settings)
         for name, entry in names.items()
     }
     if not is_cut:
@@ -147,6 +148,8 @@ def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:
         "recommended": recommended(formats),
         "thresholds": {name: row["abstain"]["threshold"] for name, row in formats.items() if row["abstain"]},
         "targets": {name: row["target"] for name, row in formats.items() if row["target"] != ANY},
+        "batch_sensitivity": {name: row["batch_sensitivity"] for name, row in formats.items()},
+        "batch_sizes": {name: row["batch_size"] for name, row in formats.items() if row["batch_size"] is not None},
     }
 
 
@@ -211,22 +214,41 @@ class Scorer:
         Raises:
             ValueError: if an example has other items than in the torch model for another reason.
         """
-        reference = self.scores[split]
+        records = self.splits.scored()[split].records()
+        scores = self._place(self._load(path).item_logits(records), self.scores[split])
         marks = {REREAD: self.reread[split]} if split in self.reread else {}
+        return replace(scores, columns={**scores.columns, **marks})
+
+    def compare_batches(self, path: Path, task: Task) -> BatchSensitivity:
+        """Returns how far the predictions of a file for the beginning of dev depend on the batch."""
+        bundle, records = self._load(path), self.splits.scored()["dev"].records()[:SAMPLED]
+        batches = (records[start : start + BATCH] for start in range(0, len(records), BATCH))
+        alone = bundle.item_logits(records, batch_size=1)
+        together = [row for batch in batches for row in bundle.item_logits(batch, batch_size=BATCH)]
+        reference = self.scores["dev"].select(self.scores["dev"].example_id < len(alone))
+        return measure_sensitivity(
+            task, self._place(together, reference), self._place(alone, reference), examples=len(records)
+        )
+
+    def _load(self, path: Path) -> edge.Bundle:
+        """Returns the bundle with another file."""
         bundle = copy.copy(self.bundle)
         bundle.model, bundle.session = path.name, edge.session(path)
+        return bundle
+
+    def _place(self, rows: Sequence[np.ndarray], reference: Scores) -> Scores:
+        """Returns the logits of each row in the place of those of `reference`."""
         width = reference.columns["logits"].shape[-1]
-        rows = bundle.item_logits(self.splits.scored()[split].records())
         logits = [pad_classes(of_row, width) for of_row in rows]
         expected = np.bincount(reference.example_id, minlength=len(logits)).tolist()
         if len(logits) != len(expected):
             raise ValueError(f"the bundle has {len(logits)} rows, expected {len(expected)} as in torch")
         # Everything else in the scores follows from the data.
         if [len(of_row) for of_row in logits] == expected:
-            return replace(reference, columns={**reference.columns, **marks, "logits": np.concatenate(logits)})
+            return replace(reference, columns={**reference.columns, "logits": np.concatenate(logits)})
         filled, truncated = zip(*map(self._fill, itertools.count(1), logits, expected), strict=True)
         columns = {"logits": np.concatenate(filled), TRUNCATED: np.concatenate(truncated)}
-        return replace(reference, columns={**reference.columns, **marks, **columns})
+        return replace(reference, columns={**reference.columns, **columns})
 
     def _fill(self, example: int, logits: np.ndarray, expected: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns logits `[expected, C]` of an example, and which of them `[expected]` are those of truncated items."""
@@ -296,19 +318,21 @@ def _describe(
     path: Path,
     entry: _Name,
     scores: Mapping[str, Scores],
-    reference: Mapping[str, Scores],
+    scorer: Scorer,
     *,
     task: Task,
     settings: ExportSettings,
 ) -> ExportedFile:
     """Returns the entry of a file in run.json's `export`."""
-    comparison = compare(scores, reference, task=task)
-    share = settings.abstain
+    comparison = compare(scores, scorer.scores, task=task)
+    share, sensitivity = settings.abstain, scorer.compare_batches(path, task)
     return {
         "file": entry.file, "bytes": edge.count_bytes(path), **comparison,
         "gate": judge(comparison, settings, target=entry.target),
         "recipe": entry.recipe, "target": entry.target,
         "abstain": None if share is None else measure_abstention(scores, task=task, share=share),
+        "batch_sensitivity": sensitivity,
+        "batch_size": recommend_batch_size(sensitivity, settings.max_batch_diff),
     }  # fmt: skip
 
 
@@ -332,6 +356,7 @@ def _create_manifest(
         "task": task.name,
         "pair": task.pair,
         **{name: about[name] for name in ("answer", "labels")},
+        "positive": about.get("positive"),
         "max_length": task.max_length,
         "truncation_side": tokenizer.truncation_side,
         "doc_stride": about.get("doc_stride"),
@@ -347,6 +372,8 @@ def _create_manifest(
         "metrics": {},
         "thresholds": {},
         "targets": {},
+        "batch_sensitivity": {},
+        "batch_sizes": {},
         "files": {},
     }
 

@@ -8,6 +8,7 @@ import numpy as np
 from distill.contracts import Scores, Task
 from distill.edge.processor import ANY, runs, this_target
 from distill.export.abstention import Abstention
+from distill.export.sensitivity import BatchSensitivity
 from distill.export.settings import ExportSettings
 from distill.training.evaluate import split_metrics
 from distill.training.statistics import compare_examples
@@ -57,6 +58,8 @@ class ExportedFile(Comparison):
         recipe: number format of the weights, in words.
         target: the processors that the file is right on, one of `edge.processor.TARGETS`.
         abstain: the threshold below which it gives no label, with the share and the metrics that follow from it.
+        batch_sensitivity: how far its predictions depend on the other texts of a batch.
+        batch_size: the number of texts that the bundle recommends to run together; None for any.
     """
 
     file: str
@@ -65,6 +68,8 @@ class ExportedFile(Comparison):
     recipe: str
     target: str
     abstain: Abstention | None
+    batch_sensitivity: BatchSensitivity
+    batch_size: int | None
 
 
 def compare(scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, task: Task) -> Comparison:

@@ -29,6 +29,8 @@ class ExportSettings:
         qat_epochs: epochs of quantization-aware distillation in the recipe `qat`; 0 leaves it out.
         target: processors that int8 files are written for; `auto` for the one of this machine. The first one counts.
         vocabulary: `full`, or `task` to drop the rows of the embedding that the task's texts do not need.
+        max_batch_diff: largest difference of a probability between a text alone and in a batch with others; above it
+            the bundle recommends to run texts one by one.
         abstain: share of dev with the lowest confidence on which an exported file gives no label; None for none.
     """
 
@@ -42,6 +44,7 @@ class ExportSettings:
     qat_epochs: NonNegativeInt = 1
     target: Literal["auto"] | Target | Annotated[tuple[Target, ...], Field(strict=False, min_length=1)] = "auto"
     vocabulary: Literal["full", "task"] = "full"
+    max_batch_diff: Share = 0.1
     abstain: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     def targets(self) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000, help="0 for any that is free")
     parser.add_argument("--model", help="fp32 or int8; by default the recommended one")
     parser.add_argument("--threads", type=int, help="number of threads of onnxruntime")
-    parser.add_argument("--batch-size", type=int, default=Limits.batch_size, help="records in a forward pass")
+    parser.add_argument("--batch-size", type=int, help="records in a forward pass; by default as the bundle recommends")
     parser.add_argument(
         "--batch-records", type=int, default=Limits.batch_records, help="records of all requests that run together"
     )
@@ -55,6 +55,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=Limits.seconds, help="most for a body to arrive, and for an answer"
     )
+    parser.add_argument(
+        "--refuse-long", action="store_true",
+        help="refuse a text of more tokens than the bundle reads; by default it is cut",
+    )  # fmt: skip
     parser.add_argument(
         "--reload", type=float, default=1.0, help="seconds between two looks for a changed bundle; 0: none"
     )
@@ -85,8 +89,9 @@ def _serve(options: argparse.Namespace) -> None:
 def check_options(options: argparse.Namespace, token: str | None) -> None:
     """Raises UserError for options that cannot be, and for a server that anybody could ask."""
     for name in ("batch_size", "batch_records", "waiting", "records", "characters", "body"):
-        if getattr(options, name) < 1:
-            raise UserError(f"got --{name.replace('_', '-')} {getattr(options, name)}, expected at least 1")
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UserError(f"got --{name.replace('_', '-')} {value}, expected at least 1")
     if not options.seconds > 0:
         raise UserError(f"got --seconds {options.seconds:g}, expected more than 0")
     if options.reload < 0:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distill import __version__
 from distill.edge import decode
+from distill.edge.bundle import LongTextError
 from distill.errors import UserError, first_line
 from distill.serve.batcher import FullError
 from distill.serve.measurements import Measurements
@@ -170,6 +171,8 @@ class Service:
                 raise RefusedError(GONE, "the client has gone")
             raise RefusedError(504, f"no answer within {self.limits.seconds:g} s: send fewer or shorter texts")
         error = answer.exception()
+        if isinstance(error, LongTextError):
+            raise RefusedError(413, str(error))
         if error is not None:  # Such as of a bundle that has changed since the records were checked.
             self.log(f"{model.name} failed: {first_line(error)}")
             raise RefusedError(500, f"the model failed: {first_line(error)}")

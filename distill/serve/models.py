@@ -31,7 +31,7 @@ class ServedModel:
 
     def __init__(self, name: str, directory: Path, *, model: str | None, threads: int | None, limits: Limits) -> None:
         self.name, self.directory, self.batch_size = name, directory, limits.batch_size
-        self._model, self._threads = model, threads
+        self._model, self._threads, self._truncate = model, threads, not limits.refuse_long
         self._signature = _sign(directory)
         self.bundle = self._load()
         self.batcher = Batcher(self._predict, waiting=limits.waiting, records=limits.batch_records)
@@ -40,7 +40,11 @@ class ServedModel:
         """Returns what a client may want to know of the model."""
         manifest = self.bundle.manifest
         names = ("task", "kind", "labels", "pair", "max_length")
-        return {"name": self.name, "file": self.bundle.model, **{name: manifest.get(name) for name in names}}
+        fields = {name: manifest.get(name) for name in names}
+        return {
+            "name": self.name, "file": self.bundle.model,
+            "batch_size": self.batch_size or self.bundle.batch_size, **fields,
+        }  # fmt: skip
 
     async def reload_if_changed(self, thread: ThreadPoolExecutor) -> str | None:
         """Loads the bundle again if bundle.json is another file than before; requests go on with the old one.
@@ -64,7 +68,7 @@ class ServedModel:
         return Bundle(self.directory, model=self._model, threads=self._threads)
 
     def _predict(self, records: list[Record]) -> list[Prediction]:
-        return self.bundle.predict(records, batch_size=self.batch_size)
+        return self.bundle.predict(records, batch_size=self.batch_size, truncate=self._truncate)
 
 
 def load_models(

@@ -25,13 +25,13 @@ from distill.data import questions, readers, tables
 from distill.data.in_memory import Table, TableSplits
 from distill.data.questions import QuestionData, QuestionSplit
 from distill.data.unlabelled import Unlabelled, UnlabelledText
-from distill.edge import spans
+from distill.edge import answer_metrics, spans
 from distill.edge.classes import MASKED
 from distill.edge.spans import NO_ANSWER, NO_CLASS
 from distill.errors import OptionError
 from distill.losses.term import mask_logits
 from distill.options import check_arguments
-from distill.tasks import answer_metrics, rows
+from distill.tasks import rows
 from distill.tasks.windows import label_windows, tokenize_windows
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.files import CHECKSUMS, hash_file, write_json
 
 # Bundles of earlier formats are still read: 1 has no decoder, 1 and 2 no side of the truncation, 1 to 3 no thresholds,
-# 1 to 4 no targets, 1 to 5 no windows and no values of the decoder.
+# 1 to 4 no targets, 1 to 5 no windows and no values of the decoder, 1 to 6 no batch sizes.
 FORMATS: dict[int, dict[str, Any]] = {
     1: {"kind": "sequence", "answer": "classes"},
     2: {"kind": "classification", "answer": "classes", "decoder": "classes"},
@@ -28,10 +28,14 @@ FORMATS: dict[int, dict[str, Any]] = {
         "kind": "classification", "answer": "classes", "decoder": "classes", "truncation_side": "right",
         "thresholds": {}, "targets": {}, "doc_stride": None, "decoding": {},
     },
+    7: {
+        "kind": "classification", "answer": "classes", "decoder": "classes", "truncation_side": "right",
+        "thresholds": {}, "targets": {}, "doc_stride": None, "decoding": {}, "batch_sizes": {},
+    },
 }  # fmt: skip
 
 
-def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, *, format: int = 6, **changes: Any) -> None:
+def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, *, format: int = 7, **changes: Any) -> None:
     """Writes a bundle with the logits [number of tokens, 4], or of one label [number of tokens].
 
     `changes` replace values of bundle.json. One of None is left out.

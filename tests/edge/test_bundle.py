@@ -60,7 +60,7 @@ def test_softmax_of_large_logits_is_finite() -> None:
 @pytest.mark.parametrize(
     ("change_to", "expected"),
     [
-        ({"format": 7}, "is of format 7, this version of distill reads 1 to 6: update distill"),
+        ({"format": 8}, "is of format 8, this version of distill reads 1 to 7: update distill"),
         ({"format": True}, "is of format true, this version"),
         ({"format": "3"}, 'is of format "3", this version'),
         ({"labels": []}, "the decoder classes does not fit 0 labels"),
@@ -80,6 +80,9 @@ def test_softmax_of_large_logits_is_finite() -> None:
             {"decoder": "spans", "decoding": {"n_best": 2, "max_answer_length": 2, "null_threshold": "0"}},
             "is damaged: decoding has null_threshold 0, expected a number or null",
         ),
+        ({"batch_sizes": {"fp32": 0}}, 'batch_sizes is {"fp32": 0}, expected a whole number of at least 1 for each'),
+        ({"batch_sizes": {"int9": 1}}, "batch_sizes has int9, expected some of fp32"),
+        ({"batch_sizes": [1]}, "batch_sizes is [1], expected a whole number of at least 1 for each model"),
         ({"max_length": 0}, "max_length is 0, expected a whole number of at least 1"),
         ({"max_length": 8.0}, "max_length is 8.0, expected a whole number"),
         ({"max_length": True}, "max_length is true, expected a whole number"),
@@ -286,7 +289,7 @@ def test_logits_that_are_not_finite_are_no_prediction(bundle: Path, monkeypatch:
     ("damage", "expected"),
     [
         ("no bundle.json", "is no bundle: it has no bundle.json"),
-        ("other format", "is of format 99, this version of distill reads 1 to 6"),
+        ("other format", "is of format 99, this version of distill reads 1 to 7"),
         ("broken json", "is damaged"),
         ("other model", "model.onnx is damaged: its SHA-256 is not the one in bundle.json"),
     ],
@@ -350,3 +353,19 @@ def test_a_regression_predicts_a_number(
     assert Bundle(bundle).predict(["a lovely film"]) == [{"value": number}]
     assert main([str(bundle), "a lovely film"]) == 0
     assert capsys.readouterr().out == f"{number:.4f}\ta lovely film\n"
+
+
+def test_a_model_runs_as_many_texts_together_as_its_bundle_recommends(bundle: Path) -> None:
+    class Session:
+        sizes: list[int] = []  # noqa: RUF012
+
+        def run(self, names: list[str], inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+            self.sizes.append(len(inputs["input_ids"]))
+            return [np.zeros((self.sizes[-1], 2), dtype=np.float32)]
+
+    for recommended, chosen, sizes in (({}, None, [3]), ({"fp32": 1}, None, [1, 1, 1]), ({"fp32": 1}, 2, [2, 1])):
+        change(bundle, batch_sizes=recommended)
+        loaded = Bundle(bundle)
+        loaded.session, Session.sizes = Session(), []
+        loaded.predict(["film", "a film", "a dull film"], batch_size=chosen)
+        assert Session.sizes == sizes

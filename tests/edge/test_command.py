@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.edge.__main__ import LINES_PER_CHUNK, main
+from distill.edge.__main__ import main
+from distill.edge.stream import LINES_PER_CHUNK, read_chunks, split_lines
 from tests.edge.conftest import write_choice_bundle, write_toy_bundle
 
 # Python would take UTF-8 for a C locale otherwise.
@@ -68,7 +69,7 @@ def test_a_c_locale_reads_and_writes_utf_8(bundle: Path) -> None:
     expected = f"\t{text}\n".encode()
     for arguments, content in (([], f"{text}\n".encode()), ([text.encode()], b"")):
         done = run([os.fsencode(renamed), *arguments], content, **ASCII_LOCALE)
-        assert (done.returncode, done.stderr) == (0, b"")
+        assert (done.returncode, done.stderr[:26]) == (0, b"notice: texts of more than")
         assert done.stdout.endswith(expected)
     done = run([os.fsencode(renamed), text.encode(), b"caf\xe9"], **ASCII_LOCALE)
     assert (done.returncode, done.stderr) == (2, b"error: text 2 is not UTF-8: convert it to UTF-8\n")
@@ -219,3 +220,67 @@ def test_invalid_options_are_reported_in_one_line(
     error = capsys.readouterr().err
     assert expected in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_line_that_waits_alone_is_answered(bundle: Path) -> None:
+    command = [sys.executable, "-m", "distill.edge", str(bundle), "--threads", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for part, answers in ((b"film\n", [b"film"]), (b"a fi", []), (b"lm\n\ndull\nfi", [b"a film", b"", b"dull"])):
+            process.stdin.write(part)
+            process.stdin.flush()  # The answers are waited for while the pipe stays open.
+            assert [process.stdout.readline().rstrip(b"\n").split(b"\t")[-1] for _ in answers] == answers
+        process.stdin.close()
+        assert process.stdout.read().endswith(b"\tfi\n")
+
+
+def test_lines_that_wait_together_are_answered_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"".join(b"text %d\n" % number for number in range(2 * LINES_PER_CHUNK + 7))
+    use_input(monkeypatch, content)
+    chunks = list(read_chunks([], str))
+    assert [len(chunk) for chunk in chunks] == [LINES_PER_CHUNK, LINES_PER_CHUNK, 7]
+    assert [text for chunk in chunks for text, _ in chunk] == content.decode().splitlines()
+
+
+class Arriving(io.BufferedReader):
+    """A stream whose bytes arrive in parts."""
+
+    def __init__(self, parts: list[bytes]) -> None:
+        super().__init__(io.BytesIO())
+        self.parts = parts
+
+    def read1(self, size: int = -1, /) -> bytes:
+        return self.parts.pop(0) if self.parts else b""
+
+
+@pytest.mark.parametrize(
+    ("parts", "lines"),
+    [
+        ([b"a\n", b"b\nc", b"d", b"\n"], [[b"a"], [b"b"], [b"cd"]]),
+        ([b"a", b"b"], [[b"ab"]]),
+        ([b"a\r", b"\n\n"], [[b"a\r", b""]]),
+        ([b"\n"], [[b""]]),
+        ([], []),
+    ],
+)
+def test_a_line_is_complete_once_its_end_has_arrived(parts: list[bytes], lines: list[list[bytes]]) -> None:
+    assert list(split_lines(Arriving(parts))) == lines
+
+
+def test_a_text_that_is_cut_is_reported_or_refused(
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "a dull film and a moving film " * 3  # The bundle reads eight tokens.
+    assert main([str(bundle), "a film", long, "--json"]) == 0
+    out, error = capsys.readouterr()
+    assert [row.get("truncated") for row in map(json.loads, out.splitlines())] == [None, True]
+    assert error == "notice: texts of more than the 8 tokens that the bundle reads were cut: 1\n"
+    use_input(monkeypatch, f"a film\n{long}\nfilm\n".encode())
+    assert main([str(bundle), "--refuse-long"]) == 2
+    out, error = capsys.readouterr()
+    assert out.splitlines()[0].endswith("\ta film")
+    assert error == (
+        "error: line 2: got 'a dull film and a moving film a dull film and a moving film a dull film and a m... with "
+        "more tokens than the 8 that the bundle reads: shorten it, or leave out --refuse-long to have it cut\n"
+    )

@@ -1,4 +1,4 @@
-"""Tests that exported files equal torch at every shape, and that the gate fails if they do not."""
+"""Tests that a bundle equals torch from the text on, and that the gate fails if it does not."""
 
 import json
 import math
@@ -22,6 +22,7 @@ from distill.export.bundle import FILES, write_bundle
 from distill.export.gate import judge, judge_float32, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
+from distill.export.sensitivity import describe_sensitivity
 from distill.export.settings import ExportSettings
 from distill.tasks import Classification, TokenClassification
 from distill.training.evaluate import evaluate
@@ -30,7 +31,6 @@ from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
 from tests.conftest import LABELS, sentences, toy_bert
 
-LONGEST = 80
 # Everything passes, so that the first recipe is taken.
 LOOSE = ExportSettings(max_drop=1.0, min_agreement=0.0, max_probability_diff=1.0, max_ece_rise=1.0)
 
@@ -56,22 +56,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedToke
         export_onnx(model, directory / f"{name}.onnx")
     sessions = {name: session(directory / f"{name}.onnx") for name in models}
     return {"directory": directory, "models": models, "sessions": sessions}
-
-
-@pytest.mark.parametrize("name", ["teacher", "student"])
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("length", [1, 7, 64, LONGEST])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_onnx_equals_torch(exported: dict[str, Any], name: str, batch: int, length: int, padded: bool) -> None:
-    model: PreTrainedModel = exported["models"][name]
-    session = exported["sessions"][name]
-    names = [value.name for value in session.get_inputs()]
-    feed = inputs(batch, length, padded=padded, vocabulary=model.config.vocab_size)
-    feed = {key: value for key, value in feed.items() if key in names}
-    with torch.no_grad():
-        expected = model(**{key: torch.from_numpy(value) for key, value in feed.items()}).logits.numpy()
-    assert np.ptp(expected) > 1e-3 or batch == 1
-    np.testing.assert_allclose(session.run(["logits"], feed)[0], expected, atol=2e-5)
 
 
 def test_a_teacher_reads_token_types_and_a_student_does_not(exported: dict[str, Any]) -> None:
@@ -422,3 +406,34 @@ def test_a_bundle_with_other_items_than_torch_is_refused(
     monkeypatch.setattr(Bundle, "item_logits", add_an_item)
     with pytest.raises(ValueError, match="the bundle has 2 items in example 2, expected 1 as in torch"):
         write(tmp_path, exported["models"]["student"], tokenizer)
+
+
+def test_a_file_whose_answers_depend_on_the_batch_recommends_to_run_texts_alone(
+    exported: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Bundle.item_logits
+
+    def depend_on_the_batch(self: Bundle, records: Any, *, batch_size: int | None = None) -> list[Any]:
+        logits = original(self, records, batch_size=batch_size)
+        if self.model == FILES["fp32"] or batch_size != 8:
+            return logits
+        return [
+            of_record + np.array([0.0, 4.0], dtype=np.float32) for of_record in logits
+        ]  # Every text is positive in a batch.
+
+    monkeypatch.setattr(Bundle, "item_logits", depend_on_the_batch)
+    formats = write(tmp_path, exported["models"]["student"], tokenizer, max_drop=1.0)
+    about = json.loads((tmp_path / "bundle.json").read_text())
+    assert about["batch_sensitivity"] == {name: row["batch_sensitivity"] for name, row in formats.items()}
+    fp32, int8 = (about["batch_sensitivity"][name] for name in ("fp32", "int8"))
+    assert (fp32["examples"], fp32["batch"], fp32["changed"]) == (24, 8, 0.0)
+    assert fp32["max_probability_diff"] < 1e-5
+    assert 0.3 < int8["max_probability_diff"] <= 1.0
+    alone = [prediction["label"] for prediction in Bundle(tmp_path, model="int8").predict(split().texts, batch_size=1)]
+    assert int8["changed"] == pytest.approx(alone.count("negative") / 24)
+    assert about["batch_sizes"] == {"int8": 1}
+    assert (Bundle(tmp_path, model="fp32").batch_size, Bundle(tmp_path, model="int8").batch_size) == (32, 1)
+    formats = write(tmp_path, exported["models"]["student"], tokenizer, max_drop=1.0, max_batch_diff=1.0)
+    assert json.loads((tmp_path / "bundle.json").read_text())["batch_sizes"] == {}
+    words = describe_sensitivity("model.int8.onnx", int8 | {"changed": 0.5}, 1)
+    assert "another prediction in 50.0% of cases: the bundle recommends batch_size=1" in words

@@ -96,7 +96,7 @@ def test_several_models_have_paths_of_their_own(
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    write_toy_bundle(other, tokenizer, labels=["much", "little"], task="films")
+    write_toy_bundle(other, tokenizer, labels=["much", "little"], task="films", batch_sizes={"fp32": 1})
     running = start(bundle, f"amounts={other}")
     labels = [
         running.ask({"texts": ["film"]}, f"/{name}/predict").body["predictions"][0]["label"]
@@ -108,8 +108,8 @@ def test_several_models_have_paths_of_their_own(
         404, {"error": "there are several models: post to /NAME/predict, NAME one of films, amounts"},
     )  # fmt: skip
     described = running.get("/models").body["models"]
-    assert [(model["name"], model["labels"]) for model in described] == [
-        ("films", ["long", "short"]), ("amounts", ["much", "little"]),
+    assert [(model["name"], model["labels"], model["batch_size"]) for model in described] == [
+        ("films", ["long", "short"], 32), ("amounts", ["much", "little"], 1),
     ]  # fmt: skip
 
 
@@ -250,3 +250,13 @@ def test_a_bundle_that_cannot_be_loaded_leaves_the_old_one(bundle: Path, start: 
     assert words.startswith(f"films changed and cannot be loaded, the old one is served: {bundle / 'bundle.json'} is")
     assert running.ask({"texts": ["film"]}).body["predictions"][0]["label"] == "short"
     assert running.said.empty()  # It is said once.
+
+
+def test_a_text_that_is_cut_is_marked_or_refused(bundle: Path, start: Start) -> None:
+    long = "a dull film and a moving film " * 3
+    running = start(bundle)
+    assert [of.get("truncated") for of in running.ask({"texts": ["film", long]}).body["predictions"]] == [None, True]
+    answer = start(bundle, refuse_long=True).ask({"texts": ["film", long]})
+    assert (answer.status, answer.body) == (
+        413, {"error": "record 2 has more tokens than the 8 that the bundle reads: cut it"},
+    )  # fmt: skip

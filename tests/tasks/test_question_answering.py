@@ -27,13 +27,13 @@ from distill.data import batching
 from distill.data.mixing import MixedExamples
 from distill.edge import spans
 from distill.edge.__main__ import main
+from distill.edge.answer_metrics import normalize_references, score_answer
 from distill.edge.classes import MASKED
 from distill.edge.spans import NO_ANSWER, NO_CLASS
 from distill.errors import OptionError, UserError
 from distill.export.settings import ExportSettings
 from distill.losses.term import EncoderSize
 from distill.tasks import QuestionAnswering
-from distill.tasks.answer_metrics import normalize_references, score_answer
 from distill.teaching.output_cache import CachedOutputs, OutputCache
 from distill.teaching.outputs import Computation, cache_outputs, cached_scores
 from distill.training.evaluate import dev_metrics, evaluate, fit_decoding

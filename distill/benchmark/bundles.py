@@ -1,0 +1,272 @@
+"""Measures exported bundles: latency at every size and on real texts, start, memory, and share of the peak."""
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distill.benchmark import latency, peak
+from distill.benchmark.settings import BenchmarkSettings
+from distill.benchmark.start import measure_start
+from distill.console import print_notice
+from distill.edge import Bundle
+from distill.edge.bundle import count_bytes
+from distill.edge.decode import Record
+from distill.edge.manifest import read_manifest
+from distill.edge.processor import ANY, runs, this_target
+from distill.errors import UserError
+
+CHOICES = 4  # Of an example with choices, if no run says otherwise.
+# Records of every form; a decoder reads one of them at least.
+RECORDS: tuple[Record, ...] = (
+    "a text", ["a text", "another one"], {"tokens": ["a", "text"]},
+    {"question": "which one", "choices": ["this one", "that one"]}, {"question": "which one", "context": "this one"},
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MeasuredBundle:
+    """A bundle to measure.
+
+    Args:
+        name: in tables.
+        directory: of the bundle.
+        formats: names of its models.
+        records: of dev, for the real lengths; empty without the run.
+        choices: number of choices of an example.
+    """
+
+    name: str
+    directory: Path
+    formats: Sequence[str]
+    records: Sequence[Record] = ()
+    choices: int = CHOICES
+    manifest: Mapping[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "manifest", read_manifest(self.directory))
+
+    def load(self, format: str, threads: int) -> Bundle:
+        """Returns the bundle with one of its models."""
+        return Bundle(self.directory, model=format, threads=threads)
+
+
+def list_formats(directory: Path, wanted: Sequence[str] | None) -> list[str]:
+    """Returns the models of a bundle that this processor runs rightly.
+
+    Raises:
+        UserError: if it has none of the `wanted` ones.
+    """
+    manifest = read_manifest(directory)
+    right = [name for name in manifest["models"] if runs(manifest["targets"].get(name, ANY), this_target())]
+    formats = [name for name in right if wanted is None or name in wanted]
+    if not formats:
+        raise UserError(f"{directory} has {', '.join(right)} for this processor, and none of {', '.join(wanted or ())}")
+    return formats
+
+
+def measure_bundles(
+    bundles: Sequence[MeasuredBundle],
+    settings: BenchmarkSettings,
+    *,
+    threads: Sequence[int],
+    others: Callable[[int], Sequence[latency.Candidate]] = lambda threads: (),
+    vocabulary: int | None = None,
+) -> dict[str, Any]:
+    """Returns `peak`, `bundles`, `timings` and `texts` of a benchmark.
+
+    Args:
+        threads: numbers of threads, each of which is measured.
+        others: returns candidates that are timed with the files in turns, such as a teacher, with so many threads.
+        vocabulary: number of tokens that the others know; None without others.
+
+    Raises:
+        UserError: for bundles whose inputs have different forms.
+    """
+    peaks = {count: peak.measure_peak(count) for count in threads}
+    timings, texts = list[dict[str, Any]](), list[dict[str, Any]]()
+    for count in threads:
+        loaded = {(each.name, format): each.load(format, count) for each in bundles for format in each.formats}
+        _check_forms(loaded)
+        known = min(each.tokenizer.get_vocab_size() for each in loaded.values())
+        timings += _time_sizes(
+            loaded, settings, threads=count, choices=bundles[0].choices, others=others(count),
+            vocabulary=min(known, vocabulary or known),
+        )  # fmt: skip
+        for each in (each for each in bundles if each.records):
+            of_bundle = {format: loaded[each.name, format] for format in each.formats}
+            texts += [
+                {"model": each.name, "threads": count, **row} for row in time_texts(of_bundle, each.records, settings)
+            ]
+    _add_share_of_peak(timings, bundles, peaks)
+    return {
+        "peak": [{"threads": count, **of_kind} for count, of_kind in peaks.items()],
+        "bundles": [_describe(each, threads[0]) for each in bundles], "timings": timings, "texts": texts,
+    }  # fmt: skip
+
+
+def _check_forms(loaded: Mapping[tuple[str, str], Bundle]) -> None:
+    names = {bundle.decoder.input_axes: name for (name, _), bundle in loaded.items()}
+    if len(names) > 1:
+        raise UserError(
+            f"{' and '.join(names.values())} have inputs of different forms, with choices and without: measure them "
+            "in two benchmarks"
+        )
+
+
+def _time_sizes(
+    loaded: Mapping[tuple[str, str], Bundle],
+    settings: BenchmarkSettings,
+    *,
+    threads: int,
+    choices: int,
+    others: Sequence[latency.Candidate],
+    vocabulary: int,
+) -> list[dict[str, Any]]:
+    """Returns the latencies of all files at every batch size and length."""
+    limit = min(bundle.manifest["max_length"] for bundle in loaded.values())
+    lengths = [length for length in settings.lengths if length <= limit] or [limit]
+    if len(lengths) < len(settings.lengths):
+        print_notice(f"timed at length {', '.join(map(str, lengths))} only: a bundle reads {limit} tokens at most")
+    candidates = [
+        latency.Candidate(
+            name, f"onnx-{format}", bundle.manifest["inputs"],
+            count_bytes(bundle.directory / bundle.manifest["models"][format]), _runner(bundle),
+        )
+        for (name, format), bundle in loaded.items()
+    ]  # fmt: skip
+    first = next(iter(loaded.values()))
+    return latency.measure_latency(
+        [*others, *candidates], batches=settings.batches, lengths=lengths, threads=threads, seconds=settings.seconds,
+        vocabulary=vocabulary, choices=choices if first.decoder.input_axes == 3 else None,
+    )  # fmt: skip
+
+
+def _runner(bundle: Bundle) -> Any:
+    return lambda feed: bundle.session.run(["logits"], dict(feed))
+
+
+def time_texts(
+    bundles: Mapping[str, Bundle], records: Sequence[Record], settings: BenchmarkSettings
+) -> list[dict[str, Any]]:
+    """Returns the latency of a bundle's files on real texts, for every batch size, in turns.
+
+    `p50_ms` and the others are of `Bundle.predict` from the texts on. `tokenize_p50_ms` is of the tokenization and the
+    padding alone, `model_p50_ms` of the model alone, both measured in runs of their own.
+    """
+    rows = []
+    for size in settings.batches:
+        batches = [records[start : start + size] for start in range(0, len(records) - size + 1, size)] or [records]
+        parts, whole = (_time_batches(time_run, bundles, batches, settings) for time_run in (_time_parts, _time_whole))
+        tokens = [_count_tokens(next(iter(bundles.values())), batch) for batch in batches]
+        for format in bundles:
+            tokenize, model = (1000 * float(np.percentile(of_part, 50)) for of_part in np.array(parts[format]).T)
+            p50, p90, p99 = (1000 * float(np.percentile(whole[format], q)) for q in (50, 90, 99))
+            rows.append(
+                {
+                    "format": f"onnx-{format}", "batch": size, "mean_length": sum(tokens) / sum(map(len, batches)),
+                    "runs": len(whole[format]), "tokenize_p50_ms": tokenize, "model_p50_ms": model, "p50_ms": p50,
+                    "p90_ms": p90, "p99_ms": p99,
+                }
+            )  # fmt: skip
+    return rows
+
+
+def _time_batches(
+    time_run: Callable[[Bundle, Sequence[Record]], Sequence[float]],
+    bundles: Mapping[str, Bundle],
+    batches: Sequence[Sequence[Record]],
+    settings: BenchmarkSettings,
+) -> dict[str, list[Sequence[float]]]:
+    """Returns the seconds of the runs of each file on the batches, one after the other. The first one is a warm-up."""
+    times: dict[str, list[Sequence[float]]] = {format: [] for format in bundles}
+    end = time.perf_counter() + settings.seconds * len(bundles)
+    for number, batch in enumerate(itertools.cycle(batches)):
+        for format, bundle in bundles.items():
+            seconds = time_run(bundle, batch)
+            if number:
+                times[format].append(seconds)
+        if number >= latency.RUNS_PER_TURN and time.perf_counter() > end:
+            return times
+    raise AssertionError("the batches are repeated without end")
+
+
+def _time_parts(bundle: Bundle, records: Sequence[Record]) -> tuple[float, float]:
+    """Returns the seconds of tokenization and model."""
+    begun = time.perf_counter()
+    feeds = list(bundle.inputs(records, batch_size=len(records)))
+    tokenized = time.perf_counter()
+    for feed in feeds:
+        bundle.session.run(["logits"], feed)
+    return tokenized - begun, time.perf_counter() - tokenized
+
+
+def _time_whole(bundle: Bundle, records: Sequence[Record]) -> tuple[float]:
+    """Returns the seconds of a prediction."""
+    begun = time.perf_counter()
+    bundle.predict(records, batch_size=len(records))
+    return (time.perf_counter() - begun,)
+
+
+def _count_tokens(bundle: Bundle, records: Sequence[Record]) -> int:
+    """Returns the tokens of records without padding."""
+    padding = bundle.manifest["padding"]["input_ids"]
+    feeds = bundle.inputs(records, batch_size=1)  # One row has no padding, or that of its choices.
+    return sum(int(np.count_nonzero(feed.get("attention_mask", feed["input_ids"] != padding))) for feed in feeds)
+
+
+def _add_share_of_peak(
+    timings: Sequence[dict[str, Any]], bundles: Sequence[MeasuredBundle], peaks: Mapping[int, Mapping[str, float]]
+) -> None:
+    """Adds `share_of_peak` to the timings of files, counted in the float32 file of each bundle."""
+    operations: dict[tuple[str, int, int], int] = {}
+    files = {each.name: each for each in bundles}
+    for row in timings:
+        each = files.get(row["model"])
+        row["share_of_peak"] = None
+        if each is None or "fp32" not in each.manifest["models"]:
+            continue
+        key = (row["model"], row["batch"], row["length"])
+        if key not in operations:
+            operations[key] = _count(each, row["batch"], row["length"])
+        row["share_of_peak"] = peak.share_of_peak(
+            operations[key], row["p50_ms"] / 1000, peaks[row["threads"]], row["format"]
+        )
+
+
+def _count(each: MeasuredBundle, batch: int, length: int) -> int:
+    """Returns the operations of a batch of this size."""
+    bundle = each.load("fp32", 1)
+    shape = (batch, length) if bundle.decoder.input_axes == 2 else (batch, each.choices, length)
+    feed = latency.make_inputs(shape, bundle.tokenizer.get_vocab_size())
+    file = each.directory / each.manifest["models"]["fp32"]
+    return peak.count_operations(file, {name: feed[name] for name in each.manifest["inputs"]})
+
+
+def _describe(each: MeasuredBundle, threads: int) -> dict[str, Any]:
+    """Returns size, start, memory and metrics of a bundle's files."""
+    manifest, models = each.manifest, {}
+    for format in each.formats:
+        bundle = each.load(format, threads)
+        record = next((record for record in (*each.records[:1], *RECORDS) if _reads(bundle, record)), RECORDS[0])
+        models[format] = {
+            "bytes": count_bytes(each.directory / manifest["models"][format]),
+            "metrics": manifest.get("metrics", {}).get(format, {}),
+            "start": measure_start(each.directory, format, threads=threads, record=record),
+        }
+    return {
+        "name": each.name, "task": manifest.get("task"), "directory": str(each.directory), "models": models,
+        "teacher": manifest.get("teacher"),
+    }  # fmt: skip
+
+
+def _reads(bundle: Bundle, record: Record) -> bool:
+    try:
+        bundle.decoder.read(record)
+    except UserError:
+        return False
+    return True

@@ -1,0 +1,302 @@
+"""Scores a bundle on labelled rows with the metrics of its task, by numpy alone.
+
+The rows are those of a CSV, TSV or JSONL file. A reader for each decoder makes records and labels of them, and computes
+the metrics from predictions.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distill.edge import decode
+from distill.edge.answer_metrics import normalize_references, score_answer
+from distill.edge.bundle import Bundle
+from distill.edge.words import TagScheme, locate_words
+from distill.errors import UserError, first_line
+
+SUFFIXES = (".csv", ".tsv", ".jsonl")
+CHUNK = 1024  # Rows that are predicted together.
+Values = Mapping[str, object]
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The names of columns; None for the usual ones of the decoder."""
+
+    texts: Sequence[str] | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The metrics of a bundle on a file, the number of its rows, and how many of them were cut."""
+
+    metrics: Metrics
+    rows: int
+    truncated: int
+
+
+class LabelledRows(Protocol):
+    """Reads labelled rows for one decoder and compares predictions with their labels."""
+
+    def read(self, row: Values) -> tuple[decode.Record, Any]:
+        """Returns the record and the label of a row; raises UserError for a value that cannot be."""
+        ...
+
+    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[Any]) -> Metrics:
+        """Returns the metrics by name."""
+        ...
+
+
+def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | None = None) -> Evaluation:
+    """Scores a bundle on a file.
+
+    Raises:
+        UserError: for a file that cannot be read, a column that is missing, and a text or a label that cannot be.
+    """
+    numbered = list(read_table(path))
+    if not numbered:
+        raise UserError(f"{path} has no rows, expected labelled ones")
+    reader = READERS[bundle.manifest["decoder"]](bundle, columns, list(numbered[0][1]))
+    records, labels = [], []
+    for line, row in numbered:
+        try:
+            record, label = reader.read(row)
+            bundle.decoder.read(record)
+        except UserError as error:
+            raise UserError(f"{path}, line {line}: {error}") from error
+        records.append(record)
+        labels.append(label)
+    predictions = [
+        prediction
+        for start in range(0, len(records), CHUNK)
+        for prediction in bundle.predict(records[start : start + CHUNK], batch_size=batch_size)
+    ]
+    metrics = reader.score(predictions, labels)
+    known = [name for name in bundle.manifest.get("metrics", {}).get(bundle.model, {}) if name in metrics]
+    truncated = sum(prediction.get("truncated", False) for prediction in predictions)
+    return Evaluation({name: metrics[name] for name in known or metrics}, len(records), truncated)
+
+
+def read_table(path: Path) -> Iterator[tuple[int, Values]]:
+    """Yields the number of the line of each row, and its values by column.
+
+    Raises:
+        UserError: for a file that is missing, has another suffix, or is no table.
+    """
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"got {path}, expected a file that ends in {', '.join(SUFFIXES)}")
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            if path.suffix == ".jsonl":
+                for line, text in enumerate(file, 1):
+                    if text.strip():
+                        yield line, _parse_object(text, path, line)
+                return
+            reader = csv.DictReader(file, strict=True)
+            if path.suffix == ".tsv":
+                reader = csv.DictReader(file, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
+            for row in reader:
+                if None in row or None in row.values():
+                    raise UserError(f"{path}, line {reader.line_num}: got another number of values than the header has")
+                yield reader.line_num, row
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {first_line(error)}") from error
+
+
+def _parse_object(text: str, path: Path, line: int) -> Values:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}, line {line}: got {decode.shorten(text)}, expected JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{path}, line {line}: got {decode.shorten(row)}, expected a JSON object")
+    return row
+
+
+def _value(row: Values, column: str) -> object:
+    if column not in row:
+        names = ", ".join(row)
+        raise UserError(f"there is no column {column}, the columns are {names}: give --text-column or --label-column")
+    return row[column]
+
+
+class _Texts:
+    """Reads the columns of a text or of a pair."""
+
+    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
+        self.labels, self.positive = bundle.labels, bundle.manifest.get("positive")
+        self.label = columns.label or "label"
+        self.texts = columns.texts or [name for name in names if name != self.label]
+        if len(self.texts) != (2 if bundle.pair else 1):
+            expected = "two columns of text" if bundle.pair else "one column of text"
+            raise UserError(f"got {', '.join(self.texts) or 'none'}, expected {expected}: give --text-column NAME")
+
+    def record(self, row: Values) -> decode.Record:
+        texts = [_value(row, name) for name in self.texts]
+        return texts if len(texts) == 2 else texts[0]  # type: ignore[return-value]  # The decoder checks it.
+
+
+class ClassRows(_Texts):
+    """Rows with the name of a class, or its index where it is no name."""
+
+    def read(self, row: Values) -> tuple[decode.Record, int]:
+        return self.record(row), find_label(_value(row, self.label), self.labels)
+
+    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[int]) -> Metrics:
+        """Returns accuracy, F1 and Matthews' correlation of the most probable labels, withheld ones too."""
+        best = np.array([np.argmax(list(prediction["probabilities"].values())) for prediction in predictions])
+        counts = np.zeros((len(self.labels), len(self.labels)))  # Label, prediction.
+        np.add.at(counts, (np.array(labels), best), 1)
+        positive = self.labels.index(self.positive) if self.positive in self.labels else None
+        return {
+            "accuracy": float(np.trace(counts) / counts.sum()), "f1": compute_f1(counts, positive),
+            "matthews": compute_matthews(counts),
+        }  # fmt: skip
+
+
+class NumberRows(_Texts):
+    """Rows with a number."""
+
+    def read(self, row: Values) -> tuple[decode.Record, float]:
+        value = _value(row, self.label)
+        try:
+            number = float(str(value))
+        except ValueError:
+            number = np.nan
+        if not np.isfinite(number):
+            raise UserError(f"the label {decode.shorten(value)} is no number")
+        return self.record(row), number
+
+    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[float]) -> Metrics:
+        """Returns the correlations of Pearson and Spearman, 0 with a constant, and the mean absolute error."""
+        values, expected = np.array([prediction["value"] for prediction in predictions]), np.array(labels)
+        return {
+            "pearson": correlate(values, expected), "spearman": correlate(rank(values), rank(expected)),
+            "mae": float(np.abs(values - expected).mean()),
+        }  # fmt: skip
+
+
+class TagRows:
+    """Rows with a list of words and a list of their tags."""
+
+    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
+        self.labels, self.scheme = bundle.labels, TagScheme(bundle.labels)
+        self.tokens, self.label = (columns.texts or ["tokens"])[0], columns.label or "tags"
+
+    def read(self, row: Values) -> tuple[decode.Record, set[tuple[str, int, int]]]:
+        words, tags = (_value(row, name) for name in (self.tokens, self.label))
+        if not isinstance(words, list) or not isinstance(tags, list) or len(words) != len(tags):
+            raise UserError(f"got {decode.shorten(tags)}, expected two lists, {self.tokens} with a tag for each word")
+        numbers = np.array([find_label(tag, self.labels) for tag in tags], dtype=int)
+        spans = locate_words(list(map(str, words)))
+        found = zip(*self.scheme.find(numbers), strict=True)
+        return {"tokens": words}, {(self.scheme.types[k], spans[a][0], spans[b - 1][1]) for a, b, k in found}
+
+    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[set[tuple[str, int, int]]]) -> Metrics:
+        """Returns F1, precision and recall of entities. Those of words that are cut off count as missed."""
+        found = [{(of["type"], of["start"], of["end"]) for of in each["entities"]} for each in predictions]
+        correct = sum(len(of & expected) for of, expected in zip(found, labels, strict=True))
+        predicted, existing = sum(map(len, found)), sum(map(len, labels))
+        return {
+            "f1": 2 * correct / max(1, predicted + existing), "precision": correct / max(1, predicted),
+            "recall": correct / max(1, existing),
+        }  # fmt: skip
+
+
+class SpanRows:
+    """Rows with a question, its context, and the correct answers: texts, or `{"text": [...]}` as in SQuAD."""
+
+    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
+        self.texts, self.label = columns.texts or ["question", "context"], columns.label or "answers"
+        self.options = {"may_be_unanswerable": bundle.manifest["decoding"]["null_threshold"] is not None}
+        if len(self.texts) != 2:
+            raise UserError(f"got {', '.join(self.texts)}, expected the columns of the question and of the context")
+
+    def read(self, row: Values) -> tuple[decode.Record, Sequence[str]]:
+        answers = _value(row, self.label)
+        texts = answers.get("text") if isinstance(answers, dict) else answers
+        texts = [] if texts is None else [texts] if isinstance(texts, str) else texts
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise UserError(f"got {decode.shorten(answers)}, expected a list of answers")
+        question, context = (_value(row, name) for name in self.texts)
+        return {"question": question, "context": context}, texts  # type: ignore[dict-item]  # The decoder checks it.
+
+    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[Sequence[str]]) -> Metrics:
+        """Returns F1 and exact match, as SQuAD defines them."""
+        values = [
+            score_answer(prediction["answer"], normalize_references(texts, **self.options), **self.options)
+            for prediction, texts in zip(predictions, labels, strict=True)
+        ]
+        exact, f1 = np.array(values).mean(axis=0)
+        return {"f1": float(f1), "exact_match": float(exact)}
+
+
+class ChoiceRows:
+    """Rows with a question, the list of its choices, and the right one: its index from 0, or its text."""
+
+    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
+        self.label = columns.label or "answer"
+
+    def read(self, row: Values) -> tuple[decode.Record, int]:
+        record = {name: row[name] for name in ("question", "choices", "context") if row.get(name) is not None}
+        choices, answer = _value(row, "choices"), _value(row, self.label)
+        if not isinstance(choices, list):
+            raise UserError(f"got {decode.shorten(choices)}, expected a list of choices")
+        return record, find_label(answer, choices)  # type: ignore[return-value]  # The decoder checks it.
+
+    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[int]) -> Metrics:
+        """Returns the accuracy of the most probable choices."""
+        return {
+            "accuracy": float(np.mean([of["index"] == label for of, label in zip(predictions, labels, strict=True)]))
+        }
+
+
+READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[str]], LabelledRows]] = {
+    "classes": ClassRows, "number": NumberRows, "tags": TagRows, "spans": SpanRows, "choices": ChoiceRows,
+}  # fmt: skip
+
+
+def find_label(value: object, labels: Sequence[str]) -> int:
+    """Returns the index of a label, given by its name or else by its index; raises UserError for another value."""
+    if str(value) in labels:
+        return list(labels).index(str(value))
+    if str(value).isdecimal() and not isinstance(value, bool) and int(str(value)) < len(labels):
+        return int(str(value))
+    shown = ", ".join(map(str, labels[:8])) + (", ..." if len(labels) > 8 else "")
+    raise UserError(f"the label {decode.shorten(value)} is none of {shown}")
+
+
+def compute_f1(counts: NDArray[np.floating], positive: int | None) -> float:
+    """Returns the F1 of a class, or the mean of all classes that occur, from `counts [label, prediction]`."""
+    correct, total = np.diagonal(counts), counts.sum(axis=0) + counts.sum(axis=1)
+    values = 2 * correct / np.maximum(total, 1)
+    return float(values[total > 0].mean() if positive is None else values[positive])
+
+
+def compute_matthews(counts: NDArray[np.floating]) -> float:
+    """Returns Matthews' correlation (Gorodkin 2004) from `counts [label, prediction]`, 0 with a constant."""
+    total, labels, predictions = counts.sum(), counts.sum(axis=1), counts.sum(axis=0)
+    covariance = np.trace(counts) * total - labels @ predictions
+    scale = np.sqrt((total**2 - predictions @ predictions) * (total**2 - labels @ labels))
+    return float(covariance / scale) if scale else 0.0
+
+
+def correlate(values: NDArray[np.floating], others: NDArray[np.floating]) -> float:
+    """Returns Pearson's correlation, 0 with a constant."""
+    if np.ptp(values) == 0 or np.ptp(others) == 0:
+        return 0.0
+    return float(np.corrcoef(values, others)[0, 1])
+
+
+def rank(values: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Returns the rank of each value; equal ones have the mean of their ranks."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((count.cumsum() - (count - 1) / 2)[place])

@@ -1,0 +1,115 @@
+"""Tests of the benchmark of bundles: operations by hand, the rows that there are, and the plot."""
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from transformers import PreTrainedTokenizerBase
+
+from distill.benchmark import peak, plot
+from distill.benchmark.bundles import MeasuredBundle, list_formats, measure_bundles
+from distill.benchmark.settings import BenchmarkSettings
+from distill.errors import UserError
+from tests.edge.conftest import write_choice_bundle, write_toy_bundle
+
+QUICK = BenchmarkSettings(batches=[1, 3], lengths=[4, 8, 64], seconds=0.001)
+
+
+def write_products(path: Path) -> None:
+    """Writes a product of 5 -> 6, and an LSTM of one direction, 5 -> 3."""
+    random = np.random.default_rng(0)
+    shapes = {"matrix": (5, 6), "w": (1, 12, 5), "r": (1, 12, 3)}
+    constants = [
+        onnx.numpy_helper.from_array(random.normal(size=shape).astype(np.float32), name)
+        for name, shape in shapes.items()
+    ]
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "matrix"], ["logits"]),
+            helper.make_node("LSTM", ["x", "w", "r"], ["states"], hidden_size=3),
+        ],
+        "products", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["length", "batch", 5])],
+        [
+            helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["length", "batch", 6]),
+            helper.make_tensor_value_info("states", TensorProto.FLOAT, ["length", 1, "batch", 3]),
+        ],
+        constants,
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), str(path))
+
+
+def test_operations_are_those_of_products_and_recurrent_layers(tmp_path: Path) -> None:
+    write_products(tmp_path / "model.onnx")
+    feed = {"x": np.zeros((7, 2, 5), dtype=np.float32)}
+    product, recurrent = 7 * 2 * 5 * 6, 7 * 2 * 4 * 3 * (5 + 3)
+    assert peak.count_operations(tmp_path / "model.onnx", feed) == 2 * (product + recurrent)
+    peaks = {"fp32": 1e9, "int8": 4e9}
+    assert peak.share_of_peak(2_000_000, 0.01, peaks, "onnx-fp32") == pytest.approx(0.2)
+    assert peak.share_of_peak(2_000_000, 0.01, peaks, "onnx-int8-avx2") == pytest.approx(0.05)
+
+
+def test_the_peak_is_measured_in_both_formats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peak, "SIZES", ((8, 16, 24), (4, 4, 4)))
+    assert set(peak.measure_peak(1)) == {"fp32", "int8"}
+    monkeypatch.setattr(peak, "_time_product", lambda kind, size, threads: 0.5 if kind == "fp32" else 0.25)
+    assert peak.measure_peak(1) == {"fp32": 2 * 8 * 16 * 24 / 0.5, "int8": 2 * 8 * 16 * 24 / 0.25}
+
+
+def test_every_file_is_measured_at_every_size_and_on_texts(
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(peak, "SIZES", ((8, 16, 24),))
+    monkeypatch.setattr("distill.benchmark.latency.PAUSE_SECONDS", 0.0)
+    teacher = {"name": "large", "metrics": {"accuracy": 0.9}}
+    write_toy_bundle(tmp_path, tokenizer, task="films", metrics={"fp32": {"accuracy": 0.5}}, teacher=teacher)
+    bundle = MeasuredBundle("toy", tmp_path, ["fp32"], ["film", "a dull film", "a film", "a moving film"])
+    result = measure_bundles([bundle], QUICK, threads=[1, 2])
+    assert [row["threads"] for row in result["peak"]] == [1, 2]
+    keys = [(row["threads"], row["batch"], row["length"]) for row in result["timings"]]
+    assert keys == [(threads, batch, length) for threads in (1, 2) for batch in (1, 3) for length in (4, 8)]
+    assert all(row["share_of_peak"] == 0.0 for row in result["timings"])  # The toy has no product.
+    assert "timed at length 4, 8 only: a bundle reads 8 tokens at most" in " ".join(capsys.readouterr().out.split())
+    assert [(row["threads"], row["batch"]) for row in result["texts"]] == [(1, 1), (1, 3), (2, 1), (2, 3)]
+    for row in result["texts"]:
+        assert min(row["tokenize_p50_ms"], row["model_p50_ms"]) > 0
+        assert row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
+        assert row["mean_length"] == {1: 4.25, 3: 4.0}[row["batch"]]  # With both special tokens.
+        assert row["runs"] >= 3
+    [described] = result["bundles"]
+    file = described["models"]["fp32"]
+    assert (described["task"], described["teacher"], file["metrics"]) == ("films", teacher, {"accuracy": 0.5})
+    start = file["start"]
+    assert start["total_s"] > start["import_s"] + start["load_s"] + start["first_answer_s"] > 0
+    assert start["peak_bytes"] is None or 20e6 < start["peak_bytes"] < 400e6  # Without torch.
+
+
+def test_bundles_that_cannot_be_measured_together_are_refused(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peak, "SIZES", ((8, 16, 24),))
+    for name, write in (("texts", write_toy_bundle), ("choices", write_choice_bundle)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, tokenizer)
+    bundles = [MeasuredBundle(name, tmp_path / name, ["fp32"]) for name in ("texts", "choices")]
+    with pytest.raises(UserError, match="texts and choices have inputs of different forms, with choices and without"):
+        measure_bundles(bundles, QUICK, threads=[1])
+    with pytest.raises(UserError, match="texts has fp32 for this processor, and none of int8, fp16"):
+        list_formats(tmp_path / "texts", ["int8", "fp16"])
+    assert list_formats(tmp_path / "texts", None) == ["fp32"]
+
+
+def test_a_plot_has_every_point_in_order() -> None:
+    points = [plot.Point(1.0, 0.8, "small"), plot.Point(10.0, 0.9, "large <b>"), plot.Point(100.0, 0.9, "huge")]
+    root = ET.fromstring(plot.draw_latency(points, metric="accuracy", title="films", reference=("teacher", 0.95)))
+    circles = [of for of in root.iter() if of.tag.endswith("circle")][::2]
+    x, y = ([float(of.attrib[name]) for of in circles] for name in ("cx", "cy"))
+    assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.2)  # Logarithmic.
+    assert y[0] > y[1] == y[2]  # A larger metric is higher.
+    texts = ["".join(of.itertext()) for of in root.iter() if of.tag.endswith("text")]
+    assert {"large <b> 10.00 ms", "teacher", "accuracy", "films"} <= set(texts)

@@ -1,0 +1,148 @@
+"""Tests of the metrics of a bundle on labelled rows: against the libraries that a run uses, and invalid files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+from transformers import PreTrainedTokenizerBase
+
+from distill.edge import evaluate
+from distill.edge.__main__ import main
+from distill.edge.bundle import Bundle
+from tests.edge.conftest import write_choice_bundle, write_toy_bundle
+
+LONG = "a dull film and a moving film"  # One token more than the bundle reads.
+TEXTS = ["film", LONG, "a film", LONG, "film", "a dull and moving film"]
+
+
+class Stub:
+    """A bundle of which a reader of rows asks only the labels."""
+
+    def __init__(self, labels: list[str], **manifest: Any) -> None:
+        self.labels, self.manifest, self.pair = labels, manifest, False
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_metrics_are_those_of_the_libraries(classes: int, seed: int) -> None:
+    random, labels = np.random.default_rng(seed), [f"label {number}" for number in range(classes)]
+    expected, predicted = random.integers(0, classes, (2, 40))
+    if seed == 2:
+        predicted[:] = 0  # A constant.
+    predictions = [{"probabilities": dict(zip(labels, np.eye(classes)[of], strict=True))} for of in predicted]
+    for positive in (None, *(labels if classes == 2 else ())):
+        reader = evaluate.ClassRows(Stub(labels, positive=positive), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
+        average = "macro" if positive is None else "binary"
+        metrics = reader.score(predictions, expected.tolist())
+        assert metrics == pytest.approx(
+            {
+                "accuracy": accuracy_score(expected, predicted),
+                "f1": f1_score(
+                    expected, predicted, pos_label=labels.index(positive) if positive else 1, average=average,
+                    zero_division=0.0,
+                ),
+                "matthews": matthews_corrcoef(expected, predicted),
+            }
+        )  # fmt: skip
+    values, numbers = random.integers(0, 9, 40).astype(float), random.normal(size=40)
+    rows = evaluate.NumberRows(Stub(["score"]), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
+    assert rows.score([{"value": value} for value in values], numbers.tolist()) == pytest.approx(
+        {
+            "pearson": pearsonr(values, numbers).statistic, "spearman": spearmanr(values, numbers).statistic,
+            "mae": np.abs(values - numbers).mean(),
+        }
+    )  # fmt: skip
+    assert rows.score([{"value": 1.0}] * 40, numbers.tolist())["spearman"] == 0.0
+
+
+def test_entities_answers_and_choices_are_compared() -> None:
+    labels = ["O", "B-city", "I-city"]
+    tags = evaluate.TagRows(Stub(labels), evaluate.Columns(), [])  # type: ignore[arg-type]
+    record, entities = tags.read({"tokens": ["to", "new", "york"], "tags": ["O", "B-city", 2]})
+    assert (record, entities) == ({"tokens": ["to", "new", "york"]}, {("city", 3, 11)})
+    found = [{"entities": [{"type": "city", "start": 3, "end": 11}, {"type": "city", "start": 0, "end": 2}]}]
+    assert tags.score(found, [entities]) == pytest.approx({"f1": 2 / 3, "precision": 0.5, "recall": 1.0})
+    spans = evaluate.SpanRows(Stub([], decoding={"null_threshold": 0.0}), evaluate.Columns(), [])  # type: ignore[arg-type]
+    row = {"question": "who?", "context": "Alan Turing.", "answers": {"text": ["Alan Turing"], "answer_start": [0]}}
+    none = {**row, "answers": None}
+    answers = [spans.read(each)[1] for each in (row, row, none)]
+    predictions = [{"answer": answer} for answer in ("the Alan Turing!", "Alan", None)]
+    assert spans.score(predictions, answers) == pytest.approx({"f1": (1 + 2 / 3 + 1) / 3, "exact_match": 2 / 3})
+
+
+@pytest.mark.parametrize(("suffix", "separator"), [("tsv", "\t"), ("csv", ","), ("jsonl", None)])
+def test_a_file_is_scored(
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    capsys: pytest.CaptureFixture[str],
+    suffix: str,
+    separator: str | None,
+) -> None:
+    write_toy_bundle(tmp_path, tokenizer, metrics={"fp32": {"accuracy": 0.5, "test/accuracy": 0.5}})
+    labels = ["short", "long", "long", "1", 0, "long"]  # Indices where they are no names.
+    predicted = [prediction["label"] for prediction in Bundle(tmp_path).predict(TEXTS)]
+    names = {"1": "short", "0": "long"}
+    expected = np.mean([of == names.get(str(label), label) for of, label in zip(predicted, labels, strict=True)])
+    path = tmp_path / f"dev.{suffix}"
+    if separator is None:
+        rows = [json.dumps({"sentence": text, "label": label}) for text, label in zip(TEXTS, labels, strict=True)]
+    else:
+        pairs = [("sentence", "label"), *zip(TEXTS, labels, strict=True)]
+        rows = [separator.join(map(str, pair)) for pair in pairs]
+    path.write_text("\ufeff" * (suffix == "csv") + "\n".join(rows) + "\n", encoding="utf-8")
+    assert main([str(tmp_path), "--evaluate", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "model": "fp32", "rows": 6, "truncated": 2, "metrics": {"accuracy": pytest.approx(expected)},
+    }  # fmt: skip
+    assert main([str(tmp_path), "--evaluate", str(path), "--text-column", "sentence"]) == 0
+    assert capsys.readouterr().out == f"accuracy\t{expected:.4f}\nrows\t6\ntruncated\t2\n"
+
+
+def test_choices_are_scored(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_choice_bundle(tmp_path, tokenizer)
+    rows = [{"question": "which", "choices": ["film", "a dull film"], "answer": answer} for answer in (1, "film")]
+    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.jsonl")]) == 0
+    assert capsys.readouterr().out == "accuracy\t0.5000\nrows\t2\ntruncated\t0\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "expected"),
+    [
+        ("dev.txt", "film", [], "dev.txt, expected a file that ends in .csv, .tsv, .jsonl"),
+        ("dev.csv", None, [], "dev.csv cannot be read: [Errno 2] No such file or directory"),
+        ("dev.csv", "text,label\n", [], "dev.csv has no rows, expected labelled ones"),
+        ("dev.csv", "text,label\nfilm\n", [], "dev.csv, line 2: got another number of values than the header has"),
+        ("dev.csv", "id,text,label\n1,a,long\n", [], "got id, text, expected one column of text: give --text-column"),
+        ("dev.csv", "text,label\na,b\n", [], "dev.csv, line 2: the label 'b' is none of long, short"),
+        ("dev.csv", "text,label\na,2\n", [], "dev.csv, line 2: the label '2' is none of long, short"),
+        ("dev.csv", "text,class\na,0\n", ["--text-column", "text"], "line 2: there is no column label, the columns"),
+        ("dev.csv", b"text,label\n\xe9,0\n", [], "dev.csv cannot be read: 'utf-8' codec can't decode byte 0xe9"),
+        ("dev.jsonl", "[1]\n", [], "dev.jsonl, line 1: got [1], expected a JSON object"),
+        ("dev.jsonl", "{\n", [], "dev.jsonl, line 1: got '{\\n', expected JSON: Expecting property name"),
+        ("dev.jsonl", '{"text": 1, "label": 0}\n', [], "dev.jsonl, line 1: got 1, expected a text"),
+        ("dev.csv", "text,label\na,0\n", ["film"], "got --evaluate and 'film', expected one of the two"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_scored_is_refused(
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: str | bytes | None,
+    options: list[str],
+    expected: str,
+) -> None:
+    write_toy_bundle(tmp_path, tokenizer)
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert main([str(tmp_path), *options, "--evaluate", str(tmp_path / name)]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert len(error.splitlines()) == 1

@@ -1,0 +1,73 @@
+"""Tests of job=benchmark: its files, the dev split of the run beside a bundle, a teacher, and invalid options."""
+
+import json
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.benchmark import peak
+from tests.edge.conftest import write_toy_bundle
+from tests.jobs.conftest import Command
+from tests.jobs.test_config import compose_config
+
+QUICK = ("benchmark.batches=[1]", "benchmark.lengths=[4]", "benchmark.seconds=0.001", "benchmark.threads=1")
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, data_dir: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle in the directory of a run."""
+    monkeypatch.setattr(peak, "SIZES", ((8, 16, 24),))
+    bundle = tmp_path / "runs" / "sst2" / "large-small" / "2026" / "bundle"
+    bundle.mkdir(parents=True)
+    teacher = {"name": "large", "metrics": {"accuracy": 0.9}}
+    write_toy_bundle(bundle, tokenizer, task="sst2", metrics={"fp32": {"accuracy": 0.5}}, teacher=teacher)
+    config = compose_config("task=sst2", f"task.data_dir={data_dir}", f"cache_dir={tmp_path / 'cache'}")
+    (bundle.parent / "config.yaml").write_text(OmegaConf.to_yaml(config))
+    (bundle.parent / "run.json").write_text("{}")
+    return bundle
+
+
+def test_a_bundle_and_a_teacher_are_measured(
+    command: Command, bundle: Path, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    for part in (teacher, tokenizer):
+        part.save_pretrained(tmp_path / "teacher")
+    code, output, error = command(
+        "job=benchmark", f"bundles=[{bundle}]", *QUICK, "+teacher=pretrained", f"teacher.path={tmp_path / 'teacher'}"
+    )
+    assert code == 0, error
+    [directory] = (tmp_path / "runs" / "benchmarks").iterdir()
+    content = json.loads((directory / "benchmark.json").read_text())
+    assert [(row["model"], row["format"]) for row in content["timings"]] == [
+        ("teacher", "torch"), ("teacher", "onnx-fp32"), ("teacher", "onnx-int8"), ("large-small", "onnx-fp32"),
+    ]  # fmt: skip
+    assert content["timings"][0]["share_of_peak"] is None
+    assert [row["model"] for row in content["texts"]] == ["large-small"]
+    assert content["bundles"][0]["models"]["fp32"]["metrics"] == {"accuracy": 0.5}
+    table = (directory / "benchmark.md").read_text()
+    for text in ("| large-small | fp32 | accuracy 0.5000 |", "| teacher | torch | 1 | 4 | 1 |", "## Texts of dev"):
+        assert text in table
+    plot = (directory / "latency-sst2.svg").read_text()
+    assert "large-small fp32" in plot
+    assert "teacher (torch)" in plot
+    assert "Results  " in output
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], "job=benchmark has no bundles to measure: add bundles=[DIR,...], directories with bundle.json"),
+        (["bundles=[nowhere]"], "nowhere is no bundle: it has no bundle.json"),
+        (["bundles=nowhere", "seed=2"], "job=benchmark reads only job=, job., bundles=, benchmark., output_dir="),
+        (["bundles=[nowhere]", "job.threads=[0]"], "got job.threads=[0], expected whole numbers of at least 1"),
+        (["bundles=[nowhere]", "job.threads=2"], "got job.threads=2, expected whole numbers of at least 1 in a list"),
+        (["bundles=[nowhere]", "benchmark.lengths=[]"], "got benchmark.lengths=[], expected whole numbers"),
+    ],
+)  # fmt: skip
+def test_invalid_options_are_refused(command: Command, options: list[str], expected: str) -> None:
+    code, _, error = command("job=benchmark", *options)
+    assert code == 2
+    assert expected in error
+    assert len(error.splitlines()) == 1
