@@ -42,6 +42,8 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     found, substituted = teaching.locate(source, task)
     splits = task.read(plan.cache_dir)
     encode, ladder = Encoding(plan, splits), DepthLadder(student, plan, run)
+    if plan.baseline:
+        task.supervised_terms()  # Raises an error for data that a baseline cannot learn from.
     check_dev(splits.sizes().get("dev", 0), plan.export.abstain)
     if task.decoder is not None:
         check_calibration(splits.sizes().get("train", 0), plan.export)
@@ -113,6 +115,7 @@ def _choose_student(
     _check_student(model, student.name, plan, teacher, tokenizer)
     examples = encode()
     if isinstance(examples["train"], Examples):
+        checks.check_data(plan.objective, plan.task, examples["train"])
         check_size(
             plan.objective, plan.task, teacher, examples["train"], source.cache, student=model,
             epochs=plan.trainer.fixed_epochs,
@@ -128,7 +131,7 @@ def _check_student(
     checks.check_length(student, tokenizer, plan.task.max_length, who="student")
     checks.check_outputs(plan.objective, teacher=teacher, student=student)
     checks.check_sizes(plan.objective, teacher=teacher, student=student)
-    checks.check_head(student, teacher, name=name)
+    checks.check_head(student, teacher, name=name, likelihood=plan.task.likelihood)
     if plan.export.vocabulary == "task" and plan.task.decoder is not None:
         check_cut(tokenizer)
 

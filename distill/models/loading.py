@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from distill.errors import UserError, first_line
 from distill.models.forward import model_class
 from distill.models.padding import choose_padding_side
+from distill.models.pooling import adopt_pooling, vector_settings
 from distill.models.tensors import check_tensors
 
 
@@ -72,6 +73,8 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
                 f"{directory} cannot be loaded: transformers has no {auto_class} for a model of type "
                 f"{config.model_type}: take one of another family, such as BERT, RoBERTa or DeBERTa-v2"
             )
+        if auto_class == ENCODER:
+            adopt_pooling(config, directory)
         order, reason, notices = _fit_labels(config, labels)
         if not reason and (other_head := _find_other_head(config, auto_class)):
             order, reason, notices = None, other_head, []
@@ -90,6 +93,8 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
     finally:
         transformers.logging.set_verbosity(verbosity)
     more_notices = check_tensors(model, info, directory, new_head=order is None)
+    if model.base_model is model:  # The pooler of an encoder is no head of a task.
+        info["missing_keys"] = {name for name in info["missing_keys"] if not name.startswith("pooler.")}
     check_tokenizer(tokenizer, directory)
     check_embeddings(model, tokenizer, directory)
     more_notices += choose_padding_side(model, tokenizer)
@@ -130,9 +135,11 @@ def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
 
 def _find_other_head(config: PreTrainedConfig, auto_class: str) -> str | None:
     """Returns the reason why a saved head is none of `auto_class`, whose tensors may have the same names and shapes."""
-    names = {name: getattr(model_class(name, type(config)), "__name__", None) for name in HEADS}
-    saved = [name for name in config.architectures or [] if name in names.values()]
-    if auto_class not in HEADS or not saved or names[auto_class] in saved:
+    # The vectors of a language model mean little, unless it was trained for them.
+    heads = AUTO_CLASSES if auto_class == ENCODER and vector_settings(config) is None else HEADS
+    names = {name: getattr(model_class(name, type(config)), "__name__", None) for name in AUTO_CLASSES}
+    saved = [name for name in config.architectures or [] if name in [names[head] for head in heads]]
+    if auto_class not in (*HEADS, ENCODER) or not saved or names[auto_class] in saved:
         return None
     return f"its head is that of a {saved[0]}, and the task needs a {names[auto_class]}"
 
@@ -160,8 +167,9 @@ HEADS = (
     "AutoModelForQuestionAnswering",
     "AutoModelForMultipleChoice",
 )
+ENCODER = "AutoModel"  # Has no head.
 # In this order, because a model for masked language modelling may be registered for pre-training too.
-AUTO_CLASSES = (*HEADS, "AutoModelForMaskedLM", "AutoModelForPreTraining")
+AUTO_CLASSES = (*HEADS, "AutoModelForMaskedLM", "AutoModelForPreTraining", ENCODER)
 
 
 def auto_class_of(model: PreTrainedModel) -> str:
