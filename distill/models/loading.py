@@ -67,14 +67,7 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
     transformers.logging.set_verbosity_error()  # `Start.reason` reports a new head.
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
-        config = transformers.AutoConfig.from_pretrained(directory, **options)
-        if model_class(auto_class, type(config)) is None and auto_class not in getattr(config, "auto_map", {}):
-            raise UserError(
-                f"{directory} cannot be loaded: transformers has no {auto_class} for a model of type "
-                f"{config.model_type}: take one of another family, such as BERT, RoBERTa or DeBERTa-v2"
-            )
-        if auto_class == ENCODER:
-            adopt_pooling(config, directory)
+        config = _load_config(directory, auto_class, **options)
         order, reason, notices = _fit_labels(config, labels)
         if not reason and (other_head := _find_other_head(config, auto_class)):
             order, reason, notices = None, other_head, []
@@ -93,19 +86,36 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
     finally:
         transformers.logging.set_verbosity(verbosity)
     more_notices = check_tensors(model, info, directory, new_head=order is None)
-    if model.base_model is model:  # The pooler of an encoder is no head of a task.
-        info["missing_keys"] = {name for name in info["missing_keys"] if not name.startswith("pooler.")}
     check_tokenizer(tokenizer, directory)
     check_embeddings(model, tokenizer, directory)
     more_notices += choose_padding_side(model, tokenizer)
-    fresh = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
-    if info["missing_keys"]:
+    # The pooler of an encoder is no head of a task.
+    missing = [name for name in info["missing_keys"] if model.base_model is not model or not name.startswith("pooler.")]
+    fresh = sorted({*missing, *(name for name, *_ in info["mismatched_keys"])})
+    if missing:
         reason = f"its head is not trained ({', '.join(fresh)})"
     elif order is not None and labels is not None:
         reorder_head(model, order)
     if reason:
         return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh, notices=more_notices)
     return Start(model, tokenizer, fits=True, notices=notices + more_notices)
+
+
+def _load_config(directory: Path, auto_class: str, **options: bool) -> PreTrainedConfig:
+    """Loads the configuration of a model, for vectors with the pooling that it was trained with.
+
+    Raises:
+        UserError: if the family has no model with this head.
+    """
+    config = transformers.AutoConfig.from_pretrained(directory, **options)
+    if model_class(auto_class, type(config)) is None and auto_class not in getattr(config, "auto_map", {}):
+        raise UserError(
+            f"{directory} cannot be loaded: transformers has no {auto_class} for a model of type "
+            f"{config.model_type}: take one of another family, such as BERT, RoBERTa or DeBERTa-v2"
+        )
+    if auto_class == ENCODER:
+        adopt_pooling(config, directory)
+    return config
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:

@@ -108,7 +108,7 @@ def test_an_exported_encoder_has_the_vectors_of_torch(
         ids = torch.randint(5, len(tokenizer), (rows, length), generator=torch.Generator().manual_seed(rows))
         mask = torch.ones_like(ids)
         mask[-1, (length + 1) // 2 :] = 0
-        batch = {"input_ids": ids, "attention_mask": mask}
+        batch = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
         with torch.no_grad():
             expected = run_model(model, batch).logits
         feed = {name.name: batch[name.name].numpy() for name in graph.get_inputs()}
