@@ -20,9 +20,9 @@ from distill.data.in_memory import Table, TableSplits
 from distill.data.tables import LabelledData, Split
 from distill.data.text_groups import GroupColumns, GroupData, GroupSplit, UnlabelledTexts
 from distill.data.unlabelled import Unlabelled
-from distill.errors import UserError
+from distill.errors import OptionError, UserError
 from distill.losses import CosineRegression, MultipleNegatives, PairClassification, Term
-from distill.options import check_arguments
+from distill.options import check_arguments, show_value
 from distill.tasks import rows
 
 if TYPE_CHECKING:
@@ -120,6 +120,10 @@ class Embedding:
             train_label=rows.column_names(label if train_label is None else train_label),
             classes=None if classes is None else tuple(map(str, classes)),
         )  # fmt: skip
+        if len(self.columns.text) != 2:
+            raise OptionError(
+                "text", show_value(self.columns.text), "the two columns of a pair; train_text names others"
+            )
         self.source = rows.table_source(
             name=name, text=self.columns.text, label=self.columns.label, data=data, train=train, dev=dev, test=test,
             data_dir=data_dir, dev_fraction=dev_fraction, splits=splits, hub_id=hub_id, builtin=builtin,

@@ -719,6 +719,10 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _vectors(dev="sentence1,score\na,1\n"),
         "dev.csv has no column sentence2: it has sentence1, score; name yours with task.text=[...]",
     ),
+    "one column of text for pairs": (
+        _vectors("task.text=[sentence1]"),
+        "got task.text=[sentence1], expected the two columns of a pair; train_text names others",
+    ),
     "an empty text of a pair": (
         _vectors(train="sentence1,sentence2\na,b\n,b\n"),
         "train.csv, example 2: column sentence1 is empty, expected text",

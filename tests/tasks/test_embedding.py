@@ -1,6 +1,7 @@
 """Tests of vectors of texts: pooling, rows, terms and metrics by hand, and whole runs from rows to a bundle."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,13 @@ from distill.losses.term import EncoderSize
 from distill.models.forward import run_model
 from distill.models.loading import load_directory
 from distill.models.pooling import configure, pool, write_modules
+from distill.preflight import warn_of_parts
 from distill.tasks import Embedding
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.outputs import Computation, cache_outputs
 from students.distilbert import from_teacher
 from tests.conftest import BAD, GOOD, toy_bert
+from tests.conftest import SETTINGS as RATES
 
 Columns = dict[str, list[Any]]
 WORDS = " ".join((*GOOD, *BAD)).replace(",", "").split()
@@ -229,6 +232,7 @@ def test_rows_that_cannot_be_read_are_named(changes: dict[str, Any], expected: s
     ("options", "expected"),
     [
         ({"pooling": "sum"}, "got pooling=sum, expected one of mean, cls, max"),
+        ({"text": "sentence"}, "got text=.*sentence.*, expected the two columns of a pair; train_text names others"),
         ({"metrics": ["accuracy"]}, "expected a list of some of spearman, pearson"),
         ({"normalize": "yes"}, "got normalize=yes, expected true or false"),
     ],
@@ -389,6 +393,17 @@ def test_a_batch_without_examples_for_a_term_gives_zero(term: d.Term) -> None:
     assert (float(total), int(count)) == (0.0, 0)
     total.backward()
     assert not vectors.grad.any()
+
+
+def test_a_notice_says_that_a_step_in_parts_compares_fewer_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    objective = d.Objective(mse=d.EmbeddingMSE(), similarity=d.PairwiseSimilarity())
+    warn_of_parts(objective, replace(RATES, accumulate=1))
+    warn_of_parts(d.Objective(mse=d.EmbeddingMSE()), replace(RATES, accumulate=4))
+    assert capsys.readouterr().out == ""
+    warn_of_parts(objective, replace(RATES, accumulate=4))
+    assert "a step is 4 micro-batches, and the term similarity compares examples of one micro-batch" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_terms_on_classes_are_unsuited_and_terms_on_hidden_states_suit(task: Embedding) -> None:
