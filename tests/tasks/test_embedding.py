@@ -482,7 +482,7 @@ def result(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPath
     return d.distill(
         teacher, toy_encoder(len(tokenizer), layers=2, width=16, seed=1), task, directory=root / "run",
         trainer=d.TrainerSettings(**SETTINGS), export=d.ExportSettings(min_agreement=0.8, max_drop=0.05),
-        benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.01),
+        benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.01, teacher=False),
     )  # fmt: skip
 
 
