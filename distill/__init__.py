@@ -21,18 +21,24 @@ if TYPE_CHECKING:
     from distill.losses import (
         AttentionScoreMSE,
         Cosine,
+        CosineRegression,
         DecoupledKD,
+        EmbeddingMSE,
         HardLabels,
         HiddenStateMSE,
         LogitMSE,
         MaskedLanguageModelling,
         MiniLM,
         MiniLMv2,
+        MultipleNegatives,
         Objective,
+        PairClassification,
+        PairwiseSimilarity,
         PatientKD,
         PseudoLabels,
         SoftTargets,
         Term,
+        Triplet,
     )
     from distill.models.word_replacement import MaskedLMAugmentation
     from distill.records.settings import RecordSettings
@@ -45,9 +51,10 @@ _PUBLIC = {
     **{
         name: ("distill.losses", name)
         for name in (
-            "AttentionScoreMSE", "Cosine", "DecoupledKD", "HardLabels", "HiddenStateMSE", "LogitMSE",
-            "MaskedLanguageModelling", "MiniLM", "MiniLMv2", "Objective", "PatientKD", "PseudoLabels", "SoftTargets",
-            "Term",
+            "AttentionScoreMSE", "Cosine", "CosineRegression", "DecoupledKD", "EmbeddingMSE", "HardLabels",
+            "HiddenStateMSE", "LogitMSE", "MaskedLanguageModelling", "MiniLM", "MiniLMv2", "MultipleNegatives",
+            "Objective", "PairClassification", "PairwiseSimilarity", "PatientKD", "PseudoLabels", "SoftTargets", "Term",
+            "Triplet",
         )
     },
     "BenchmarkSettings": ("distill.benchmark.settings", "BenchmarkSettings"),
@@ -67,7 +74,9 @@ __all__ = [
     "Budget",
     "Bundle",
     "Cosine",
+    "CosineRegression",
     "DecoupledKD",
+    "EmbeddingMSE",
     "ExportSettings",
     "HardLabels",
     "HiddenStateMSE",
@@ -76,8 +85,11 @@ __all__ = [
     "MaskedLanguageModelling",
     "MiniLM",
     "MiniLMv2",
+    "MultipleNegatives",
     "Objective",
     "OutputCache",
+    "PairClassification",
+    "PairwiseSimilarity",
     "PatientKD",
     "PseudoLabels",
     "RecordSettings",
@@ -88,6 +100,7 @@ __all__ = [
     "Teacher",
     "Term",
     "TrainerSettings",
+    "Triplet",
     "distill",
     "students",
     "tasks",

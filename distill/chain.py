@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import seeds
 from distill.console import silence_libraries
-from distill.contracts import EncodedSplits, Examples, Loader
+from distill.contracts import EncodedSplits, Examples, Loader, Splits
 from distill.data import batching
 from distill.depth_ladder import DepthLadder
 from distill.edge import Bundle
@@ -43,9 +43,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     found, substituted = teaching.locate(source, task)
     splits = task.read(plan.cache_dir)
     encode, ladder = Encoding(plan, splits), DepthLadder(student, plan, run)
-    check_dev(splits.sizes().get("dev", 0), plan.export.abstain)
-    if task.decoder is not None:
-        check_calibration(splits.sizes().get("train", 0), plan.export)
+    _check_splits(splits, plan)
     preparation = teaching.Preparation(
         task=task, splits=splits, cache_dir=plan.cache_dir, run_directory=run.directory,
         device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,
@@ -78,6 +76,16 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
             _distill_further(source, student, stage, seed_plan, seed_run)
         seeds.summarize(run, task)
     stage.close()
+
+
+def _check_splits(splits: Splits, plan: Plan) -> None:
+    """Raises UserError for data that is too little for an option, or that a baseline cannot learn from."""
+    sizes = splits.sizes()
+    check_dev(sizes.get("dev", 0), plan.export.abstain)
+    if plan.task.decoder is not None:
+        check_calibration(sizes.get("train", 0), plan.export)
+    if plan.baseline:
+        plan.task.supervised_terms()
 
 
 def _distill_further(source: TeacherSource, student: Student, first: Stages, plan: Plan, run: Run) -> None:
@@ -114,6 +122,7 @@ def _choose_student(
     _check_student(model, student.name, plan, teacher, tokenizer)
     examples = encode()
     if isinstance(examples["train"], Examples):
+        checks.check_data(plan.objective, plan.task, examples["train"])
         check_size(
             plan.objective, plan.task, teacher, examples["train"], source.cache, student=model,
             epochs=plan.trainer.fixed_epochs,
@@ -129,7 +138,7 @@ def _check_student(
     checks.check_length(student, tokenizer, plan.task.max_length, who="student")
     checks.check_outputs(plan.objective, teacher=teacher, student=student)
     checks.check_sizes(plan.objective, teacher=teacher, student=student)
-    checks.check_head(student, teacher, name=name)
+    checks.check_head(student, teacher, name=name, likelihood=plan.task.likelihood)
     if plan.export.vocabulary == "task" and plan.task.decoder is not None:
         check_cut(tokenizer)
 

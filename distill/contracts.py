@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+VECTOR_SETTINGS = "sentence_vector"  # The entry of a model's configuration that says how vectors of texts are pooled.
 IGNORED = -100  # The label of an item without one, as in torch's cross-entropy.
 
 # Tensors with the names of Hugging Face, `[B, L]` or `[B]`, and `example_id [B]`. Where examples have several sequences
 # of tokens, these are the rows of `[S, L]`, in the order of the examples.
 Batch = Mapping[str, "Tensor"]
-# `softmax`: logits are unnormalized log-probabilities of classes. `gaussian`: the one logit is a number.
-Likelihood = Literal["softmax", "gaussian"]
+# `softmax`: logits are unnormalized log-probabilities of classes. `gaussian`: the one logit is a number. `vector`: in
+# the place of logits is the vector of a text, `[n, D]`.
+Likelihood = Literal["softmax", "gaussian", "vector"]
 # Yields optimizer steps: lists of micro-batches.
 Loader: TypeAlias = "DataLoader[list[dict[str, Tensor]]]"
 
@@ -41,7 +43,8 @@ class Items:
     """The items of a batch: everything that the models are to predict, one row each.
 
     An item is an example for classification, the first piece of a word for tagging, the start or the end of an answer
-    in a window for question answering, a chosen token for masked language modelling. Items follow from the batch alone.
+    in a window for question answering, a chosen token for masked language modelling, a text for vectors. Items follow
+    from the batch alone.
     `items["attention_mask"]` is a tensor of the batch.
 
     Args:
@@ -269,6 +272,7 @@ class Task(Protocol):
         auto_class: the auto class of transformers whose models have the head for this task.
         likelihood: the meaning of the logits.
         fixed_inputs: whether every epoch shows the same tokens, so that teacher outputs can be cached.
+        model_settings: entries of a model's configuration that its outputs depend on besides its weights.
         over_vocabulary: whether the classes are the tokens of a vocabulary; logits are then computed in chunks.
         pair: whether a sequence of tokens is made of two texts.
         choices: the usual number of choices of an example, for models whose inputs are `[B, K, L]`; else None.
@@ -303,6 +307,9 @@ class Task(Protocol):
 
     @property
     def fixed_inputs(self) -> bool: ...
+
+    @property
+    def model_settings(self) -> Mapping[str, Any]: ...
 
     @property
     def over_vocabulary(self) -> bool: ...
@@ -367,6 +374,18 @@ class Task(Protocol):
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The metrics of a split by name; shares are in 0..1."""
+        ...
+
+    def supervised_terms(self) -> "Mapping[str, Any]":
+        """The loss terms that learn from labels alone: those of a fine-tuned teacher and of a baseline.
+
+        Raises:
+            UserError: for data without labels.
+        """
+        ...
+
+    def condense(self, scores: Scores) -> Scores:
+        """The scores with the columns that `metrics` reads, which may be fewer and narrower ones."""
         ...
 
     def confidences(self, scores: Scores) -> np.ndarray:

@@ -19,7 +19,17 @@ from distill.edge.decode import DECODERS
 from distill.errors import OptionError, UserError, first_line
 from distill.export.abstention import check_abstention
 from distill.export.settings import ExportSettings
-from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
+from distill.losses import (
+    Cosine,
+    EmbeddingMSE,
+    HardLabels,
+    MaskedLanguageModelling,
+    Objective,
+    PairwiseSimilarity,
+    SoftTargets,
+    Term,
+)
+from distill.models.pooling import configure
 from distill.records.settings import RecordSettings
 from distill.teaching.outputs import check_cache
 from distill.teaching.teacher import TeacherSource
@@ -79,6 +89,11 @@ class Student:
         Raises:
             UserError: for options that its function does not accept.
         """
+        model = self._make(teacher, task)
+        configure(model, task.model_settings)
+        return model
+
+    def _make(self, teacher: PreTrainedModel, task: Task) -> PreTrainedModel:
         if isinstance(self.build, PreTrainedModel):
             return copy.deepcopy(self.build).float().train()
         takes_task = "task" in inspect.signature(self.build).parameters
@@ -114,7 +129,13 @@ class Encoding:
 
 
 def default_objective(task: Task) -> Objective:
-    """DistilBERT's triple loss (arXiv 1910.01108), with hard labels in place of masked tokens for other tasks."""
+    """DistilBERT's triple loss (arXiv 1910.01108), with hard labels in place of masked tokens for other tasks.
+
+    For vectors of texts it is the teacher's vectors and their similarities.
+    """
+    if task.likelihood == "vector":
+        vectors: dict[str, Term] = {"embedding": EmbeddingMSE(), "similarity": PairwiseSimilarity()}
+        return Objective(name="embedding", terms=vectors)
     hard: dict[str, Any] = (
         {"mlm": MaskedLanguageModelling(weight=2.0)} if task.over_vocabulary else {"hard": HardLabels(weight=2.0)}
     )
@@ -141,7 +162,7 @@ def check_plan(source: TeacherSource, plan: Plan) -> None:
     task, objective = plan.task, plan.objective
     if task.over_vocabulary and plan.baseline:
         raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
-    if task.over_vocabulary and source.others:
+    if source.others and (task.over_vocabulary or task.likelihood == "vector"):
         raise UserError(f"an ensemble is for other tasks than task={task.name}: give one teacher")
     if task.over_vocabulary and task.pair:
         raise UserError(f"task.pair is for job=pretrain: a student of task={task.name} learns from tokens alone")
@@ -149,7 +170,8 @@ def check_plan(source: TeacherSource, plan: Plan) -> None:
     if unsuited:
         raise UserError(
             f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn task {task.name} "
-            f"({task.kind}): take another objective, or set objective.terms.{unsuited[0]}.weight=0"
+            f"({task.kind}): take objective={default_objective(task).name} or another one, or set "
+            f"objective.terms.{unsuited[0]}.weight=0"
         )
     _check_unlabelled(plan)
     check_budget(plan.trainer.batch_tokens, task.max_length, "trainer")

@@ -51,12 +51,12 @@ def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
     several = any(examples.sequences > 1 for examples in tokenized.values())
     truncated = {name: examples.truncated for name, examples in tokenized.items() if examples.truncated}
     counts = ", ".join(
-        f"{number:,} choices in {name}" if several else f"{number:,} of {len(tokenized[name]):,} in {name}"
+        f"{number:,} sequences in {name}" if several else f"{number:,} of {len(tokenized[name]):,} in {name}"
         for name, number in truncated.items()
     )
-    of_choices = " of an example's longest choice" if several else ""
+    of_sequences = " of an example's longest sequence" if several else ""
     return (
-        f"median length{of_choices} {int(np.median(lengths))}, longest {lengths.max()}, limit {max_length}; "
+        f"median length{of_sequences} {int(np.median(lengths))}, longest {lengths.max()}, limit {max_length}; "
         f"truncated: {counts or 'none'}"
     )
 
@@ -90,6 +90,17 @@ def warn_of_stream(train: Loader, settings: TrainerSettings) -> None:
     if train.batch_sampler is None and settings.checkpoint_steps is None and settings.evaluations == 1:
         print_notice(
             "a stream is evaluated and saved only at its end: trainer.checkpoint_steps=n saves it every n steps"
+        )
+
+
+def warn_of_parts(objective: Objective, settings: TrainerSettings) -> None:
+    """Prints a notice if terms that compare the examples of a step see only those of a micro-batch."""
+    terms = ", ".join(objective.comparing_examples())
+    parts = settings.accumulate * settings.processes()
+    if terms and parts > 1:
+        print_notice(
+            f"a step is {parts} micro-batches, and the term {terms} compares examples of one micro-batch with each "
+            "other: a larger batch_size with trainer.accumulate=1 compares more of them"
         )
 
 

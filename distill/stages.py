@@ -28,9 +28,10 @@ from distill.export.quantization import Material, write_dynamic
 from distill.export.recipe_ladder import closest, describe
 from distill.export.sensitivity import describe_sensitivity
 from distill.files import JsonObject, atomic_directory, is_full_disk, is_intact, replace_file, write_text
-from distill.losses import HardLabels, Objective
+from distill.losses import Objective
 from distill.models import checks
 from distill.models.forward import input_names
+from distill.models.pooling import write_modules
 from distill.plan import Plan
 from distill.records import report
 from distill.records.predictions import write_predictions
@@ -134,6 +135,7 @@ class Stages:
         )
         preflight.warn_of_stream(self.loaders["train"], plan.trainer)
         preflight.warn_of_head(plan.objective)
+        preflight.warn_of_parts(plan.objective, plan.trainer)
 
     def train(self, module: DistillationModule, outputs: "_OutputsOrReason") -> dict[str, Scores]:
         """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
@@ -161,7 +163,9 @@ class Stages:
 
         Returns its record and its scores on dev.
         """
-        objective = Objective(name="supervised", terms={"hard": HardLabels()})
+        objective = Objective(name="supervised", terms=self.plan.task.supervised_terms())
+        size = checks.encoder_size(student)
+        objective.connect(size, size)
         module = DistillationModule(
             student=student, objective=objective, task=self.plan.task,
             **self.plan.trainer.optimization(len(self.loaders["train"])),
@@ -335,10 +339,11 @@ def data_digest(task: Task, splits: Splits, examples: EncodedSplits) -> str:
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Writes an ordinary checkpoint directory, whole or not at all."""
+    """Writes an ordinary checkpoint directory, whole or not at all; sentence-transformers loads that of an encoder."""
     with atomic_directory(directory) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        write_modules(model, temporary)
 
 
 def training_record(

@@ -179,13 +179,17 @@ def _map_bert_tensors(
     """Returns student tensor -> teacher tensor for the tensors that both have in the same shape."""
     teacher_tensors, student_tensors = dict(teacher.named_parameters()), dict(student.named_parameters())
     student_layers = {teacher_layer: student_layer for student_layer, teacher_layer in enumerate(teacher_layers)}
+    is_encoder = teacher.base_model is teacher  # Its tensors have no prefix, nor have those of the student.
     inherited = {}
     for teacher_name, tensor in teacher_tensors.items():
-        student_name = _renumber_layer(teacher_name, "bert.encoder.layer.", student_layers)
+        full_name = f"bert.{teacher_name}" if is_encoder else teacher_name
+        student_name = _renumber_layer(full_name, "bert.encoder.layer.", student_layers)
         if student_name is None:
             continue
         for old, new in _BERT_TO_DISTILBERT:
             student_name = student_name.replace(old, new, 1)
+        if is_encoder:
+            student_name = student_name.removeprefix("distilbert.")
         if student_name in student_tensors and student_tensors[student_name].shape == tensor.shape:
             inherited[student_name] = teacher_name
     return inherited
@@ -258,8 +262,7 @@ def _copy_tensors(teacher: PreTrainedModel, student: PreTrainedModel, inherited:
     teacher_tensors, student_tensors = dict(teacher.named_parameters()), dict(student.named_parameters())
     for student_name, teacher_name in inherited.items():
         student_tensors[student_name].copy_(teacher_tensors[teacher_name])
-    token_types = teacher_tensors.get("bert.embeddings.token_type_embeddings.weight")
-    positions = student_tensors.get("distilbert.embeddings.position_embeddings.weight")
-    if token_types is not None and positions is not None:
+    if isinstance(student.config, DistilBertConfig) and type(teacher.config) is BertConfig:
         # A DistilBERT adds no token-type row, and its first layer was trained with one.
-        positions += token_types[0]
+        token_types = teacher.base_model.embeddings.token_type_embeddings.weight
+        student.base_model.embeddings.position_embeddings.weight.add_(token_types[0])

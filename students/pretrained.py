@@ -24,12 +24,12 @@ def from_teacher(teacher: PreTrainedModel, *, path: str | None, trust_remote_cod
         raise UserError("student pretrained has no weights: give student.path=DIR")
     directory = Path(str(path)).expanduser()
     check_directory(directory, f"student.path={path}")
-    over_vocabulary = teacher.get_output_embeddings() is not None
+    has_labels = teacher.get_output_embeddings() is None and teacher.base_model is not teacher
     labels = [str(teacher.config.id2label[index]) for index in sorted(teacher.config.id2label)]
     start = load_directory(
         directory,
         auto_class_of(teacher),
-        None if over_vocabulary else labels,
+        labels if has_labels else None,
         trust_remote_code=trust_remote_code,
     )
     student = start.model

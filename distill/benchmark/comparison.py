@@ -68,7 +68,8 @@ def torch_candidate(name: str, model: PreTrainedModel, inputs: Sequence[str]) ->
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
     def run(feed: latency.Inputs) -> Any:
+        inputs = {key: torch.from_numpy(array) for key, array in feed.items()}
         with torch.inference_mode():
-            return output_logits(model(**{key: torch.from_numpy(array) for key, array in feed.items()}))
+            return output_logits(model, model(**inputs), inputs["attention_mask"])
 
     return latency.Candidate(name, "torch", inputs, size, run)

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from distill.edge import decode
 from distill.edge.manifest import read_manifest
 from distill.edge.processor import ANY, runs, this_target
+from distill.edge.search import find_nearest
 from distill.errors import UserError, first_line
 from distill.files import hash_file
 
@@ -86,7 +87,8 @@ class Bundle:
     ) -> list[NDArray[np.floating]]:
         """Returns the logits `[n, C]` of the items of each row of the model. Rows of similar length share a batch.
 
-        A record is one row, or as many as it has windows. A row has one sequence of tokens, or one for each choice.
+        A record is one row, or as many as it has windows. A row has one sequence of tokens, or one for each choice or
+        text.
         """
         examples = [self.decoder.read(record) for record in self._records(records, None)]
         return [logits for rows in self._run(examples, self._encode(examples), batch_size) for _, logits in rows]
@@ -128,8 +130,9 @@ class Bundle:
 
         For classes it has `label`, `probability` and the `probabilities` of all labels, for a number `value`, for tags
         `entities`, for a question with a context `answer`, `score`, `start` and `end`, and for one with choices
-        `choice`, `index`, `probability` and `probabilities`. The label or choice is None where the bundle has a
-        threshold and the probability is below. The prediction for a record that was cut has `truncated`, which is true.
+        `choice`, `index`, `probability` and `probabilities`; an encoder gives a text its `vector`. The label or choice
+        is None where the bundle has a threshold and the probability is below. The prediction for a record that was cut
+        has `truncated`, which is true.
 
         Args:
             truncate: whether to cut a record of more than `max_length` tokens.
@@ -142,10 +145,7 @@ class Bundle:
         encoded = self._encode(examples)
         if not truncate:
             self._refuse_long(encoded)
-        outputs = self._run(examples, encoded, batch_size)
-        for number, rows in enumerate(outputs, 1):
-            if not all(np.isfinite(logits).all() for _, logits in rows):
-                raise UserError(f"{self.directory}: the logits of {self.model} for record {number} are not finite")
+        outputs = self._run_finite(examples, encoded, batch_size)
         predictions = [
             self._withhold(self.decoder.decode(example, rows)) for example, rows in zip(examples, outputs, strict=True)
         ]
@@ -159,6 +159,23 @@ class Bundle:
             if one.is_truncated:
                 length = self.manifest["max_length"]
                 raise LongTextError(f"record {number} has more tokens than the {length} that the bundle reads: cut it")
+
+    def encode(self, texts: Sequence[str], *, batch_size: int | None = None) -> NDArray[np.float32]:
+        """Returns the vectors `[texts, D]` (float32) of texts.
+
+        Raises:
+            UserError: for a bundle without vectors, a text that is empty or no text, and vectors that are not finite.
+        """
+        if not self.decoder.encodes:
+            raise UserError(
+                f"{self.directory} is of a {self.manifest['kind']} and has no vectors of texts: call predict instead"
+            )
+        examples = [self.decoder.read(text) for text in self._records(texts, None)]
+        width = next(value.shape[-1] for value in self.session.get_outputs() if value.name == "logits")
+        vectors = [
+            logits for rows in self._run_finite(examples, self._encode(examples), batch_size) for _, logits in rows
+        ]
+        return np.concatenate([np.empty((0, width)), *vectors], dtype=np.float32)
 
     def _withhold(self, prediction: decode.Prediction) -> decode.Prediction:
         """Returns the prediction, without its label if the probability is below the threshold."""
@@ -198,6 +215,34 @@ class Bundle:
                 outputs[i] = self._select_items(owners[i], rows[i], logits[end - len(rows[i]) : end])
         remaining = iter(outputs)
         return [list(itertools.islice(remaining, len(one.rows))) for one in encoded]
+
+    def search(
+        self, queries: Sequence[str], corpus: Sequence[str] | NDArray[np.floating], *, k: int = 10
+    ) -> list[list[tuple[int, float]]]:
+        """Returns positions from 0 and cosines of the `k` texts of the corpus nearest to each query, nearest first.
+
+        Args:
+            corpus: texts, or their vectors `[texts, D]` as `encode` returns them, which are computed once so.
+
+        Raises:
+            UserError: as `encode` and `search.find_nearest` do.
+        """
+        vectors = corpus if isinstance(corpus, np.ndarray) else self.encode(corpus)
+        cosines, rows = find_nearest(self.encode(queries), vectors, k)
+        return [
+            list(zip(of_query.tolist(), scores.tolist(), strict=True))
+            for of_query, scores in zip(rows, cosines, strict=True)
+        ]
+
+    def _run_finite(
+        self, examples: Sequence[decode.Example], encoded: Sequence[Encoded], batch_size: int | None
+    ) -> list[list[decode.Items]]:
+        """Returns the result of `_run`; raises UserError if a logit is not finite."""
+        outputs = self._run(examples, encoded, batch_size)
+        for number, rows in enumerate(outputs, 1):
+            if not all(np.isfinite(logits).all() for _, logits in rows):
+                raise UserError(f"{self.directory}: the logits of {self.model} for record {number} are not finite")
+        return outputs
 
     def _encode(self, examples: Sequence[decode.Example]) -> list[Encoded]:
         """Returns the rows of each example, cut by the tokenizer or else by the decoder."""
@@ -304,7 +349,8 @@ class Bundle:
                 )
         shapes = {value.name: value.shape for value in self.session.get_outputs()}
         shape, axes = shapes.get("logits", []), self.decoder.axes
-        classes = shape[-1] if shape and isinstance(shape[-1], int) else len(self.labels)
+        is_known = shape and isinstance(shape[-1], int) and not self.decoder.encodes
+        classes = shape[-1] if is_known else len(self.labels)
         if len(shape) != axes or classes != len(self.labels):
             raise UserError(
                 f"{path} has logits {shape}, expected {axes} axes and {len(self.labels)} classes as in bundle.json"

@@ -27,10 +27,10 @@ from distill.errors import UserError
 
 Floats = NDArray[np.floating]
 # A text, the two texts of a pair, `{"tokens": [...]}` for the words of a text, `{"question", "context"}`, or a question
-# with its choices, `{"question", "choices"}`, which may have a `context` too.
+# with its choices, `{"question", "choices"}`, which may have a `context` too. For vectors also a list of texts.
 Record = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 # A JSON object: `label` or `choice` with `probability` and `probabilities`; or `value`; or `entities`; or `answer` with
-# its place.
+# its place; or `vector`.
 Prediction = dict[str, Any]
 # The items of a row of the model in the form of the decoder, and their logits `[n, C]`.
 Items = tuple[Any, Floats]
@@ -48,7 +48,8 @@ IMPOSSIBLE = -30.0  # The logit of a class whose probability is 0, with 0 for th
 class Example:
     """A record in the form that a tokenizer reads: a text, the second text of a pair, and the words to tag.
 
-    With `choices`, the text is a question, and `context` the text that it is about.
+    With `choices`, the text is a question, and `context` the text that it is about. With `more`, all texts are
+    encoded by themselves.
     """
 
     text: str
@@ -56,11 +57,14 @@ class Example:
     words: tuple[Span, ...] = ()
     choices: tuple[str, ...] = ()
     context: str | None = None
+    more: tuple[str, ...] = ()
 
     def sequences(self) -> list[str | tuple[str, str]]:
         """Returns the texts of each sequence of tokens that a model reads."""
         if self.choices:
             return list(pair_choices(self.text, self.context, self.choices))
+        if self.more:
+            return [self.text, *self.more]
         return [self.text if self.pair is None else (self.text, self.pair)]
 
 
@@ -77,7 +81,7 @@ class TokenSequence(Protocol):
     def attention_mask(self) -> Any: ...
 
 
-Row = Sequence[Any]  # The `TokenSequence`s of one row of logits: one of them, or one for each choice.
+Row = Sequence[Any]  # The `TokenSequence`s of one row of logits: one of them, or one for each choice or text.
 
 
 class Decoder(Protocol):
@@ -90,10 +94,12 @@ class Decoder(Protocol):
         cuts: whether `cut` makes the rows of an example, because it may not be cut anywhere as by the tokenizer.
         classes_are_tokens: whether the classes are the tokens of a text, so that logits of another tokenizer cannot be
             compared.
+        encodes: whether the logits are the vector of a text, whose width has nothing to do with labels.
     """
 
     input_axes: int
     axes: int
+    encodes: bool
     fields: tuple[str, ...]
     cuts: bool
     classes_are_tokens: bool
@@ -152,6 +158,7 @@ class _WholeText:
     axes = 2
     cuts = False
     classes_are_tokens = False
+    encodes = False
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
         self.labels, self.pair = list(labels), pair
@@ -229,6 +236,7 @@ class Tags:
     fields: tuple[str, ...] = ("entities",)
     cuts = True
     classes_are_tokens = False
+    encodes = False
 
     @staticmethod
     def accepts(labels: int) -> bool:
@@ -298,6 +306,7 @@ class Spans:
     fields: tuple[str, ...] = ("answer", "score", "start", "end")
     cuts = True
     classes_are_tokens = True
+    encodes = False
 
     @staticmethod
     def accepts(labels: int) -> bool:
@@ -370,6 +379,7 @@ class Choices:
     fields: tuple[str, ...] = ("choice", "index", "probability", "probabilities")
     cuts = False
     classes_are_tokens = False
+    encodes = False
 
     @staticmethod
     def accepts(labels: int) -> bool:
@@ -420,8 +430,58 @@ class Choices:
         return f"{choice}\t{prediction['probability']:.4f}"
 
 
+class Vectors:
+    """Decodes the `vector` of a text, a list of numbers.
+
+    A record may also be a list of texts, whose vectors are a list of lists. Numbers have the digits that float32 needs.
+    """
+
+    input_axes = 2
+    axes = 2
+    fields: tuple[str, ...] = ("vector",)
+    cuts = False
+    classes_are_tokens = False
+    encodes = True
+
+    @staticmethod
+    def accepts(labels: int) -> bool:
+        return labels == 0
+
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
+        pass
+
+    def parse(self, line: str) -> Record:
+        return line
+
+    def read(self, record: Record) -> Example:
+        texts = [record] if isinstance(record, str) else record
+        is_list = isinstance(texts, list | tuple) and bool(texts)
+        if not is_list or not all(isinstance(text, str) and text.strip() for text in texts):
+            raise UserError(f"got {shorten(record)}, expected a text or a list of texts, and no empty text")
+        first, *more = map(_check_text, texts)
+        return Example(first, more=tuple(more))
+
+    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+        return [row]
+
+    def select(self, example: Example, row: Row, logits: Floats) -> Items:
+        return None, logits
+
+    def truncated_item(self) -> Floats | None:
+        return None
+
+    def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
+        [(_, vectors)] = rows
+        every = [[float(f"{number:.9g}") for number in vector] for vector in vectors]
+        return {"vector": every if example.more else every[0]}
+
+    def format(self, prediction: Prediction) -> str:
+        return " ".join(f"{number:.4g}" for number in prediction["vector"])
+
+
 DECODERS: Mapping[str, type[Decoder]] = {
     "classes": Classes, "number": Number, "tags": Tags, "spans": Spans, "choices": Choices,
+    "vectors": Vectors,
 }  # fmt: skip
 
 

@@ -131,12 +131,15 @@ def _value(row: Values, column: str) -> object:
 class _Texts:
     """Reads the columns of a text or of a pair."""
 
+    compares = False  # True: two texts, whatever the bundle reads.
+
     def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
         self.labels, self.positive = bundle.labels, bundle.manifest.get("positive")
         self.label = columns.label or "label"
         self.texts = columns.texts or [name for name in names if name != self.label]
-        if len(self.texts) != (2 if bundle.pair else 1):
-            expected = "two columns of text" if bundle.pair else "one column of text"
+        is_pair = bundle.pair or self.compares
+        if len(self.texts) != (2 if is_pair else 1):
+            expected = "two columns of text" if is_pair else "one column of text"
             raise UserError(f"got {', '.join(self.texts) or 'none'}, expected {expected}: give --text-column NAME")
 
     def record(self, row: Values) -> decode.Record:
@@ -182,6 +185,19 @@ class NumberRows(_Texts):
             "pearson": correlate(values, expected), "spearman": correlate(rank(values), rank(expected)),
             "mae": float(np.abs(values - expected).mean()),
         }  # fmt: skip
+
+
+class VectorRows(NumberRows):
+    """Rows with two texts and a number, their similarity."""
+
+    compares = True
+
+    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[float]) -> Metrics:
+        """Returns the correlations of Pearson and Spearman between the cosines and the labels."""
+        first, second = np.array([prediction["vector"] for prediction in predictions]).swapaxes(0, 1)
+        lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
+        cosines, expected = (first * second).sum(axis=-1) / lengths, np.array(labels)
+        return {"pearson": correlate(cosines, expected), "spearman": correlate(rank(cosines), rank(expected))}
 
 
 class TagRows:
@@ -261,6 +277,7 @@ class ChoiceRows:
 
 READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[str]], LabelledRows]] = {
     "classes": ClassRows, "number": NumberRows, "tags": TagRows, "spans": SpanRows, "choices": ChoiceRows,
+    "vectors": VectorRows,
 }  # fmt: skip
 
 

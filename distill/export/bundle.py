@@ -270,8 +270,9 @@ class Scorer:
         run, names = edge.session(path), self.bundle.manifest["inputs"]
         model = model.cpu().float().eval()
         for feed in self.bundle.inputs(self.splits.scored()["dev"].records()[:COMPARED]):
+            inputs = {name: torch.from_numpy(feed[name]) for name in names}
             with torch.inference_mode():
-                logits = output_logits(model(**{name: torch.from_numpy(feed[name]) for name in names})).numpy()
+                logits = output_logits(model, model(**inputs), inputs["attention_mask"]).numpy()
             if not np.allclose(run.run(["logits"], feed)[0], logits, atol=FP32_LOGIT_DIFF):
                 return False
         return True

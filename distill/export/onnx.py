@@ -27,13 +27,15 @@ class _Logits(nn.Module):
         self.model, self.names = model, names
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        return output_logits(self.model(**dict(zip(self.names, inputs, strict=True))))
+        named = dict(zip(self.names, inputs, strict=True))
+        return output_logits(self.model, self.model(**named), named["attention_mask"])
 
 
 def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
     """Writes `model` as float32 ONNX: inputs `[B, L]` -> `logits`, with dynamic B and L.
 
-    A model that `takes_choices` has inputs `[B, K, L]` and `logits [B, K]`, with dynamic K too.
+    A model that `takes_choices` has inputs `[B, K, L]` and `logits [B, K]`, with dynamic K too. The `logits` of an
+    encoder of vectors are these, `[B, H]`.
 
     The files are those of `edge.bundle.list_model_files`, two for a large model.
 

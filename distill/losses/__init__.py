@@ -6,21 +6,35 @@ from distill.losses.labels import HardLabels, MaskedLanguageModelling, SegmentOr
 from distill.losses.logits import DecoupledKD, LogitMSE, PseudoLabels, SoftTargets
 from distill.losses.objective import Objective
 from distill.losses.term import Term
+from distill.losses.vectors import (
+    CosineRegression,
+    EmbeddingMSE,
+    MultipleNegatives,
+    PairClassification,
+    PairwiseSimilarity,
+    Triplet,
+)
 
 __all__ = [
     "AttentionScoreMSE",
     "Cosine",
+    "CosineRegression",
     "DecoupledKD",
+    "EmbeddingMSE",
     "HardLabels",
     "HiddenStateMSE",
     "LogitMSE",
     "MaskedLanguageModelling",
     "MiniLM",
     "MiniLMv2",
+    "MultipleNegatives",
     "Objective",
+    "PairClassification",
+    "PairwiseSimilarity",
     "PatientKD",
     "PseudoLabels",
     "SegmentOrder",
     "SoftTargets",
     "Term",
+    "Triplet",
 ]

@@ -102,6 +102,18 @@ class Objective(nn.Module):
             and not term.teacher_layers(student_depth, teacher_depth)
         ]
 
+    def comparing_examples(self) -> list[str]:
+        """Returns the names of the terms that compare the examples of a micro-batch with each other."""
+        return [name for name, term in self._named() if term.across_examples]
+
+    def needing_data(self) -> dict[str, str]:
+        """Returns the terms that not every task has examples for, with the examples that they learn from in words."""
+        return {name: term.needs_data for name, term in self._named() if term.needs_data}
+
+    def count(self, name: str, items: Items) -> int:
+        """Returns the number of items that a term averages over."""
+        return int(dict(self._named())[name].count(items))
+
     def comparing_heads(self) -> list[str]:
         """Returns the names of the terms that compare attention scores head by head."""
         return [name for name, term in self._named() if term.compares_heads]

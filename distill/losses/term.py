@@ -45,6 +45,8 @@ class Term(nn.Module):
         accepts_top_k: whether the top k of the teacher's logits over a vocabulary are enough.
         likelihoods: the meanings of logits that the term can learn from.
         over_vocabulary_only: whether the term is only for tasks over a vocabulary.
+        across_examples: whether the term compares the examples of a micro-batch with each other.
+        needs_data: the examples that the term learns from, in words, if not every task has them; else empty.
     """
 
     needs: frozenset[str] = frozenset()
@@ -56,6 +58,8 @@ class Term(nn.Module):
     accepts_top_k = False
     likelihoods: frozenset[Likelihood] = frozenset({"softmax", "gaussian"})
     over_vocabulary_only = False
+    across_examples = False
+    needs_data = ""
 
     def __init__(self, *, weight: float = 1.0) -> None:
         super().__init__()
@@ -79,7 +83,8 @@ class Term(nn.Module):
 
     def suits(self, *, likelihood: Likelihood, over_vocabulary: bool) -> bool:
         """Returns whether the term can learn a task of this kind."""
-        return likelihood in self.likelihoods and (over_vocabulary or not self.over_vocabulary_only)
+        knows_logits = likelihood in self.likelihoods or not self.reads_logits
+        return knows_logits and (over_vocabulary or not self.over_vocabulary_only)
 
     def count(self, items: Items) -> Tensor:
         """Returns the number of items that the term averages over, `[]`."""

@@ -9,12 +9,14 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.contracts import AttentionVectors
+from distill.contracts import AttentionVectors, Examples, Likelihood, Task
 from distill.errors import UserError
 from distill.losses import Objective
 from distill.losses.term import EncoderSize
 from distill.models.attention import NAME, attention_width, has_plain_scores
 from distill.models.forward import run_model
+
+_EXAMPLES_PER_CALL = 512
 
 
 def check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -105,6 +107,21 @@ def check_sizes(objective: Objective, *, teacher: PreTrainedModel, student: PreT
     objective.check_sizes(encoder_size(student), encoder_size(teacher))
 
 
+def check_data(objective: Objective, task: Task, examples: Examples) -> None:
+    """Raises UserError if a term has no example of train to learn from."""
+    missing, first = objective.needing_data(), 0
+    while missing and first < len(examples):
+        last = min(len(examples), first + _EXAMPLES_PER_CALL)
+        items = task.select(examples[range(first, last)])
+        missing = {name: needs for name, needs in missing.items() if not objective.count(name, items) > 0}
+        first = last
+    for name, needs in missing.items():
+        raise UserError(
+            f"objective {objective.name}: the term {name} learns from {needs}, and train of task {task.name} has none: "
+            f"set objective.terms.{name}.weight=0, or give such data"
+        )
+
+
 def encoder_size(model: PreTrainedModel) -> EncoderSize:
     """Returns the size of a model's encoder."""
     width = attention_width(model)
@@ -130,9 +147,11 @@ def _multiplies_queries_and_keys(model: PreTrainedModel) -> bool:
     return has_plain_scores(output.attentions or (), output[NAME])
 
 
-def check_head(student: PreTrainedModel, teacher: PreTrainedModel, *, name: str) -> None:
-    """Raises UserError if the student's logits have another shape than the teacher's."""
+def check_head(student: PreTrainedModel, teacher: PreTrainedModel, *, name: str, likelihood: Likelihood) -> None:
+    """Raises UserError if the student's logits have another shape than the teacher's; vectors may be wider."""
     expected, shape = list(run_sample(teacher).logits.shape), list(run_sample(student).logits.shape)
+    if likelihood == "vector":
+        expected[-1] = shape[-1]
     if shape != expected:
         raise UserError(
             f"student {name} ({type(student).__name__}) has logits of shape {shape} for four tokens, expected "

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, ModelOutpu
 
 from distill.contracts import Items, Outputs
 from distill.models.attention import layers_of, record_attention
+from distill.models.pooling import pool, vector_settings
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 ENCODE = "run_encoder"  # Method of a model sharded by FSDP, which gathers the weights and runs the encoder.
@@ -50,7 +51,7 @@ def run_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozen
 
     A model that `takes_choices` gives every sequence a score, `logits [S, 1]`, as if it were the only choice.
     """
-    return _with_logits(_run(model, model, batch, needs))
+    return _with_logits(model, _run(model, model, batch, needs), batch["attention_mask"])
 
 
 def run_encoder(
@@ -70,16 +71,24 @@ def run_head(model: PreTrainedModel, encoded: ModelOutput, states: Tensor) -> Mo
         last_hidden_state=states.unsqueeze(0), pooler_output=getattr(encoded, "pooler_output", None)
     )
     with _encoder_replaced(model, output):
-        return _with_logits(model(input_ids=states.new_zeros((1, len(states)), dtype=torch.long)))
+        ids = states.new_zeros((1, len(states)), dtype=torch.long)
+        return _with_logits(model, model(input_ids=ids), torch.ones_like(ids))
 
 
-def _with_logits(output: ModelOutput) -> ModelOutput:
-    output.logits = output_logits(output)
+def _with_logits(model: PreTrainedModel, output: ModelOutput, attention_mask: Tensor) -> ModelOutput:
+    output.logits = output_logits(model, output, attention_mask)
     return output
 
 
-def output_logits(output: ModelOutput) -> Tensor:
-    """Returns the logits of a model's output, those of the start and the end of an answer as `[B, L, 2]`."""
+def output_logits(model: PreTrainedModel, output: ModelOutput, attention_mask: Tensor) -> Tensor:
+    """Returns the logits of a model's output, those of the start and the end of an answer as `[B, L, 2]`.
+
+    In their place an encoder without a head has the vectors `[B, H]` of texts, or without a pooling in its
+    configuration its last hidden states `[B, L, H]`.
+    """
+    if "last_hidden_state" in output and "logits" not in output:
+        settings, states = vector_settings(model.config), output.last_hidden_state
+        return states if settings is None else pool(states, attention_mask, settings)
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
     # The name in models for pre-training, which have a second head.
@@ -107,6 +116,11 @@ def _call(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], 
         output_attentions="attentions" in needs,
     )
     return output
+
+
+def count_outputs(model: PreTrainedModel) -> int:
+    """Returns the number of logits of an item, or the width of the vector of a text."""
+    return int(model.config.num_labels if vector_settings(model.config) is None else model.config.hidden_size)
 
 
 def takes_choices(model: PreTrainedModel) -> bool:

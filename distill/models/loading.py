@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from distill.errors import UserError, first_line
 from distill.models.forward import model_class
 from distill.models.padding import choose_padding_side
+from distill.models.pooling import adopt_pooling, vector_settings
 from distill.models.tensors import check_tensors
 
 
@@ -66,12 +67,7 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
     transformers.logging.set_verbosity_error()  # `Start.reason` reports a new head.
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
-        config = transformers.AutoConfig.from_pretrained(directory, **options)
-        if model_class(auto_class, type(config)) is None and auto_class not in getattr(config, "auto_map", {}):
-            raise UserError(
-                f"{directory} cannot be loaded: transformers has no {auto_class} for a model of type "
-                f"{config.model_type}: take one of another family, such as BERT, RoBERTa or DeBERTa-v2"
-            )
+        config = _load_config(directory, auto_class, **options)
         order, reason, notices = _fit_labels(config, labels)
         if not reason and (other_head := _find_other_head(config, auto_class)):
             order, reason, notices = None, other_head, []
@@ -93,14 +89,33 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
     check_tokenizer(tokenizer, directory)
     check_embeddings(model, tokenizer, directory)
     more_notices += choose_padding_side(model, tokenizer)
-    fresh = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
-    if info["missing_keys"]:
+    # The pooler of an encoder is no head of a task.
+    missing = [name for name in info["missing_keys"] if model.base_model is not model or not name.startswith("pooler.")]
+    fresh = sorted({*missing, *(name for name, *_ in info["mismatched_keys"])})
+    if missing:
         reason = f"its head is not trained ({', '.join(fresh)})"
     elif order is not None and labels is not None:
         reorder_head(model, order)
     if reason:
         return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh, notices=more_notices)
     return Start(model, tokenizer, fits=True, notices=notices + more_notices)
+
+
+def _load_config(directory: Path, auto_class: str, **options: bool) -> PreTrainedConfig:
+    """Loads the configuration of a model, for vectors with the pooling that it was trained with.
+
+    Raises:
+        UserError: if the family has no model with this head.
+    """
+    config = transformers.AutoConfig.from_pretrained(directory, **options)
+    if model_class(auto_class, type(config)) is None and auto_class not in getattr(config, "auto_map", {}):
+        raise UserError(
+            f"{directory} cannot be loaded: transformers has no {auto_class} for a model of type "
+            f"{config.model_type}: take one of another family, such as BERT, RoBERTa or DeBERTa-v2"
+        )
+    if auto_class == ENCODER:
+        adopt_pooling(config, directory)
+    return config
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
@@ -130,9 +145,11 @@ def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
 
 def _find_other_head(config: PreTrainedConfig, auto_class: str) -> str | None:
     """Returns the reason why a saved head is none of `auto_class`, whose tensors may have the same names and shapes."""
-    names = {name: getattr(model_class(name, type(config)), "__name__", None) for name in HEADS}
-    saved = [name for name in config.architectures or [] if name in names.values()]
-    if auto_class not in HEADS or not saved or names[auto_class] in saved:
+    # The vectors of a language model mean little, unless it was trained for them.
+    heads = AUTO_CLASSES if auto_class == ENCODER and vector_settings(config) is None else HEADS
+    names = {name: getattr(model_class(name, type(config)), "__name__", None) for name in AUTO_CLASSES}
+    saved = [name for name in config.architectures or [] if name in [names[head] for head in heads]]
+    if auto_class not in (*HEADS, ENCODER) or not saved or names[auto_class] in saved:
         return None
     return f"its head is that of a {saved[0]}, and the task needs a {names[auto_class]}"
 
@@ -160,8 +177,9 @@ HEADS = (
     "AutoModelForQuestionAnswering",
     "AutoModelForMultipleChoice",
 )
+ENCODER = "AutoModel"  # Has no head.
 # In this order, because a model for masked language modelling may be registered for pre-training too.
-AUTO_CLASSES = (*HEADS, "AutoModelForMaskedLM", "AutoModelForPreTraining")
+AUTO_CLASSES = (*HEADS, "AutoModelForMaskedLM", "AutoModelForPreTraining", ENCODER)
 
 
 def auto_class_of(model: PreTrainedModel) -> str:

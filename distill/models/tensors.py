@@ -64,5 +64,6 @@ def _describe(unread: Sequence[str], name: str) -> str:
 
 def _layer_prefixes(model: PreTrainedModel) -> list[str]:
     """Returns the beginnings of the names of all tensors in the encoder's lists of layers."""
-    modules = model.base_model.named_modules(prefix=model.base_model_prefix)
+    is_encoder = model.base_model is model  # Its tensors have no prefix.
+    modules = model.base_model.named_modules(prefix="" if is_encoder else model.base_model_prefix)
     return [f"{name}." for name, module in modules if isinstance(module, nn.ModuleList)]

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from distill.data.tables import LabelledData
 from distill.data.unlabelled import Unlabelled
 from distill.edge.decode import softmax
 from distill.errors import OptionError, UserError
+from distill.losses import HardLabels, Term
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
 from distill.tasks.class_weights import ClassWeights, describe_weights, resolve_class_weights
@@ -82,6 +84,7 @@ class Classification:
     selects: Literal["max", "min"] = "max"
     likelihood: Likelihood = "softmax"
     fixed_inputs = True
+    model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
     decoder: str | None = "classes"
     fine_tunes_teacher = True
@@ -218,6 +221,12 @@ class Classification:
             "matthews": lambda: matthews_corrcoef(labels, predicted),
         }
         return rows.compute_metrics(functions, self.metric_names)
+
+    def supervised_terms(self) -> dict[str, Term]:
+        return {"hard": HardLabels()}
+
+    def condense(self, scores: Scores) -> Scores:
+        return scores
 
     def confidences(self, scores: Scores) -> np.ndarray:
         return np.asarray(softmax(scores.columns["logits"].astype(np.float64)).max(axis=-1))

@@ -5,10 +5,11 @@
 False
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -83,6 +84,7 @@ class MaskedLM:
     metric = "perplexity"
     selects: Literal["max", "min"] = "min"
     likelihood: Likelihood = "softmax"
+    model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = True
     decoder: str | None = None
     fine_tunes_teacher = False
@@ -134,10 +136,7 @@ class MaskedLM:
 
     def pretraining_objective(self) -> Objective:
         """The objective without a teacher: masked tokens and, for pairs, the order of two segments."""
-        terms: dict[str, Term] = {"mlm": MaskedLanguageModelling()}
-        if self.settings.pair is not None:
-            terms[self.settings.pair] = SegmentOrder()
-        return Objective(name="masked_language_modelling", terms=terms)
+        return Objective(name="masked_language_modelling", terms=self.supervised_terms())
 
     def select(self, batch: Batch, *, every_token: bool = False) -> Items:
         """The tokens chosen for prediction, in the order of the batch; with `every_token` all but the padding."""
@@ -199,6 +198,15 @@ class MaskedLM:
             if name in columns:
                 metrics[name] = float(columns[name].mean())
         return metrics
+
+    def supervised_terms(self) -> dict[str, Term]:
+        terms: dict[str, Term] = {"mlm": MaskedLanguageModelling()}
+        if self.settings.pair is not None:
+            terms[self.settings.pair] = SegmentOrder()
+        return terms
+
+    def condense(self, scores: Scores) -> Scores:
+        return scores
 
     def confidences(self, scores: Scores) -> np.ndarray:
         raise TypeError(f"a {self.kind} cannot abstain, because scores have no probabilities")

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from distill.data.unlabelled import Unlabelled
 from distill.edge.classes import MASKED
 from distill.edge.decode import pair_choices, softmax
 from distill.errors import OptionError
+from distill.losses import HardLabels, Term
 from distill.losses.term import mask_logits, scatter_logits
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
@@ -71,6 +73,7 @@ class MultipleChoice:
     selects: Literal["max", "min"] = "max"
     likelihood: Likelihood = "softmax"
     fixed_inputs = True
+    model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
     decoder: str | None = "choices"
     fine_tunes_teacher = True
@@ -170,6 +173,12 @@ class MultipleChoice:
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         return {"accuracy": float((self.predictions(scores) == scores.labels).mean())}
+
+    def supervised_terms(self) -> dict[str, Term]:
+        return {"hard": HardLabels()}
+
+    def condense(self, scores: Scores) -> Scores:
+        return scores
 
     def confidences(self, scores: Scores) -> np.ndarray:
         return np.asarray(softmax(scores.columns["logits"].astype(np.float64)).max(axis=-1))

@@ -10,8 +10,10 @@
 
 import functools
 import operator
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import numpy as np
@@ -29,6 +31,7 @@ from distill.edge import answer_metrics, spans
 from distill.edge.classes import MASKED
 from distill.edge.spans import NO_ANSWER, NO_CLASS
 from distill.errors import OptionError
+from distill.losses import HardLabels, Term
 from distill.losses.term import mask_logits
 from distill.options import check_arguments
 from distill.tasks import rows
@@ -84,6 +87,7 @@ class QuestionAnswering:
     selects: Literal["max", "min"] = "max"
     likelihood: Likelihood = "softmax"
     fixed_inputs = True
+    model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
     decoder: str | None = "spans"
     fine_tunes_teacher = True
@@ -284,6 +288,12 @@ class QuestionAnswering:
             metrics["answerable_f1"] = float(values[answered, 1].mean())
             metrics["unanswerable_accuracy"] = float(values[~answered, 0].mean())
         return metrics
+
+    def supervised_terms(self) -> dict[str, Term]:
+        return {"hard": HardLabels()}
+
+    def condense(self, scores: Scores) -> Scores:
+        return scores
 
     def confidences(self, scores: Scores) -> np.ndarray:
         raise TypeError(f"a {self.kind} cannot abstain below a probability: it gives no answer above a null threshold")

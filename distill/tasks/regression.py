@@ -7,6 +7,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from distill.data.in_memory import Table, TableSplits
 from distill.data.tables import LabelledData
 from distill.data.unlabelled import Unlabelled
 from distill.errors import OptionError
+from distill.losses import HardLabels, Term
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
 
@@ -52,6 +54,7 @@ class Regression:
     selects: Literal["max", "min"] = "max"
     likelihood: Likelihood = "gaussian"
     fixed_inputs = True
+    model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
     decoder: str | None = "number"
     fine_tunes_teacher = True
@@ -138,6 +141,12 @@ class Regression:
             "mae": lambda: np.abs(predicted - labels).mean(),
         }
         return rows.compute_metrics(functions, self.metric_names)
+
+    def supervised_terms(self) -> dict[str, Term]:
+        return {"hard": HardLabels()}
+
+    def condense(self, scores: Scores) -> Scores:
+        return scores
 
     def confidences(self, scores: Scores) -> np.ndarray:
         raise TypeError(f"a {self.kind} cannot abstain, because a number has no probability")

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from distill.data.unlabelled import Unlabelled, UnlabelledText
 from distill.edge.decode import softmax
 from distill.edge.words import TagScheme, split_words
 from distill.errors import OptionError, UserError
+from distill.losses import HardLabels, Term
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
 from distill.tasks.class_weights import ClassWeights, describe_weights, item_weights, resolve_class_weights
@@ -78,6 +80,7 @@ class TokenClassification:
     selects: Literal["max", "min"] = "max"
     likelihood: Likelihood = "softmax"
     fixed_inputs = True
+    model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
     decoder: str | None = "tags"
     fine_tunes_teacher = True
@@ -233,6 +236,12 @@ class TokenClassification:
         kinds = (found.kind[is_right], found.kind, expected.kind)
         correct, of_found, of_expected = (np.bincount(of, minlength=len(scheme.types)) for of in kinds)
         return correct, of_found, of_expected
+
+    def supervised_terms(self) -> dict[str, Term]:
+        return {"hard": HardLabels()}
+
+    def condense(self, scores: Scores) -> Scores:
+        return scores
 
     def confidences(self, scores: Scores) -> np.ndarray:
         raise TypeError(f"a {self.kind} cannot abstain, because a sentence has many tags")

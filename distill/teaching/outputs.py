@@ -21,7 +21,7 @@ from distill.data.mixing import seen_examples, shown_in_epoch
 from distill.errors import NumericalError, UserError
 from distill.files import JsonObject
 from distill.losses import Objective
-from distill.models.forward import to_device
+from distill.models.forward import count_outputs, to_device
 from distill.teaching.mixture import MixedOutputs, Mixture
 from distill.teaching.output_cache import (
     CachedOutputs,
@@ -370,7 +370,7 @@ def _obstacle(
 
 def _logit_bytes(cache: OutputCache, task: Task, examples: Examples, teacher: PreTrainedModel, number: int) -> float:
     """Returns the size of the logits of `number` examples, in bytes."""
-    classes = examples.classes_per_item or teacher.config.num_labels
+    classes = examples.classes_per_item or count_outputs(teacher)
     item_bytes = cache.item_bytes(classes, over_vocabulary=task.over_vocabulary)
     return number * examples.items_per_example * item_bytes
 

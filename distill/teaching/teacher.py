@@ -22,9 +22,10 @@ from distill.data import batching
 from distill.data.mixing import labelled_only
 from distill.errors import OptionError, UnreachableError, UserError
 from distill.files import CHECKSUMS, atomic_directory, hash_file, is_intact, write_json
-from distill.losses import HardLabels, Objective
-from distill.models.checks import check_length
+from distill.losses import Objective
+from distill.models.checks import check_length, encoder_size
 from distill.models.loading import Start
+from distill.models.pooling import configure
 from distill.options import show_value
 from distill.teaching.mixture import Mixture, normalize_shares
 from distill.teaching.output_cache import OutputCache, library_versions
@@ -348,6 +349,7 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
             origin = "not fine-tuned in a dry run" if preparation.dry_run else "fine-tuned"
     if origin not in ("kept", "fine-tuned"):
         parts: list[object] = [source.weights.fingerprint(), task.auto_class, splits.labels]
+        parts += [dict(task.model_settings)] if task.model_settings else []
         weights = _digest(parts if rescaling is None else [*parts, "rescaled", splits.sha256, task.max_length])
         tokenizer, load, model = start.tokenizer, partial(_reload, source, task, splits, rescaling), start.model
     else:
@@ -366,8 +368,9 @@ def load_start(source: TeacherSource, task: Task, splits: Splits) -> Start:
     """Loads the teacher before any training. A new head is initialized from a fixed seed."""
     torch.manual_seed(0 if source.finetune is None else source.finetune.seed)
     start = source.weights.load(task.auto_class, splits.labels or None, splits.texts())
+    notices = configure(start.model, task.model_settings)
     adopt_special_tokens(start.model, start.tokenizer)
-    return start
+    return replace(start, notices=[*start.notices, *notices])
 
 
 def _load_fitting(source: TeacherSource, preparation: Preparation) -> tuple[Start, Rescaling | None]:
@@ -474,6 +477,7 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
             settings["processes"] = source.finetune.processes()
         settings["device"] = source.finetune.device().type
     parts = [source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings]
+    parts += [dict(task.model_settings)] if task.model_settings else []
     return _digest([FORMAT, library_versions(), *parts])
 
 
@@ -490,9 +494,11 @@ def _finetune(
     assert settings is not None
     directory = preparation.run_directory / "teacher"
     loaders = batching.all_loaders(examples, steps=settings.max_steps, **settings.batches())
+    objective = Objective(name="supervised", terms=task.supervised_terms())
+    objective.connect(encoder_size(start.model), encoder_size(start.model))
     module = DistillationModule(
         student=start.model,
-        objective=Objective(name="supervised", terms={"hard": HardLabels()}),
+        objective=objective,
         task=task,
         **settings.optimization(len(loaders["train"])),
     )
@@ -531,6 +537,7 @@ def _load(directory: Path, task: Task, *, trust_remote_code: bool) -> PreTrained
     model: PreTrainedModel = auto_class.from_pretrained(
         directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
     )
+    configure(model, task.model_settings)
     return model
 
 

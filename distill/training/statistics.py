@@ -102,6 +102,7 @@ def _resample_mean(differences: np.ndarray) -> np.ndarray:
 
 def _resample_metric(task: Task, scores: Scores, other: Scores) -> np.ndarray:
     """Returns the difference of the task's metric in every resample of the examples."""
+    scores, other = task.condense(scores), task.condense(other)
     _, first, counts = np.unique(scores.example_id, return_index=True, return_counts=True)
 
     def difference(examples: np.ndarray) -> float:

@@ -77,6 +77,33 @@ def write_choice_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **c
     write_json(directory / "bundle.json", content)
 
 
+def write_vector_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
+    """Writes a bundle in which the vector of a text is its number of tokens and 1."""
+    write_toy_bundle(
+        directory, tokenizer, kind="embedding", answer="vector", decoder="vectors", labels=[], max_length=24, **changes
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+            helper.make_node("ReduceSum", ["mask", "axis"], ["count"], keepdims=1),
+            helper.make_node("Div", ["count", "count"], ["one"]),
+            helper.make_node("Concat", ["count", "one"], ["logits"], axis=1),
+            helper.make_node("Identity", ["input_ids"], ["unused"]),
+        ],
+        "toy",
+        [
+            helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"])
+            for name in ("input_ids", "attention_mask")
+        ],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 2])],
+        [helper.make_tensor("axis", TensorProto.INT64, [1], [1])],
+    )
+    _save(graph, directory / "model.onnx")
+    content = json.loads((directory / "bundle.json").read_text())
+    content["files"]["model.onnx"] = hash_file(directory / "model.onnx")
+    write_json(directory / "bundle.json", content)
+
+
 def add_checksums(directory: Path) -> None:
     """Writes the file of checksums that the bundle of a run has."""
     names = ("bundle.json", "model.onnx", "tokenizer.json")

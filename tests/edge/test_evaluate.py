@@ -59,6 +59,19 @@ def test_metrics_are_those_of_the_libraries(classes: int, seed: int) -> None:
     assert rows.score([{"value": 1.0}] * 40, numbers.tolist())["spearman"] == 0.0
 
 
+def test_vectors_are_compared_by_their_cosines() -> None:
+    rows = evaluate.VectorRows(Stub([]), evaluate.Columns(["one", "two"], "score"), [])  # type: ignore[arg-type]
+    assert rows.read({"one": "a", "two": "b", "score": "2.5"}) == (["a", "b"], 2.5)
+    angles = np.array([0.1, 0.5, 1.2])
+    predictions = [{"vector": [[2.0, 0.0], [np.cos(angle), np.sin(angle)]]} for angle in angles]
+    numbers = [3.0, 1.0, 2.0]
+    assert rows.score(predictions, numbers) == pytest.approx(
+        {
+            "pearson": pearsonr(np.cos(angles), numbers).statistic, "spearman": spearmanr(np.cos(angles), numbers).statistic,
+        }
+    )  # fmt: skip
+
+
 def test_entities_answers_and_choices_are_compared() -> None:
     labels = ["O", "B-city", "I-city"]
     tags = evaluate.TagRows(Stub(labels), evaluate.Columns(), [])  # type: ignore[arg-type]

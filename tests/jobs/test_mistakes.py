@@ -57,6 +57,12 @@ class UserFiles:
         self.tokenizer.save_pretrained(self.root / "classifier")
         return self.root / "classifier"
 
+    def narrow_encoder(self) -> Path:
+        """Saves an encoder without a head, 16 wide."""
+        toy_bert(len(self.tokenizer), width=16).bert.save_pretrained(self.root / "narrow")
+        self.tokenizer.save_pretrained(self.root / "narrow")
+        return self.root / "narrow"
+
     def other_student(self) -> Path:
         """Saves a model with a vocabulary of the same size and other tokens."""
         other = train_tokenizer([text[::-1] for text, _ in sentences(64)], len(self.tokenizer))
@@ -190,6 +196,21 @@ def _choices(
             lines = "\n".join(map(json.dumps, rows))
             (user_files.data / f"{split}.jsonl").write_text(lines)
         return ["task=multiple_choice", *options]
+
+    return write
+
+
+def _vectors(
+    *options: str, train: str = "sentence1,sentence2,score\na b,a,1\nb,b a,2\n", dev: str = ""
+) -> Callable[[UserFiles], list[str]]:
+    """Replaces the data by pairs with a score, and the default objective by that of vectors."""
+
+    def write(user_files: UserFiles) -> list[str]:
+        for split, content in (("train", train), ("dev", dev or "sentence1,sentence2,score\na,a b,1\nb,a,2\n")):
+            (user_files.data / f"{split}.tsv").unlink()
+            (user_files.data / f"{split}.csv").write_text(content)
+        is_given = any(option.startswith("objective=") for option in options)
+        return ["task=embedding", *([] if is_given else ["objective=embedding"]), *options]
 
     return write
 
@@ -693,6 +714,46 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     "copies of questions": (
         _choices("augment=tang"),
         "augment=tang is for tasks with labelled texts, and task multiple_choice is multiple_choice: leave it out",
+    ),
+    "a missing column of a pair": (
+        _vectors(dev="sentence1,score\na,1\n"),
+        "dev.csv has no column sentence2: it has sentence1, score; name yours with task.text=[...]",
+    ),
+    "one column of text for pairs": (
+        _vectors("task.text=[sentence1]"),
+        "got task.text=[sentence1], expected the two columns of a pair; train_text names others",
+    ),
+    "an empty text of a pair": (
+        _vectors(train="sentence1,sentence2\na,b\n,b\n"),
+        "train.csv, example 2: column sentence1 is empty, expected text",
+    ),
+    "an unknown pooling": (_vectors("task.pooling=sum"), "got task.pooling=sum, expected one of mean, cls, max"),
+    "a teacher of classes for vectors": (
+        lambda p: [*_vectors("teacher.finetune=false")(p), f"teacher.path={p.classifier(2)}"],
+        "does not fit task embedding: its head is that of a BertForSequenceClassification, and the task needs a BertM",
+    ),
+    "a term of classes for vectors": (
+        _vectors("objective=distilbert"),
+        "objective distilbert has the term soft, hard, which cannot learn task embedding (embedding): take objecti",
+    ),
+    "vectors of other widths without a projection": (
+        lambda p: [
+            *_vectors("objective.terms.embedding.projection=null", "+student=pretrained")(p),
+            f"student.path={p.narrow_encoder()}",
+        ],
+        "objective embedding: the term embedding compares vectors 32 wide (teacher) and 16 wide (student) without a pr",
+    ),
+    "a term without examples": (
+        _vectors("objective.terms.triplet.weight=1"),
+        "the term triplet learns from groups of three texts, and train of task embedding has none: set objective.term",
+    ),
+    "a baseline of texts alone": (
+        _vectors("baseline=true", train="text\na b\nb\n"),
+        "the training texts of task embedding are single and have no labels, from which nothing can be learned without",
+    ),
+    "copies of texts for vectors": (
+        _vectors("augment=tang"),
+        "augment=tang is for tasks with labelled texts, and task embedding is embedding: leave it out",
     ),
     "unlabelled text for questions": (
         lambda p: [*_choices()(p), f"task.unlabelled={_text_file(p)}"],

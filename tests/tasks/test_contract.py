@@ -16,11 +16,13 @@ from transformers import (
     BertForPreTraining,
     BertForSequenceClassification,
     BertForTokenClassification,
+    BertModel,
     PreTrainedModel,
 )
 
 from distill.contracts import IGNORED, Items, Scores, Task
-from distill.tasks import Classification, MaskedLM, MultipleChoice, Regression, TokenClassification
+from distill.models.pooling import configure
+from distill.tasks import Classification, Embedding, MaskedLM, MultipleChoice, Regression, TokenClassification
 from distill.training.evaluate import evaluate
 
 VOCABULARY = 60
@@ -39,7 +41,9 @@ class Case:
 
     def model(self) -> PreTrainedModel:
         torch.manual_seed(0)
-        return self.build().eval()
+        model = self.build().eval()
+        configure(model, self.task.model_settings)
+        return model
 
 
 def classifier(labels: int) -> Callable[[], PreTrainedModel]:
@@ -58,6 +62,7 @@ CASES = {
     "regression": Case(Regression(text="text"), classifier(1), 1),
     "tags": Case(tagging(), lambda: BertForTokenClassification(BertConfig(**SMALL, num_labels=3)), 3, of_tokens=True),
     "choices": Case(MultipleChoice(train={"question": []}), lambda: BertForMultipleChoice(BertConfig(**SMALL)), 4),
+    "vectors": Case(Embedding(train={"text": []}), lambda: BertModel(BertConfig(**SMALL)), 32),
     "masked_lm": Case(MaskedLM(), lambda: BertForMaskedLM(BertConfig(**SMALL)), VOCABULARY, of_tokens=True),
     "segments": Case(
         MaskedLM(packing="segment_pair", pair="nsp"),
@@ -72,18 +77,19 @@ every_task = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def batch_of(case: Case, *, first: int = 0, padding: int = 0) -> dict[str, Tensor]:
     """Returns three examples of at most seven tokens, the second one shorter, with `padding` more columns.
 
-    Of choices the examples have four, two and three, and so many sequences.
+    Of choices the examples have four, two and three, and so many sequences. Of vectors they have two texts each.
     """
     random = torch.Generator().manual_seed(first)
-    valid = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
-    takes_choices = case.task.auto_class == "AutoModelForMultipleChoice"
-    ids = torch.randint(5, VOCABULARY, (int(valid.sum()) if takes_choices else 3, 7), generator=random)
+    takes_choices, takes_texts = case.task.kind == "multiple_choice", case.task.kind == "embedding"
+    valid = torch.arange(4) < torch.tensor([2, 2, 2] if takes_texts else [4, 2, 3])[:, None]
+    has_sequences = takes_choices or takes_texts
+    ids = torch.randint(5, VOCABULARY, (int(valid.sum()) if has_sequences else 3, 7), generator=random)
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
     if case.of_tokens:
         predicted = (torch.rand(ids.shape, generator=random) < 0.4) & mask.bool()
         labels = F.pad((ids % case.classes).masked_fill(~predicted, IGNORED), (0, padding), value=IGNORED)
-    elif case.task.likelihood == "gaussian":
+    elif case.task.likelihood in ("gaussian", "vector"):
         labels = torch.tensor([0.5, -100.0, 2.0])  # As a number, -100 is an ordinary label.
     else:
         labels = torch.tensor([0, 1, 2 if takes_choices else case.classes - 1])
@@ -91,7 +97,7 @@ def batch_of(case: Case, *, first: int = 0, padding: int = 0) -> dict[str, Tenso
         "input_ids": F.pad(ids, (0, padding)), "attention_mask": F.pad(mask, (0, padding)), "labels": labels,
         "example_id": torch.tensor([first + 2, first, first + 1]),
     }  # fmt: skip
-    if takes_choices:
+    if has_sequences:
         batch["valid"] = valid
     if case.task.pair:
         batch["token_type_ids"] = (batch["attention_mask"].cumsum(dim=-1) > 3).long() * batch["attention_mask"]
@@ -122,8 +128,8 @@ def test_items_depend_only_on_the_batch(case: Case) -> None:
         assert first.index is not None
         assert torch.equal(first.labels, batch["input_ids"].flatten()[first.index] % case.classes)
     else:
-        assert first.row.tolist() == [0, 1, 2]
-        assert torch.equal(first.labels, batch["labels"])
+        assert first.row.tolist() == ([0, 0, 1, 1, 2, 2] if case.task.likelihood == "vector" else [0, 1, 2])
+        assert torch.equal(first.labels, batch["labels"][first.row])
 
 
 def test_an_example_without_a_class_is_an_item_without_a_label() -> None:

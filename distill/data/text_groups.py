@@ -1,0 +1,183 @@
+"""Reads rows of one or several texts, with or without a score, from the tables of a task."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from distill.console import print_notice
+from distill.data import labels
+from distill.data.readers import Table
+from distill.data.sources import TableSource, check_columns
+from distill.data.tables import LabelledData, Split, get_labels, is_labelled, read_text_column, report_shared_texts
+from distill.data.unlabelled import USUAL, Unlabelled, UnlabelledText
+from distill.errors import UserError
+
+ADVICE = "name yours with task.text=[...] and task.label=..."
+
+
+@dataclass(frozen=True)
+class GroupSplit:
+    """Raw examples: groups of one or several texts, and their scores `[N]`, NaN for a group without one."""
+
+    groups: list[list[str]]
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @property
+    def texts(self) -> list[str]:
+        """Every text of the examples."""
+        return list(self.all_texts())
+
+    def all_texts(self) -> Iterator[str]:
+        """Yields every text of the examples."""
+        for group in self.groups:
+            yield from group
+
+    def columns(self) -> dict[str, list[list[str]]]:
+        """Returns the texts as a column of predictions.parquet."""
+        return {"texts": self.groups}
+
+    def records(self) -> list[list[str]]:
+        """Returns the examples in the form that a bundle reads: a list of texts."""
+        return self.groups
+
+    def compared_texts(self) -> Iterator[tuple[str, ...]]:
+        """Yields each text by itself, because a text without a label is compared with all of them."""
+        return zip(self.all_texts(), strict=True)
+
+    def select(self, rows: np.ndarray) -> "GroupSplit":
+        """Returns these examples."""
+        return GroupSplit([self.groups[row] for row in rows], self.labels[rows])
+
+
+@dataclass(frozen=True)
+class GroupData(LabelledData):
+    """All splits of a task of text groups. `classes` are the names of train's labels, if they are classes."""
+
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupColumns:
+    """The columns of groups of texts.
+
+    Args:
+        text: the columns of the texts of the splits that are scored.
+        label: the column of their scores; of several names the first one that a table has.
+        train_text: the columns of the texts of train, which may lack all but one of them, or have `text` instead.
+        train_label: the column of train's scores or classes, which train may lack.
+        classes: names of train's classes in the order of the data's integers. None takes numbers for scores and words
+            for classes.
+    """
+
+    text: tuple[str, ...]
+    label: tuple[str, ...]
+    train_text: tuple[str, ...]
+    train_label: tuple[str, ...]
+    classes: tuple[str, ...] | None = None
+
+    def read(self, source: TableSource, cache_dir: Path) -> GroupData:
+        """Reads `train`, `dev` and the other splits with scores.
+
+        Raises:
+            UserError: if a directory, file, column, text, score or class is missing or invalid.
+            UnreachableError: if the data is not in the cache and cannot be downloaded.
+        """
+        tables = source.read(cache_dir, source.hold_out_dev)
+        groups = self._read_train(tables["train"])
+        classes, numbers = self._read_train_labels(tables["train"], len(groups))
+        splits = {"train": GroupSplit(groups, numbers)}
+        splits |= {
+            name: self._read_scored(table)
+            for name, table in tables.items()
+            if name == "dev" or (name != "train" and is_labelled(table, self.label))
+        }
+        splits = source.sample(splits)
+        report_shared_texts(splits)
+        return GroupData(labels=(), splits=splits, sha256=_compute_digest(splits), classes=classes)
+
+    def _read_train(self, table: Table) -> list[list[str]]:
+        """Returns the groups of a table to train on, of those columns that it has."""
+        columns = [name for name in self.train_text if name in table.names]
+        if not columns and USUAL in table.names:
+            columns = [USUAL]
+        check_columns(table, [] if columns else [(name,) for name in self.train_text], ADVICE)
+        if missing := [name for name in self.train_text if name not in columns]:
+            print_notice(f"{table.source} has no column {', '.join(missing)}: only {', '.join(columns)} is read")
+        return _read_groups(table, columns, least=1)
+
+    def _read_train_labels(self, table: Table, count: int) -> tuple[tuple[str, ...], np.ndarray]:
+        """Returns the names of the classes, none for scores, and the labels `[N]`, NaN without any."""
+        if not any(name in table.names for name in self.train_label):
+            return (), np.full(count, np.nan, dtype=np.float32)
+        column = get_labels(table, self.train_label)
+        if self.classes is None and column.classes is None and any(map(_is_number, column.values)):
+            return (), labels.to_numbers(column)
+        names, indices = labels.to_classes({"train": column}, self.classes)
+        return names, indices["train"].astype(np.float32)
+
+    def _read_scored(self, table: Table) -> GroupSplit:
+        check_columns(table, [*((name,) for name in self.text), self.label], ADVICE)
+        return GroupSplit(_read_groups(table, self.text, least=2), labels.to_numbers(get_labels(table, self.label)))
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(str(value))
+    except ValueError:
+        return False
+    return True
+
+
+def _read_groups(table: Table, columns: Sequence[str], *, least: int) -> list[list[str]]:
+    """Returns the texts of each row; empty ones at its end are none.
+
+    Raises:
+        UserError: for a row of fewer texts, and for an empty text before another one.
+    """
+    texts = [read_text_column(table, name, may_be_empty=True, optional=True) for name in columns]
+    groups = []
+    for row, every in enumerate(zip(*texts, strict=True), 1):
+        group = list(every)
+        while group and not group[-1].strip():
+            group.pop()
+        empty = next((name for name, text in zip(columns, group, strict=False) if not text.strip()), None)
+        if empty is None and len(group) < min(least, len(columns)):
+            empty = columns[len(group)]
+        if empty is not None or not group:
+            raise UserError(f"{table.source}, example {row}: column {empty or columns[0]} is empty, expected text")
+        groups.append(group)
+    return groups
+
+
+def _compute_digest(splits: Mapping[str, GroupSplit]) -> str:
+    digest = hashlib.sha256()
+    for name, split in splits.items():
+        digest.update(json.dumps([name, split.groups, split.labels.tolist()]).encode())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class UnlabelledTexts:
+    """A source of single texts without scores, as in `UnlabelledText`."""
+
+    source: Unlabelled
+    columns: GroupColumns
+
+    def add_to(self, data: LabelledData) -> LabelledData:
+        """Returns the data with the texts that are in none of its splits, each once, as its pool.
+
+        Raises:
+            UserError: if the source is missing, cannot be read, lacks a column, or has no new text.
+        """
+        source = UnlabelledText(self.source, text=self.columns.text[:1], label=self.columns.label)
+        data = source.add_to(data)
+        rows: Split = data.pool.rows
+        groups = GroupSplit([[text] for text in rows.texts], np.full(len(rows), np.nan, dtype=np.float32))
+        return replace(data, pool=replace(data.pool, rows=groups))

@@ -1,0 +1,61 @@
+"""Exact search among vectors: the cosines of all pairs, and the nearest vectors of each query."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distill.errors import UserError
+
+Vectors = NDArray[np.floating]
+CHUNK_COSINES = 2**24  # That are in memory at once, 64 MiB in float32.
+
+
+def similarity(first: Vectors, second: Vectors) -> NDArray[np.float32]:
+    """Returns the cosines `[n, m]` of vectors `[n, D]` and `[m, D]`; those of a vector of zeros are 0.
+
+    Raises:
+        UserError: for arrays of another shape, and for vectors of different widths.
+    """
+    return _normalize(_check(first, "first")) @ _normalize(_check(second, "second", np.shape(first)[-1])).T
+
+
+def find_nearest(queries: Vectors, corpus: Vectors, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Returns the cosines and the rows of the `k` vectors of the corpus nearest to each query, `[queries, k]` each.
+
+    The nearest come first, and of equal cosines the lower rows. A corpus of fewer vectors gives all of them. The search
+    is exact, and takes the corpus in parts, so that memory does not grow with it.
+
+    Args:
+        queries: `[queries, D]`.
+        corpus: `[rows, D]`.
+
+    Raises:
+        UserError: for arrays of another shape, vectors of different widths, and a `k` below 1.
+    """
+    queries = _normalize(_check(queries, "queries"))
+    corpus = _check(corpus, "corpus", queries.shape[-1])
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise UserError(f"got k={k}, expected a whole number of at least 1")
+    size = max(1, CHUNK_COSINES // max(1, len(queries)))
+    scores = np.empty((len(queries), 0), dtype=np.float32)
+    rows = np.empty((len(queries), 0), dtype=np.int64)
+    for first in range(0, len(corpus), size):
+        cosines = queries @ _normalize(corpus[first : first + size]).T
+        numbers = np.broadcast_to(np.arange(first, first + cosines.shape[1]), cosines.shape)
+        scores, rows = np.hstack([scores, cosines]), np.hstack([rows, numbers])
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # Earlier rows stay before later ones.
+        scores, rows = np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+    return scores, rows
+
+
+def _check(vectors: Vectors, name: str, width: int | None = None) -> NDArray[np.float32]:
+    array = np.asarray(vectors)
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
+        raise UserError(f"got {name} of shape {list(array.shape)} ({array.dtype}), expected vectors [n, D] of numbers")
+    if width is not None and array.shape[-1] != width:
+        raise UserError(f"got vectors {width} and {array.shape[-1]} wide ({name}), expected vectors of one model")
+    return array.astype(np.float32, copy=False)
+
+
+def _normalize(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(vectors / np.where(lengths > 0, lengths, 1), dtype=np.float32)

@@ -1,0 +1,221 @@
+"""Loss terms on the vectors of texts, `[n, D]` in the place of logits."""
+
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, PositiveFloat
+from torch import Tensor, nn
+
+from distill.contracts import Items, Likelihood, Outputs
+from distill.errors import UserError
+from distill.losses.term import EncoderSize, Term, count_items, cross_entropy_sum, get_logits
+from distill.options import check_arguments
+
+VECTORS: frozenset[Likelihood] = frozenset({"vector"})
+
+
+class EmbeddingMSE(Term):
+    """Squared distance of the student's vector from the teacher's: `||W u - v||^2`, averaged over the texts.
+
+    The loss of Reimers and Gurevych, arXiv 2004.09813, section 2, for one language. Their code averages it over the
+    width too. Where the widths differ, the learned projection `W` maps the student's vector to the teacher's width. It
+    is not part of the student.
+
+    Args:
+        projection: `learned`, or None to refuse vectors of other widths.
+    """
+
+    likelihoods = VECTORS
+
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, projection: Literal["learned"] | None = "learned") -> None:
+        super().__init__(weight=weight)
+        self.projection = projection
+        self.map: nn.Module = nn.Identity()
+
+    def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        if student.width != teacher.width and self.projection is None:
+            raise UserError(
+                f"compares vectors {teacher.width} wide (teacher) and {student.width} wide (student) without a "
+                "projection: set projection=learned, or take a student of the teacher's width"
+            )
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        if student.width != teacher.width:
+            self.map = nn.Linear(student.width, teacher.width, bias=False)
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        student_vectors, teacher_vectors = self.map(get_logits(student)).float(), get_logits(teacher).float()
+        return (student_vectors - teacher_vectors).square().sum(), self.count(items)
+
+
+class PairwiseSimilarity(Term):
+    """Squared difference of student and teacher in the cosine of two texts, over all pairs of a micro-batch.
+
+    After the similarity matrices of Tung and Mori, arXiv 1907.09682, equation 4, whose rows are normalised products;
+    cosines do not depend on the other texts of a batch. The widths of the vectors may differ. The mean is over the
+    pairs of all micro-batches of a step.
+    """
+
+    likelihoods = VECTORS
+    across_examples = True
+
+    def count(self, items: Items) -> Tensor:
+        number = count_items(items)
+        return number * (number - 1) // 2
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        student_cosines, teacher_cosines = (cosines(get_logits(outputs)) for outputs in (student, teacher))
+        return (student_cosines - teacher_cosines).square().triu(diagonal=1).sum(), self.count(items)
+
+
+def cosines(vectors: Tensor, others: Tensor | None = None) -> Tensor:
+    """Returns the cosines of all pairs of vectors `[n, D]` and `[m, D]`, by default the same, `[n, m]` in float32."""
+    first = F.normalize(vectors.float(), dim=-1)
+    second = first if others is None else F.normalize(others.float(), dim=-1)
+    with torch.autocast(vectors.device.type, enabled=False):
+        return first @ second.T
+
+
+class CosineRegression(Term):
+    """Squared difference of the cosine of a pair from its score, for pairs with a score.
+
+    The regression objective of Sentence-BERT, arXiv 1908.10084, section 3. The task scales scores to 0..1.
+    """
+
+    needs_teacher = False
+    likelihoods = VECTORS
+    needs_data = "pairs of texts with a score"
+
+    def count(self, items: Items) -> Tensor:
+        return _is_pair(items, labelled=True).sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        chosen = _is_pair(items, labelled=True)
+        vectors = _by_example(get_logits(student), items)[chosen]  # [P, K, D]
+        similarity = F.cosine_similarity(vectors[:, 0].float(), vectors[:, 1].float(), dim=-1)
+        return (similarity - items["labels"][chosen]).square().sum(), self.count(items)
+
+
+class PairClassification(Term):
+    """Cross-entropy of the class of a pair, by a learned layer over `[u; v; |u - v|]`, for pairs with a class.
+
+    The classification objective of Sentence-BERT, arXiv 1908.10084, section 3, for natural language inference. The
+    layer is not part of the student.
+
+    Args:
+        classes: number of classes.
+    """
+
+    needs_teacher = False
+    likelihoods = VECTORS
+    needs_data = "pairs of texts with a class"
+
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, classes: Annotated[int, Field(ge=2)] = 3) -> None:
+        super().__init__(weight=weight)
+        self.classes = classes
+        self.layer: nn.Module = nn.Identity()
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        self.layer = nn.Linear(3 * student.width, self.classes)
+
+    def count(self, items: Items) -> Tensor:
+        return _is_pair(items, labelled=True).sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        chosen = _is_pair(items, labelled=True)
+        first, second = _by_example(get_logits(student), items)[chosen][:, :2].unbind(dim=1)
+        labels = items["labels"][chosen].long()
+        if len(labels) and int(labels.max()) >= self.classes:
+            raise UserError(
+                f"a pair has class {int(labels.max())}, and the term has the classes 0 to {self.classes - 1}: set its "
+                "classes to the number of classes of the data"
+            )
+        logits = self.layer(torch.cat([first, second, (first - second).abs()], dim=-1))
+        return cross_entropy_sum(logits, labels), self.count(items)
+
+
+class Triplet(Term):
+    """`max(||a - p|| - ||a - n|| + margin, 0)` of an anchor, a positive and a negative text, for groups of three.
+
+    The triplet objective of Sentence-BERT, arXiv 1908.10084, section 3, with Euclidean distances.
+
+    Args:
+        margin: the distance by which a positive text is to be closer; the paper has 1.
+    """
+
+    needs_teacher = False
+    likelihoods = VECTORS
+    needs_data = "groups of three texts"
+
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, margin: PositiveFloat = 1.0) -> None:
+        super().__init__(weight=weight)
+        self.margin = float(margin)
+
+    def count(self, items: Items) -> Tensor:
+        return (items["valid"].sum(dim=1) == 3).sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        chosen = items["valid"].sum(dim=1) == 3
+        if not bool(chosen.any()):
+            return 0.0 * get_logits(student).float().sum(), self.count(items)
+        anchor, positive, negative = _by_example(get_logits(student), items)[chosen][:, :3].float().unbind(dim=1)
+        difference = _distance(anchor, positive) - _distance(anchor, negative)
+        return F.relu(difference + self.margin).sum(), self.count(items)
+
+
+class MultipleNegatives(Term):
+    """Cross-entropy of a text's own second text among all later texts of the batch, for groups without a score.
+
+    `-log softmax_j(scale * cos(a_i, p_j))_i` (Henderson et al., arXiv 1705.00652, section 4.4, with cosines). The
+    second texts of other groups are negatives, and so are the third and further texts of all groups. All examples of a
+    micro-batch are compared, so that larger batches have more negatives. Equal second texts are not told apart.
+
+    Args:
+        scale: multiplies the cosines, 1 / temperature.
+    """
+
+    needs_teacher = False
+    likelihoods = VECTORS
+    across_examples = True
+    needs_data = "groups of at least two texts without a score"
+
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, scale: PositiveFloat = 20.0) -> None:
+        super().__init__(weight=weight)
+        self.scale = float(scale)
+
+    def count(self, items: Items) -> Tensor:
+        return _is_pair(items, labelled=False).sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        chosen = _is_pair(items, labelled=False)
+        if not bool(chosen.any()):
+            return 0.0 * get_logits(student).float().sum(), self.count(items)
+        vectors = _by_example(get_logits(student), items)[chosen]  # [P, K, D]
+        further = vectors[:, 2:][items["valid"][chosen][:, 2:]]
+        candidates = torch.cat([vectors[:, 1], further])
+        logits = self.scale * cosines(vectors[:, 0], candidates)
+        return cross_entropy_sum(logits, torch.arange(len(vectors), device=logits.device)), self.count(items)
+
+
+def _is_pair(items: Items, *, labelled: bool) -> Tensor:
+    """Returns which examples `[B]` have at least two texts, and a label or none."""
+    is_labelled = ~items["labels"].isnan()
+    return (items["valid"].sum(dim=1) >= 2) & (is_labelled if labelled else ~is_labelled)
+
+
+def _by_example(vectors: Tensor, items: Items) -> Tensor:
+    """Returns the vectors `[n, D]` of all texts as `[B, max(K, 2), D]`, 0 where an example has no such text."""
+    valid = items["valid"]
+    grouped = vectors.new_zeros(*valid.shape, vectors.shape[-1])
+    grouped[valid] = vectors
+    return F.pad(grouped, (0, 0, 0, max(0, 2 - valid.shape[1])))
+
+
+def _distance(first: Tensor, second: Tensor) -> Tensor:
+    """Returns the Euclidean distances of vectors `[n, D]`, with a finite gradient where they are equal."""
+    return (first - second).square().sum(dim=-1).clamp(min=1e-12).sqrt()

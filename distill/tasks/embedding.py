@@ -1,0 +1,325 @@
+"""Vectors of texts (Sentence-BERT, arXiv 1908.10084): texts of similar meaning have similar vectors; an item is a text.
+
+>>> from distill.tasks import Embedding
+>>> pairs = {"sentence1": ["a cat", "a car"], "sentence2": ["one cat", "a tree"], "score": [5.0, 0.0]}
+>>> Embedding(text=["sentence1", "sentence2"], label="score", train=pairs, dev=pairs).metric
+'spearman'
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from distill.contracts import VECTOR_SETTINGS, Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.data.in_memory import Table, TableSplits
+from distill.data.tables import LabelledData, Split
+from distill.data.text_groups import GroupColumns, GroupData, GroupSplit, UnlabelledTexts
+from distill.data.unlabelled import Unlabelled
+from distill.errors import OptionError, UserError
+from distill.losses import CosineRegression, MultipleNegatives, PairClassification, Term
+from distill.options import check_arguments, show_value
+from distill.tasks import rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from distill.data.batching import TokenizedExamples
+    from distill.models.forward import FullPass
+
+Metrics = Annotated[
+    Sequence[Literal["spearman", "pearson"]],
+    Field(min_length=1, description="a list of some of spearman, pearson"),
+]
+COSINE = "cosine"  # The column of condensed scores.
+DIGITS = 6  # Of a score, which float32 holds.
+TOLERANCE = 0.05  # Of the range of the reference's cosines, within which two models agree.
+
+
+class Embedding:
+    """Vectors of texts, whose cosines are compared with the scores of pairs.
+
+    The vector of a text is pooled from the last hidden states of an encoder. Both texts of a pair are encoded by
+    themselves. Models are of `AutoModel`; every encoder can teach, whether it was trained for vectors or not.
+
+    Args:
+        text: the columns of the texts, the two of a pair for splits that are scored. Training rows may have one of them
+            alone: a student learns the teacher's vectors from any text.
+        label: the column of the score of a pair, the higher the more similar; of several names the first one that is
+            there. Training rows may lack it.
+        train_text: the columns of the texts of train where they are others, such as an anchor, a positive and a
+            negative text; None for those of `text`.
+        train_label: the column of train's labels where it is another one. Numbers are scores, and words are classes, as
+            in natural language inference.
+        classes: the names of train's classes in the order of its integers.
+        metrics: spearman or pearson, the correlation of cosines and scores; the first one selects checkpoints.
+        pooling: `mean` of the hidden states of all tokens, the one of the first token (`cls`), or their `max`.
+        normalize: whether vectors have length 1.
+        max_length: tokens that a text is cut to.
+
+    The other arguments are those of `Classification`, `unlabelled` with single texts.
+
+    Raises:
+        OptionError: for an option that got a value it cannot take.
+        UserError: for data of a type that cannot be read.
+    """
+
+    kind = "embedding"
+    auto_class = "AutoModel"
+    selects: Literal["max", "min"] = "max"
+    likelihood: Likelihood = "vector"
+    fixed_inputs = True
+    over_vocabulary = False
+    decoder: str | None = "vectors"
+    fine_tunes_teacher = True
+    can_abstain = False
+    choices: int | None = None
+    compares_with_teacher = False
+    can_augment = False
+    pair = False
+
+    @check_arguments
+    def __init__(
+        self,
+        *,
+        text: rows.Columns = ("sentence1", "sentence2"),
+        label: rows.Columns = "score",
+        train_text: rows.Columns | None = None,
+        train_label: rows.Columns | None = None,
+        classes: Sequence[str | int] | None = None,
+        name: str = "embedding",
+        metrics: Metrics = ("spearman", "pearson"),
+        pooling: Literal["mean", "cls", "max"] = "mean",
+        normalize: bool = True,
+        max_length: rows.MaxLength = 128,
+        data: Table | TableSplits | str | Path | None = None,
+        train: Table | None = None,
+        dev: Table | None = None,
+        test: Table | None = None,
+        data_dir: str | Path | None = None,
+        dev_fraction: rows.Share = 0.1,
+        splits: Mapping[str, Sequence[str]] | None = None,
+        hub_id: str | None = None,
+        builtin: bool = False,
+        train_examples: rows.Amount | None = None,
+        dev_examples: rows.Amount | None = None,
+        unlabelled: Unlabelled | None = None,
+        unlabelled_share: rows.Share = 0.5,
+    ) -> None:
+        self.name, self.max_length, self.builtin = name, max_length, builtin
+        self.metric_names = tuple(metrics)
+        self.pooling, self.normalize = pooling, normalize
+        self.columns = GroupColumns(
+            text=rows.column_names(text), label=rows.column_names(label),
+            train_text=rows.column_names(text if train_text is None else train_text),
+            train_label=rows.column_names(label if train_label is None else train_label),
+            classes=None if classes is None else tuple(map(str, classes)),
+        )  # fmt: skip
+        if len(self.columns.text) != 2:
+            raise OptionError(
+                "text", show_value(self.columns.text), "the two columns of a pair; train_text names others"
+            )
+        self.source = rows.table_source(
+            name=name, text=self.columns.text, label=self.columns.label, data=data, train=train, dev=dev, test=test,
+            data_dir=data_dir, dev_fraction=dev_fraction, splits=splits, hub_id=hub_id, builtin=builtin,
+            train_examples=train_examples, dev_examples=dev_examples,
+            further=("text", *self.columns.train_text, *self.columns.train_label),
+        )  # fmt: skip
+        self.unlabelled = None if unlabelled is None else UnlabelledTexts(unlabelled, self.columns)
+        self.unlabelled_share = unlabelled_share
+        self.supervised: dict[str, Term] = {}  # Set by `read`.
+
+    @property
+    def metric(self) -> str:
+        return self.metric_names[0]
+
+    @property
+    def model_settings(self) -> Mapping[str, Any]:
+        """The pooling of a text's hidden states."""
+        settings = {"pooling": self.pooling, "normalize": self.normalize, "max_length": self.max_length}
+        return {VECTOR_SETTINGS: settings}
+
+    @property
+    def has_unlabelled(self) -> bool:
+        return self.unlabelled is not None
+
+    def read(self, cache_dir: Path) -> LabelledData:
+        """Reads every split, and determines the terms that learn from train alone.
+
+        Raises:
+            UserError: for a directory, file, column, text or label that is missing or unusable.
+        """
+        data = self.columns.read(self.source, cache_dir)
+        self.supervised = _supervised_terms(data)
+        return rows.add_unlabelled(data, self.unlabelled, self.unlabelled_share)
+
+    def encode(
+        self, splits: GroupData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+    ) -> dict[str, Examples]:
+        """Tokenizes every text by itself. The batches have scores from 0 to 1, or classes of train."""
+        low, high = _score_range(splits)
+        every: list[GroupSplit] = [*splits.splits.values(), *([splits.pool.rows] if len(splits.pool) else [])]
+        most = max(len(group) for split in every for group in split.groups)
+
+        def encode(name: str, split: GroupSplit) -> "TokenizedExamples":
+            if not (name == "train" and splits.classes):
+                split = replace(split, labels=(split.labels - low) / (high - low))
+            return _encode(split, most, tokenizer, self.max_length, cache_dir)
+
+        return rows.encode_splits(splits, encode, lambda pool: pool)
+
+    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+        """The texts of all examples, each with the label of its example."""
+        row = batch["valid"].nonzero()[:, 0]
+        labels = batch["labels"][row]
+        return Items(batch=batch, row=row, labels=labels, labelled=~labels.isnan(), likelihood=self.likelihood)
+
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
+        """Runs the model on the sequences `[S, L]` of all texts; in the place of logits are their vectors `[S, D]`."""
+        return rows.run_whole_model(model, batch, needs)
+
+    def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
+        return rows.score_logits(outputs)
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        return {}
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """The correlations of cosines and scores; a correlation with a constant is 0."""
+        from scipy.stats import pearsonr, spearmanr
+
+        cosines, labels = _pairs(scores)
+        constant = rows.is_constant(cosines) or rows.is_constant(labels)
+        functions = {
+            "spearman": lambda: 0.0 if constant else spearmanr(cosines, labels).statistic,
+            "pearson": lambda: 0.0 if constant else pearsonr(cosines, labels).statistic,
+        }
+        return rows.compute_metrics(functions, self.metric_names)
+
+    def supervised_terms(self) -> dict[str, Term]:
+        """Cosine regression for scores, classification for classes, and otherwise multiple negatives.
+
+        Raises:
+            UserError: if train has single texts alone.
+        """
+        if not self.supervised:
+            raise UserError(
+                f"the training texts of task {self.name} are single and have no labels, from which nothing can be "
+                "learned without a teacher: give pairs (task.text), or a teacher that was trained for vectors"
+            )
+        return dict(self.supervised)
+
+    def condense(self, scores: Scores) -> Scores:
+        """The scores with the cosine of each text with the first text of its example in place of the vectors."""
+        return replace(scores, columns={COSINE: _cosines(scores)})
+
+    def confidences(self, scores: Scores) -> np.ndarray:
+        raise TypeError(f"a {self.kind} cannot abstain, because a vector has no probability")
+
+    def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]:
+        """The scores of the pairs, and their cosines as the predictions."""
+        cosines, labels = _pairs(scores)
+        low, high = _score_range(splits)
+        labels = np.round(labels.astype(np.float64) * (high - low) + low, DIGITS)
+        return {"label": labels.tolist(), "prediction": cosines.tolist(), "probability": [None] * examples}
+
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
+        return {}
+
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        """None, because a correlation is no mean."""
+        return None
+
+    def agreement(self, scores: Scores, reference: Scores) -> float:
+        """Share of the pairs whose cosines differ by less than 5% of the reference's range."""
+        cosines, expected = _pairs(scores)[0], _pairs(reference)[0]
+        return float((np.abs(cosines - expected) < TOLERANCE * max(float(np.ptp(expected)), 1e-6)).mean())
+
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        """The largest difference of a cosine as a share of the reference's range."""
+        cosines, expected = _pairs(scores)[0], _pairs(reference)[0]
+        return float(np.abs(cosines - expected).max()) / (float(np.ptp(expected)) or 1.0)
+
+    def calibration_error(self, scores: Scores) -> float | None:
+        """None, because a vector has no probability."""
+        return None
+
+    def weakness(self, scores: Scores) -> str | None:
+        value = self.metrics(scores)[self.metric]
+        return None if value > 0 else f"has {self.metric} {value:.3f} on dev, and vectors without a meaning have 0"
+
+    def describe(self, splits: LabelledData) -> dict[str, Any]:
+        return {
+            "labels": [],
+            "answer": "vector",
+            "pooling": self.pooling,
+            "normalize": self.normalize,
+            "pipeline_tag": "sentence-similarity",
+            "prediction": "Encodes a text as a vector: texts of similar meaning have vectors with a large cosine.",
+        }
+
+    def summary(self, splits: LabelledData) -> str:
+        labels = splits.splits["dev"].labels
+        length = " of length 1" if self.normalize else ""
+        scores = f"dev has pairs with scores {labels.min():g} to {labels.max():g}"
+        return f"a vector{length} by {self.pooling} pooling; {scores}"
+
+
+def _supervised_terms(data: GroupData) -> dict[str, Term]:
+    """Returns the term that learns from the labels of train, or from its groups of texts; none for single texts."""
+    train: GroupSplit = data.splits["train"]
+    if max(map(len, train.groups)) < 2:
+        return {}
+    if data.classes:
+        return {"classes": PairClassification(classes=len(data.classes))}
+    if not np.isnan(train.labels).all():
+        return {"scores": CosineRegression()}
+    return {"negatives": MultipleNegatives()}
+
+
+def _score_range(splits: GroupData) -> tuple[float, float]:
+    """Returns the smallest and the largest score of train, or of dev where train has none."""
+    train: GroupSplit = splits.splits["train"]
+    has_scores = not splits.classes and not np.isnan(train.labels).all()
+    scores = train.labels if has_scores else splits.splits["dev"].labels
+    low, high = float(np.nanmin(scores)), float(np.nanmax(scores))
+    return low, high if high > low else low + 1
+
+
+def _encode(
+    split: GroupSplit, most: int, tokenizer: "PreTrainedTokenizerBase", max_length: int, cache_dir: Path | None
+) -> "TokenizedExamples":
+    """Tokenizes the texts of a split, whose examples have at most `most` of them."""
+    from distill.data import token_cache
+    from distill.data.batching import TokenizedExamples
+
+    texts = list(itertools.chain.from_iterable(split.groups))
+    tokens = token_cache.tokenize_split(Split(texts, None, np.zeros(len(texts))), tokenizer, max_length, cache_dir)
+    counts = np.array([len(group) for group in split.groups])
+    return TokenizedExamples(
+        tokens, tokenizer, per_example={"labels": split.labels}, valid=np.arange(most) < counts[:, None],
+        items_per_example=float(counts.mean()),
+    )  # fmt: skip
+
+
+def _cosines(scores: Scores) -> np.ndarray:
+    """Returns the cosine of each text with the first text of its example, `[n]`."""
+    if COSINE in scores.columns:
+        return scores.columns[COSINE]
+    vectors = scores.columns["logits"].astype(np.float64)
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    _, first, example = np.unique(scores.example_id, return_index=True, return_inverse=True)
+    return np.asarray((vectors * vectors[first[example]]).sum(axis=-1))
+
+
+def _pairs(scores: Scores) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the cosines and the labels of all pairs, in the order of the examples, `[N]` each."""
+    cosines, order = _cosines(scores), scores.example_id.argsort(kind="stable")
+    _, first = np.unique(scores.example_id[order], return_index=True)
+    second = order[first + 1]
+    return cosines[second], scores.labels[second]

@@ -1,0 +1,106 @@
+"""Tests of bundles of vectors, and of the search among vectors."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from distill.edge import search
+from distill.edge.__main__ import main
+from distill.edge.bundle import Bundle
+from distill.edge.search import find_nearest, similarity
+from distill.errors import UserError
+from tests.edge.conftest import write_toy_bundle, write_vector_bundle
+
+
+@pytest.fixture
+def directory(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+    write_vector_bundle(tmp_path, tokenizer)
+    return tmp_path
+
+
+def test_texts_are_encoded_in_their_order(directory: Path) -> None:
+    bundle = Bundle(directory)
+    vectors = bundle.encode(["a lovely film", "film", "a film"], batch_size=2)
+    assert vectors.tolist() == [[5.0, 1.0], [3.0, 1.0], [4.0, 1.0]]
+    assert vectors.dtype == np.float32
+    assert bundle.encode([]).shape == (0, 2)
+    assert bundle.predict(["film", ["film", "a film"]]) == [
+        {"vector": [3.0, 1.0]},
+        {"vector": [[3.0, 1.0], [4.0, 1.0]]},
+    ]
+    for texts, message in (
+        ("film", "expected a list of records"),
+        (["film", " "], "got ' ', expected a text or a list"),
+    ):
+        with pytest.raises(UserError, match=message):
+            bundle.encode(texts)
+
+
+def test_the_command_writes_vectors(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(directory), "a film", "film", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [{"text": "a film", "vector": [4.0, 1.0]}, {"text": "film", "vector": [3.0, 1.0]}]
+    assert main([str(directory), "film", " "]) == 0
+    assert capsys.readouterr().out == "3 1\tfilm\n\n"
+    assert main([str(directory), '["film", 3]', "--jsonl"]) == 2
+    assert "text 1: got ['film', 3], expected a text or a list of texts, and no empty text" in capsys.readouterr().err
+
+
+def test_a_bundle_without_vectors_does_not_encode(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    write_toy_bundle(tmp_path, tokenizer)
+    with pytest.raises(UserError, match="is of a classification and has no vectors of texts: call predict instead"):
+        Bundle(tmp_path).encode(["a film"])
+
+
+def test_the_nearest_texts_are_found(directory: Path) -> None:
+    """A cosine grows with the number of tokens that two texts have in common, which is all that a vector counts."""
+    bundle, corpus = Bundle(directory), ["a b c d e f", "a", "a b c"]
+    [found] = bundle.search(["x y z"], corpus, k=2)
+    assert [position for position, _ in found] == [2, 0]
+    assert found[0][1] == pytest.approx(1.0)
+    assert bundle.search(["x y z"], bundle.encode(corpus), k=2) == [found]
+    assert [len(rows) for rows in bundle.search(["x", "y"], corpus)] == [3, 3]
+    assert bundle.search([], corpus) == []
+    assert bundle.search(["x"], []) == [[]]
+
+
+def test_a_search_in_parts_equals_a_sort_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    queries, corpus = random.normal(size=(5, 8)), random.normal(size=(40, 8))
+    corpus[3] = 0.0
+    cosines = (queries @ corpus.T) / np.linalg.norm(queries, axis=1)[:, None]
+    cosines /= np.maximum(np.linalg.norm(corpus, axis=1), 1e-9)
+    np.testing.assert_allclose(similarity(queries, corpus), cosines, atol=1e-6)
+    expected = np.argsort(-cosines, axis=1, kind="stable")
+    for cosines_at_once in (2**24, 5 * 7, 1):
+        monkeypatch.setattr(search, "CHUNK_COSINES", cosines_at_once)
+        scores, rows = find_nearest(queries, corpus, 6)
+        assert rows.tolist() == expected[:, :6].tolist()
+        np.testing.assert_allclose(scores, np.take_along_axis(cosines, rows, axis=1), atol=1e-6)
+    equal = np.repeat([[1.0, 0.0]], 9, axis=0)
+    assert find_nearest(equal[:1], equal, 4)[1].tolist() == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("queries", "corpus", "k", "expected"),
+    [
+        (
+            np.ones(3),
+            np.ones((2, 3)),
+            1,
+            r"got queries of shape \[3\] \(float64\), expected vectors \[n, D\] of numbers",
+        ),
+        (np.ones((1, 3)), np.array([["a", "b", "c"]]), 1, "got corpus of shape"),
+        (np.ones((1, 3)), np.ones((2, 4)), 1, r"got vectors 3 and 4 wide \(corpus\), expected vectors of one model"),
+        (np.ones((1, 3)), np.ones((2, 3)), 0, "got k=0, expected a whole number of at least 1"),
+        (np.ones((1, 3)), np.ones((2, 3)), 1.5, "got k=1.5, expected a whole number of at least 1"),
+    ],
+)
+def test_vectors_that_cannot_be_compared_are_named(
+    queries: np.ndarray, corpus: np.ndarray, k: int, expected: str
+) -> None:
+    with pytest.raises(UserError, match=expected):
+        find_nearest(queries, corpus, k)

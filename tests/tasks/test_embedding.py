@@ -1,0 +1,620 @@
+"""Tests of vectors of texts: pooling, rows, terms and metrics by hand, and whole runs from rows to a bundle."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.stats import spearmanr
+from transformers import (
+    AutoModel,
+    BertForMaskedLM,
+    BertModel,
+    DistilBertModel,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    RobertaConfig,
+    RobertaModel,
+)
+
+import distill as d
+from distill.contracts import VECTOR_SETTINGS, Items, Outputs, Scores
+from distill.edge.bundle import session
+from distill.edge.decode import Vectors
+from distill.errors import OptionError, UserError
+from distill.export.onnx import export_onnx
+from distill.losses.term import EncoderSize
+from distill.models.forward import run_model
+from distill.models.loading import load_directory
+from distill.models.pooling import configure, pool, write_modules
+from distill.preflight import warn_of_parts
+from distill.tasks import Embedding
+from distill.teaching.output_cache import OutputCache
+from distill.teaching.outputs import Computation, cache_outputs
+from students.distilbert import from_teacher
+from tests.conftest import BAD, GOOD, toy_bert
+from tests.conftest import SETTINGS as RATES
+
+Columns = dict[str, list[Any]]
+WORDS = " ".join((*GOOD, *BAD)).replace(",", "").split()
+
+
+def pairs(count: int, *, seed: int = 0) -> Columns:
+    """Returns pairs of six words each; the score is the number of words that they share from the beginning on."""
+    random = np.random.default_rng(seed)
+    rows: Columns = {"sentence1": [], "sentence2": [], "score": []}
+    for _ in range(count):
+        first, other = (list(random.choice(WORDS, 6)) for _ in range(2))
+        shared = int(random.integers(0, 7))
+        rows["sentence1"].append(" ".join(first))
+        rows["sentence2"].append(" ".join([*first[:shared], *other[shared:]]))
+        rows["score"].append(float(shared))
+    return rows
+
+
+def without(rows: Columns, *names: str) -> Columns:
+    return {name: values for name, values in rows.items() if name not in names}
+
+
+@pytest.fixture(scope="module")
+def task() -> Embedding:
+    return Embedding(train=pairs(64), dev=pairs(32, seed=1), max_length=24)
+
+
+def toy_encoder(vocabulary: int, **options: Any) -> PreTrainedModel:
+    model: PreTrainedModel = toy_bert(vocabulary, **options).bert
+    return model.eval()
+
+
+# Pooling
+
+
+@pytest.mark.parametrize(("pooling", "expected"), [("mean", [2.0, 3.0]), ("cls", [1.0, 4.0]), ("max", [3.0, 4.0])])
+@pytest.mark.parametrize("left", [False, True])
+def test_pooling_matches_values_by_hand_whatever_the_padding_is(
+    pooling: str, expected: list[float], left: bool
+) -> None:
+    tokens, padding = [[1.0, 4.0], [3.0, 2.0]], [[9.0, 9.0], [-9.0, 9.0]]
+    states = torch.tensor([padding + tokens if left else tokens + padding])
+    mask = torch.tensor([[0, 0, 1, 1] if left else [1, 1, 0, 0]])
+    plain = pool(states, mask, {"pooling": pooling, "normalize": False})
+    assert plain.tolist() == [expected]
+    unit = pool(states, mask, {"pooling": pooling, "normalize": True})
+    torch.testing.assert_close(unit, plain / plain.norm())
+
+
+def test_vectors_do_not_depend_on_padding_and_drop_the_pooler(tokenizer: PreTrainedTokenizerBase) -> None:
+    model = toy_encoder(len(tokenizer))
+    assert model.pooler is not None
+    assert configure(model, Embedding(train=pairs(2), dev=pairs(2)).model_settings) == []
+    assert model.pooler is None
+    batch = tokenizer([GOOD[0], f"{BAD[0]} {BAD[1]}"], padding=True, return_tensors="pt")
+    alone = tokenizer([GOOD[0]], return_tensors="pt")
+    with torch.no_grad():
+        torch.testing.assert_close(run_model(model, batch).logits[:1], run_model(model, alone).logits)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "max"])  # The mean is that of the whole run below.
+def test_an_exported_encoder_has_the_vectors_of_torch(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, pooling: str
+) -> None:
+    model = toy_encoder(len(tokenizer), layers=1)
+    configure(model, {VECTOR_SETTINGS: {"pooling": pooling, "normalize": pooling != "max"}})
+    export_onnx(model, tmp_path / "model.onnx", tokenizer=tokenizer)
+    graph = session(tmp_path / "model.onnx")
+    for rows, length in ((1, 1), (3, 7), (3, 24)):
+        ids = torch.randint(5, len(tokenizer), (rows, length), generator=torch.Generator().manual_seed(rows))
+        mask = torch.ones_like(ids)
+        mask[-1, (length + 1) // 2 :] = 0
+        batch = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+        with torch.no_grad():
+            expected = run_model(model, batch).logits
+        feed = {name.name: batch[name.name].numpy() for name in graph.get_inputs()}
+        np.testing.assert_allclose(graph.run(["logits"], feed)[0], expected, atol=2e-5)
+
+
+# Encoders
+
+
+def test_a_student_of_all_layers_has_the_vectors_of_its_teacher(tokenizer: PreTrainedTokenizerBase) -> None:
+    teacher = toy_encoder(len(tokenizer), layers=3)
+    student = from_teacher(teacher, depth=3).eval()
+    assert type(student) is DistilBertModel
+    assert len(student.inherited) == len(dict(student.named_parameters()))
+    batch = tokenizer(list(GOOD), padding=True, return_tensors="pt")
+    for model in (teacher, student):
+        configure(model, Embedding(train=pairs(2), dev=pairs(2)).model_settings)
+    with torch.no_grad():
+        torch.testing.assert_close(run_model(student, batch).logits, run_model(teacher, batch).logits)
+
+
+def test_a_student_of_another_family_is_of_the_same_class(tokenizer: PreTrainedTokenizerBase) -> None:
+    config = RobertaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=4, num_attention_heads=2)
+    student = from_teacher(RobertaModel(config, add_pooling_layer=False))
+    assert type(student) is RobertaModel
+    assert student.config.num_hidden_layers == 2
+
+
+@pytest.mark.parametrize("with_pooler", [True, False])
+def test_an_encoder_fits_with_and_without_a_pooler(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, with_pooler: bool
+) -> None:
+    BertModel(toy_bert(len(tokenizer)).config, add_pooling_layer=with_pooler).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    start = load_directory(tmp_path, "AutoModel", None, trust_remote_code=False)
+    assert (start.fits, start.notices, start.fresh) == (True, [], [])
+
+
+def test_an_encoder_that_lacks_layers_is_refused(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    toy_encoder(len(tokenizer), layers=1).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    with pytest.raises(UserError, match="its weights lack 16 tensors of the encoder of a BertModel, such as encoder.l"):
+        load_directory(tmp_path, "AutoModel", None, trust_remote_code=False)
+
+
+def test_the_files_of_sentence_transformers_name_the_pooling(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    model = toy_encoder(len(tokenizer))
+    write_modules(model, tmp_path)
+    assert list(tmp_path.iterdir()) == []  # It has no vectors yet.
+    configure(model, Embedding(train=pairs(2), dev=pairs(2), pooling="cls", max_length=48).model_settings)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    write_modules(model, tmp_path)
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Normalize"]
+    assert all((tmp_path / module["path"]).is_dir() for module in modules)
+    assert json.loads((tmp_path / "sentence_bert_config.json").read_text())["max_seq_length"] == 48
+    flags = json.loads((tmp_path / "1_Pooling" / "config.json").read_text())
+    assert flags.pop("word_embedding_dimension") == 32
+    assert [name for name, value in flags.items() if value] == ["pooling_mode_cls_token"]
+    encoder = load_directory(tmp_path, "AutoModel", None, trust_remote_code=False).model
+    [notice] = configure(encoder, Embedding(train=pairs(2), dev=pairs(2)).model_settings)
+    assert notice == (
+        "the teacher was trained with cls pooling, and task.pooling is mean: set task.pooling=cls for the vectors that "
+        "it was trained for"
+    )
+    (tmp_path / "1_Pooling" / "config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"1_Pooling/config.json is damaged"):
+        load_directory(tmp_path, "AutoModel", None, trust_remote_code=False)
+
+
+# Rows
+
+
+def test_rows_are_texts_with_a_score_and_in_train_also_texts_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    data = Embedding(train={"text": ["one", "two"]}, dev=pairs(4)).read(Path())
+    assert data.splits["train"].groups == [["one"], ["two"]]
+    assert np.isnan(data.splits["train"].labels).all()
+    assert data.splits["dev"].labels.tolist() == pairs(4)["score"]
+    assert (data.labels, list(data.training_texts())) == ((), ["one", "two"])
+    assert "has no column sentence1, sentence2: only text is read" in " ".join(capsys.readouterr().out.split())
+    rows = {"sentence1": ["a", "b"], "sentence2": ["c", None], "score": [1.0, 2.0]}
+    assert Embedding(train=rows, dev=pairs(4)).read(Path()).splits["train"].groups == [["a", "c"], ["b"]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"dev": without(pairs(4), "sentence2")},
+            "the split dev has no column sentence2: it has sentence1, score; name",
+        ),
+        ({"dev": without(pairs(4), "score")}, "the split dev has no column score: it has sentence1, sentence2; name"),
+        (
+            {"dev": pairs(1) | {"sentence2": [" "]}},
+            "the split dev, example 1: column sentence2 is empty, expected text",
+        ),
+        ({"train": {"sentence1": ["a", ""]}}, "the split train, example 2: column sentence1 is empty, expected text"),
+        ({"train": {"sentence1": [""], "sentence2": ["a"]}}, "the split train, example 1: column sentence1 is empty"),
+        ({"train": {"title": ["a"]}}, "the split train has no column sentence1, sentence2: it has title; name yours"),
+        (
+            {"train": pairs(2) | {"score": ["high"] * 2}},
+            "the split train has one class only .high., expected at",
+        ),
+        ({"train": {"sentence1": [3]}}, "the split train, example 1: column sentence1 is 3, expected text"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_named(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        Embedding(**{"train": pairs(4), "dev": pairs(4), **changes}).read(Path())
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"pooling": "sum"}, "got pooling=sum, expected one of mean, cls, max"),
+        ({"text": "sentence"}, "got text=.*sentence.*, expected the two columns of a pair; train_text names others"),
+        ({"metrics": ["accuracy"]}, "expected a list of some of spearman, pearson"),
+        ({"normalize": "yes"}, "got normalize=yes, expected true or false"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(OptionError, match=expected):
+        Embedding(train=pairs(4), dev=pairs(4), **options)
+
+
+def test_labels_of_train_are_scores_classes_or_none(tokenizer: PreTrainedTokenizerBase) -> None:
+    nli = {"premise": ["a", "b", "c"], "hypothesis": ["d", "e", "f"], "label": ["no", "yes", "no"]}
+    options: dict[str, Any] = {"dev": pairs(4), "train_text": ["premise", "hypothesis"], "train_label": "label"}
+    task = Embedding(train=nli, **options)
+    data = task.read(Path())
+    assert (data.classes, data.splits["train"].labels.tolist()) == (("no", "yes"), [0.0, 1.0, 0.0])
+    assert [type(term) for term in task.supervised_terms().values()] == [d.PairClassification]
+    assert task.supervised_terms()["classes"].classes == 2
+    batches = task.encode(data, tokenizer, None)
+    assert batches["train"][[0, 1]]["labels"].tolist() == [0.0, 1.0]
+    scores = pairs(4)["score"]
+    expected = (np.array(scores) - min(scores)) / (max(scores) - min(scores))
+    np.testing.assert_allclose(batches["dev"][[0, 1, 2, 3]]["labels"], expected, atol=1e-6)
+    task = Embedding(train=nli | {"label": [1, 0, 1]}, classes=["no", "yes"], **options)
+    assert task.read(Path()).splits["train"].labels.tolist() == [1.0, 0.0, 1.0]
+    task = Embedding(train=pairs(4), dev=pairs(4))
+    assert [type(term) for term in (task.read(Path()) and task.supervised_terms()).values()] == [d.CosineRegression]
+    triplets = {"anchor": ["a", "b"], "positive": ["c", "d"], "negative": ["e", "f"]}
+    task = Embedding(train=triplets, dev=pairs(4), train_text=["anchor", "positive", "negative"])
+    assert task.read(Path()).splits["train"].groups == [["a", "c", "e"], ["b", "d", "f"]]
+    assert [type(term) for term in task.supervised_terms().values()] == [d.MultipleNegatives]
+    with pytest.raises(UserError, match="example 2: label 'high' is no number"):
+        Embedding(train=pairs(2) | {"score": ["1", "high"]}, dev=pairs(4)).read(Path())
+
+
+def test_unlabelled_texts_are_encoded_alone(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    known = pairs(8)
+    (tmp_path / "more.txt").write_text("\n".join(["one film", "another film", known["sentence2"][3], "one film"]))
+    task = Embedding(train=known, dev=pairs(4, seed=1), unlabelled=tmp_path / "more.txt")
+    data = task.read(tmp_path)
+    assert data.pool.rows.groups == [["one film"], ["another film"]]
+    assert data.pool.removed == {"empty": 0, "dev": 0, "train": 1, "doubled": 1}
+    batch = task.encode(data, tokenizer, None)["train"][[8, 0]]
+    items = task.select(batch)
+    assert items.row.tolist() == [0, 1, 1]
+    assert items.labelled.tolist() == [False, True, True]
+    assert len(batch["input_ids"]) == 3
+
+
+# Items, terms and cached vectors
+
+
+def items_of(labels: list[float], counts: list[int]) -> Items:
+    """Returns the items of examples with these labels and numbers of texts."""
+    valid = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
+    batch = {"valid": valid, "labels": torch.tensor(labels), "example_id": torch.arange(len(counts))}
+    return Embedding(train=pairs(2), dev=pairs(2)).select(batch)
+
+
+def test_the_distance_of_vectors_by_hand() -> None:
+    items = items_of([1.0, 2.0], [1, 1])
+    student = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)
+    teacher = torch.tensor([[1.0, 0.0], [3.0, 0.0]])
+    total, count = d.EmbeddingMSE()(Outputs(student), Outputs(teacher), items)
+    assert (float(total), int(count)) == (10.0, 2)
+    total.backward()
+    assert student.grad.tolist() == [[0.0, 0.0], [-6.0, 2.0]]
+
+
+def test_vectors_of_other_widths_need_a_projection() -> None:
+    term, items = d.EmbeddingMSE(), items_of([1.0], [2])
+    term.connect(EncoderSize(2, 1), EncoderSize(3, 1))
+    with torch.no_grad():
+        term.map.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
+    total, _ = term(Outputs(torch.tensor([[1.0, 0.0], [0.0, 2.0]])), Outputs(torch.zeros(2, 3)), items)
+    assert float(total) == 2 + 8
+    with pytest.raises(OptionError, match="got projection=pca, expected learned or null"):
+        d.EmbeddingMSE(projection="pca")  # type: ignore[arg-type]
+    expected = (
+        "objective custom: the term mse compares vectors 3 wide \\(teacher\\) and 2 wide \\(student\\) without a "
+        "projection: set projection=learned, or take a student of the teacher's width"
+    )
+    with pytest.raises(UserError, match=expected):
+        d.Objective(mse=d.EmbeddingMSE(projection=None)).check_sizes(EncoderSize(2, 1), EncoderSize(3, 1))
+
+
+def test_the_similarities_of_a_batch_by_hand() -> None:
+    """Of three texts there are three pairs; the student has cosines 0, 1, 0 and the teacher 1, 1, 1."""
+    items = items_of([0.0, 0.0], [1, 2])
+    student = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]], requires_grad=True)
+    total, count = d.PairwiseSimilarity()(Outputs(student), Outputs(torch.ones(3, 5)), items)
+    assert float(total) == pytest.approx(2.0)
+    assert int(count) == 3
+    total.backward()
+    assert student.grad.isfinite().all()
+    alone = items_of([0.0], [1])
+    total, count = d.PairwiseSimilarity()(Outputs(student[:1]), Outputs(torch.ones(1, 5)), alone)
+    assert (float(total), int(count)) == (0.0, 0)
+
+
+def test_cosine_regression_by_hand() -> None:
+    """The pair with the score 0.5 has a right angle, and the single text and the pair without a score do not count."""
+    items = items_of([0.5, 0.9, float("nan")], [2, 1, 2])
+    vectors = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0], [1.0, 0.0], [1.0, 0.0]], requires_grad=True)
+    total, count = d.CosineRegression()(Outputs(vectors), Outputs(), items)
+    assert (float(total), int(count)) == (0.25, 1)
+    total.backward()
+    assert vectors.grad[:2].any()
+    assert not vectors.grad[2:].any()
+
+
+def test_the_classes_of_pairs_by_hand() -> None:
+    term, items = d.PairClassification(classes=2), items_of([1.0, 0.0], [2, 2])
+    term.connect(EncoderSize(1, 1), EncoderSize(1, 1))
+    with torch.no_grad():
+        term.layer.weight.copy_(torch.tensor([[0.0, 0.0, 0.0], [1.0, 10.0, 100.0]]))
+        term.layer.bias.zero_()
+    total, count = term(Outputs(torch.tensor([[0.1], [0.2], [0.3], [0.3]])), Outputs(), items)
+    logits = torch.tensor([[0.0, 0.1 + 2.0 + 10.0], [0.0, 0.3 + 3.0]])  # [u; v; |u - v|]
+    torch.testing.assert_close(total, F.cross_entropy(logits, torch.tensor([1, 0]), reduction="sum"))
+    assert int(count) == 2
+    with pytest.raises(UserError, match="a pair has class 2, and the term has the classes 0 to 1: set its classes to"):
+        term(Outputs(torch.ones(2, 1)), Outputs(), items_of([2.0], [2]))
+
+
+def test_triplets_by_hand() -> None:
+    """The distances are 3 and 1 in the first group, and in the second 0 and 5, which is far enough."""
+    items = items_of([float("nan")] * 3, [3, 3, 2])
+    vectors = torch.tensor([[0.0], [3.0], [1.0], [2.0], [2.0], [7.0], [0.0], [9.0]], requires_grad=True)
+    total, count = d.Triplet(margin=0.5)(Outputs(vectors), Outputs(), items)
+    assert (float(total), int(count)) == (2.5, 2)
+    total.backward()
+    assert vectors.grad.isfinite().all()
+    assert vectors.grad.flatten().tolist() == [0.0, 1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_multiple_negatives_by_hand() -> None:
+    """The third text of the second group is a negative for both anchors; the group with a score is left out."""
+    nan = float("nan")
+    items = items_of([nan, nan, 1.0, nan], [2, 3, 2, 1])
+    vectors = torch.tensor([[1.0, 0], [2, 0], [0, 1], [1, 1], [0, -1], [1, 0], [1, 0], [1, 0]], requires_grad=True)
+    total, count = d.MultipleNegatives(scale=2.0)(Outputs(vectors), Outputs(), items)
+    half = 0.5**0.5  # The candidates are (2, 0), (1, 1) and (0, -1).
+    logits = 2 * torch.tensor([[1.0, half, 0.0], [0.0, half, -1.0]])
+    torch.testing.assert_close(total, F.cross_entropy(logits, torch.tensor([0, 1]), reduction="sum"))
+    assert int(count) == 2
+    total.backward()
+    assert not vectors.grad[5:].any()
+
+
+LABELLED = [d.CosineRegression(), d.PairClassification(), d.Triplet(), d.MultipleNegatives()]
+
+
+@pytest.mark.parametrize("term", LABELLED, ids=lambda term: type(term).__name__)
+def test_a_batch_without_examples_for_a_term_gives_zero(term: d.Term) -> None:
+    term.connect(EncoderSize(4, 1), EncoderSize(4, 1))
+    vectors = torch.ones(2, 4, requires_grad=True)
+    total, count = term(Outputs(vectors), Outputs(), items_of([1.0, 1.0], [1, 1]))
+    assert (float(total), int(count)) == (0.0, 0)
+    total.backward()
+    assert not vectors.grad.any()
+
+
+def test_a_notice_says_that_a_step_in_parts_compares_fewer_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    objective = d.Objective(mse=d.EmbeddingMSE(), similarity=d.PairwiseSimilarity())
+    warn_of_parts(objective, replace(RATES, accumulate=1))
+    warn_of_parts(d.Objective(mse=d.EmbeddingMSE()), replace(RATES, accumulate=4))
+    assert capsys.readouterr().out == ""
+    warn_of_parts(objective, replace(RATES, accumulate=4))
+    assert "a step is 4 micro-batches, and the term similarity compares examples of one micro-batch" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_terms_on_classes_are_unsuited_and_terms_on_hidden_states_suit(task: Embedding) -> None:
+    objective = d.Objective(
+        soft=d.SoftTargets(), mse=d.LogitMSE(), cosine=d.Cosine(), relations=d.MiniLMv2(), vectors=d.EmbeddingMSE()
+    )
+    assert objective.unsuited(likelihood=task.likelihood, over_vocabulary=False) == ["soft", "mse"]
+    assert d.Objective(vectors=d.EmbeddingMSE()).unsuited(likelihood="softmax", over_vocabulary=False) == ["vectors"]
+
+
+def test_cached_vectors_equal_the_computed_ones_for_any_batch(
+    task: Embedding, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    model = toy_encoder(len(tokenizer))
+    configure(model, task.model_settings)
+    mixed = Embedding(train=pairs(8), dev=pairs(4), unlabelled=["one film", "another film"])
+    train = mixed.encode(mixed.read(tmp_path), tokenizer, None)["train"]
+    computation = Computation(lambda: model, "one", task, OutputCache(), tmp_path / "outputs")
+    cached = cache_outputs(computation, train).outputs
+    for rows in ([9], [3, 8, 0]):
+        batch = train[rows]
+        items = task.select(batch)
+        with torch.no_grad():
+            expected = task.run(model, batch, items, frozenset()).at(items).logits
+        torch.testing.assert_close(cached(batch, items).at(items).logits, expected, atol=1e-5, rtol=1e-4)
+
+
+# Scores
+
+
+def test_metrics_match_values_by_hand_in_any_order(task: Embedding) -> None:
+    """The cosines of the three pairs are 1, 0 and -1."""
+    first, second = [[2.0, 0.0], [1.0, 0.0], [1.0, 1.0]], [[1.0, 0.0], [0.0, 3.0], [-1.0, -1.0]]
+    vectors = np.array([row for pair in zip(first, second, strict=True) for row in pair], dtype=np.float32)
+    labels = np.repeat([1.0, 0.5, 0.0], 2)  # Of scores from 0 to 6.
+    scores = Scores({"logits": vectors}, labels, np.repeat([0, 1, 2], 2))
+    expected = {"spearman": 1.0, "pearson": float(np.corrcoef([1, 0, -1], [6, 3, 0])[0, 1])}
+    assert task.metrics(scores) == pytest.approx(expected)
+    order = np.array([4, 5, 0, 1, 2, 3])
+    assert task.metrics(scores.select(order)) == pytest.approx(expected)
+    condensed = task.condense(scores)
+    assert {name: column.shape for name, column in condensed.columns.items()} == {"cosine": (6,)}
+    assert task.metrics(condensed) == task.metrics(scores)
+    assert task.weakness(scores) is None
+    table = task.tabulate(scores, task.read(Path()), examples=3)
+    assert (table["label"], table["probability"]) == ([6.0, 3.0, 0.0], [None] * 3)
+    assert table["prediction"] == pytest.approx([1.0, 0.0, -1.0])
+    other = Scores({"logits": vectors * [1.0, 1.2]}, labels, scores.example_id)
+    assert task.agreement(scores, scores) == 1.0
+    assert task.probability_diff(scores, scores) == 0.0
+    turned = Scores(
+        {"logits": np.where([[1], [1], [1], [0], [1], [1]], vectors, [[1.0, 1.0]])}, labels, scores.example_id
+    )
+    assert task.agreement(turned, scores) == pytest.approx(2 / 3)
+    assert task.probability_diff(turned, scores) == pytest.approx(np.sqrt(0.5) / 2)
+    assert task.metrics(other)["spearman"] == pytest.approx(1.0)
+    same = Scores({"logits": np.ones((6, 2))}, labels, scores.example_id)
+    assert task.weakness(same) == "has spearman 0.000 on dev, and vectors without a meaning have 0"
+
+
+# Whole runs
+
+SETTINGS: dict[str, Any] = {"batch_size": 16, "precision": "32-true", "learning_rate": 3e-3, "max_epochs": 3}
+
+
+@pytest.fixture(scope="module")
+def result(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> d.Result:
+    """A run on texts alone, of a student that is narrower than its teacher and has random weights."""
+    root = tmp_path_factory.mktemp("embedding")
+    texts = [text for name in ("sentence1", "sentence2") for text in pairs(96)[name]]
+    task = Embedding(
+        train={"text": texts}, dev=pairs(48, seed=1), test=pairs(24, seed=2), max_length=24,
+        unlabelled=[*(f"{good} {bad}" for good in GOOD for bad in BAD), texts[0]],
+    )  # fmt: skip
+    teacher = d.Teacher(toy_encoder(len(tokenizer)), tokenizer, cache_dir=root / "cache")
+    return d.distill(
+        teacher, toy_encoder(len(tokenizer), layers=2, width=16, seed=1), task, directory=root / "run",
+        trainer=d.TrainerSettings(**SETTINGS), export=d.ExportSettings(min_agreement=0.8, max_drop=0.05),
+        benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.01, teacher=False),
+    )  # fmt: skip
+
+
+def test_a_whole_run_learns_the_vectors_of_texts_alone(result: d.Result) -> None:
+    record = result.record
+    assert (record["task"]["kind"], record["task"]["metric"], record["task"]["labels"]) == ("embedding", "spearman", [])
+    assert record["teacher"]["origin"] == "as it is"
+    assert result.metrics.keys() == {"spearman", "pearson", "test/spearman", "test/pearson"}
+    assert record["task"]["unlabelled"]["examples"] == len(GOOD) * len(BAD)
+    assert record["task"]["unlabelled"]["removed"]["train"] == 1
+    assert record["objective"]["name"] == "embedding"
+    assert record["teacher_outputs"]["cached"] is True
+    losses = pandas.read_csv(result.directory / "metrics.csv")["train/embedding"].dropna().to_numpy()
+    assert losses[-3:].mean() < 0.7 * losses[:3].mean()
+    assert record["export"]["fp32"]["gate"] == "passed"
+    assert record["export"]["fp32"]["max_abs_diff"] < 1e-4
+    assert record["export"]["int8"]["gate"] == "passed"
+    assert {row["format"] for row in record["benchmark"] if row["model"] == "student"} >= {"torch", "onnx-int8"}
+    card = (result.directory / "bundle" / "README.md").read_text()
+    assert "sentence-similarity" in card
+    assert "Encodes a text as a vector" in card
+    table = pandas.read_parquet(result.directory / "predictions.parquet")
+    dev = table[table.split == "dev"]
+    assert [list(texts) for texts in dev.texts[:1]] == [[pairs(48, seed=1)[f"sentence{side}"][0] for side in (1, 2)]]
+    assert spearmanr(dev.student_prediction, dev.label).statistic == pytest.approx(result.metrics["spearman"])
+
+
+def test_the_bundle_encodes_as_the_saved_student_does(result: d.Result, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The student is an ordinary encoder, pooled here by hand."""
+    model = AutoModel.from_pretrained(result.directory / "student").eval()
+    texts = [GOOD[0], f"{BAD[0]} {GOOD[1]}", "film"]
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    expected = F.normalize((states * mask).sum(dim=1) / mask.sum(dim=1), dim=-1)
+    bundle = d.Bundle(result.directory / "bundle", model="fp32")
+    vectors = bundle.encode(texts)
+    assert (vectors.shape, vectors.dtype) == ((3, 16), np.float32)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    np.testing.assert_allclose(bundle.encode(texts, batch_size=1), vectors, atol=1e-5)
+    predictions = bundle.predict([texts[0], texts[:2]])
+    assert np.array(predictions[0]["vector"], dtype=np.float32).tolist() == vectors[0].tolist()
+    np.testing.assert_allclose(predictions[1]["vector"], vectors[:2], atol=1e-6)
+    assert bundle.encode([]).shape == (0, 16)
+    for wrong, expected_text in (
+        ("a text", "expected a list of records"),
+        ([""], "and no empty text"),
+        ([3], "expected"),
+    ):
+        with pytest.raises(UserError, match=expected_text):
+            bundle.encode(wrong)  # type: ignore[arg-type]
+
+
+def test_a_teacher_is_fine_tuned_on_scores_and_terms_are_combined(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    """A language model has no trained vectors; the baseline learns from the scores alone."""
+    task = Embedding(train=pairs(64), dev=pairs(32, seed=1), max_length=24)
+    task.decoder = None  # The bundle is that of the run above.
+    model = BertForMaskedLM(toy_bert(len(tokenizer), layers=2, initializer_range=0.05).config)
+    teacher = d.Teacher(model, tokenizer, cache_dir=tmp_path / "cache")
+    with pytest.raises(UserError, match="its head is that of a BertForMaskedLM, and the task needs a BertModel; leav"):
+        d.distill(teacher, d.students.distilbert(), task, directory=tmp_path / "no")
+    objective = d.Objective(embedding=d.EmbeddingMSE(), scores=d.CosineRegression())
+    result = d.distill(
+        teacher.fit(task, **SETTINGS), d.students.distilbert(), task, objective=objective, baseline=True,
+        trainer=d.TrainerSettings(**SETTINGS), directory=tmp_path / "run",
+    )  # fmt: skip
+    assert result.record["teacher"]["origin"] in ("fine-tuned", "kept")
+    assert result.record["teacher"]["metrics"]["spearman"] > 0.8
+    assert result.metrics["spearman"] > 0.8
+    assert result.record["baseline"]["metrics"]["spearman"] > 0.5
+    assert result.record["objective"]["terms"].keys() == {"embedding", "scores"}
+
+
+def test_terms_without_data_and_baselines_without_labels_are_refused(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    teacher = d.Teacher(toy_encoder(len(tokenizer), layers=1), tokenizer, cache_dir=tmp_path)
+    texts = Embedding(train={"text": ["one", "two"]}, dev=pairs(4), max_length=24)
+    expected = (
+        "objective custom: the term triplet learns from groups of three texts, and train of task embedding has none: "
+        "set objective.terms.triplet.weight=0, or give such data"
+    )
+    objective = d.Objective(mse=d.EmbeddingMSE(), triplet=d.Triplet())
+    with pytest.raises(UserError, match=expected):
+        d.distill(teacher, d.students.distilbert(), texts, objective=objective, directory=tmp_path / "one")
+    with pytest.raises(UserError, match="the training texts of task embedding are single and have no labels, from whi"):
+        d.distill(teacher, d.students.distilbert(), texts, baseline=True, directory=tmp_path / "two")
+
+
+def test_a_teacher_of_another_kind_does_not_fit(
+    task: Embedding, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    teacher = d.Teacher(toy_bert(len(tokenizer), layers=1), tokenizer, cache_dir=tmp_path)
+    expected = (
+        "does not fit task embedding: its head is that of a BertForSequenceClassification, and the task needs a BertMod"
+    )
+    with pytest.raises(UserError, match=expected):
+        d.distill(teacher, d.students.distilbert(), task, directory=tmp_path / "run")
+
+
+def test_students_and_terms_that_cannot_learn_vectors_are_refused(
+    task: Embedding, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    teacher = d.Teacher(toy_encoder(len(tokenizer), layers=1), tokenizer, cache_dir=tmp_path)
+    with pytest.raises(UserError, match="objective custom has the term hard, which cannot learn task embedding"):
+        d.distill(
+            teacher,
+            d.students.distilbert(),
+            task,
+            objective=d.Objective(hard=d.HardLabels()),
+            directory=tmp_path / "one",
+        )
+    with pytest.raises(UserError, match="student bilstm classifies whole texts, and task embedding is embedding"):
+        d.distill(teacher, d.students.bilstm(), task, directory=tmp_path / "two")
+
+
+# Records of a bundle
+
+
+def test_a_record_is_a_text_or_a_list_of_texts() -> None:
+    decoder = Vectors([], False, {})
+    assert decoder.read("a film").sequences() == ["a film"]
+    assert decoder.read(["a film", "a bore"]).sequences() == ["a film", "a bore"]
+    vectors = np.array([[0.1, -2.0]], dtype=np.float32)
+    prediction = decoder.decode(decoder.read("a film"), [(None, vectors)])
+    assert prediction == {"vector": [0.100000001, -2.0]}
+    assert decoder.format(prediction) == "0.1 -2"
+    for record in ({"text": "a"}, [], ["a", 3], " ", [["a"]]):
+        with pytest.raises(UserError, match="expected a text or a list of texts, and no empty text"):
+            decoder.read(record)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="expected Unicode"):
+        decoder.read("\ud800")
