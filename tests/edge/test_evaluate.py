@@ -67,9 +67,10 @@ def test_vectors_are_compared_by_their_cosines() -> None:
     numbers = [3.0, 1.0, 2.0]
     assert rows.score(predictions, numbers) == pytest.approx(
         {
-            "pearson": pearsonr(np.cos(angles), numbers).statistic, "spearman": spearmanr(np.cos(angles), numbers).statistic,
+            "pearson": pearsonr(np.cos(angles), numbers).statistic,
+            "spearman": spearmanr(np.cos(angles), numbers).statistic,
         }
-    )  # fmt: skip
+    )
 
 
 def test_entities_answers_and_choices_are_compared() -> None:

@@ -122,8 +122,8 @@ def test_teachers_with_other_tokens_are_refused(teachers: list[d.Teacher], data_
          "an ensemble teaches from cached outputs, and minilm reads attention"),
         (["teacher.paths=[{one},{one}]", "task=mlm", "objective=language_model"],
          "an ensemble is for other tasks than task=mlm: give one teacher"),
-        (["teacher.paths=[{one},{one}]", "task=embedding", "task.text=sentence", "objective=embedding"],
-         "an ensemble is for other tasks than task=embedding: give one teacher"),
+        (["teacher.paths=[{one},{one}]", "task=stsb_embedding", "objective=embedding"],
+         "an ensemble is for other tasks than task=stsb_embedding: give one teacher"),
     ],
 )  # fmt: skip
 def test_an_ensemble_that_cannot_be_is_refused(
