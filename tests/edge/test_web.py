@@ -87,9 +87,10 @@ def check(page: Any, bundle: Bundle, records: list[Any]) -> None:
         records,
     )
     examples = [bundle.decoder.read(record) for record in records]
-    for [encoding], expected, (tokens, prediction) in zip(
+    for encoded, expected, (tokens, prediction) in zip(
         bundle._encode(examples), bundle.predict(records), answers, strict=True
     ):
+        [[encoding]] = encoded.rows
         assert isinstance(encoding, Encoding)
         assert (tokens["ids"], tokens["types"]) == (encoding.ids, encoding.type_ids)
         assert prediction.pop("isCut") == bool(encoding.overflowing)

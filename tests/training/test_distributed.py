@@ -333,6 +333,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir:
         f"task.data_dir={data_dir}", "task.max_length=32", f"cache_dir={root / 'cache'}", "benchmark.enabled=false",
         "teacher.finetune.max_epochs=15", "teacher.finetune.learning_rate=3e-3", "teacher.finetune.batch_size=8",
         "teacher.finetune.devices=2", "trainer=ddp", "trainer.batch_size=8", "trainer.learning_rate=1e-3",
+        "trainer.max_epochs=2", "trainer.evaluations=1",
     )  # fmt: skip
     done = run_command("-m", *arguments, "seed=1,2", f"output_dir={root / 'sweep'}")
     assert (done.returncode, done.stderr) == (0, "")
