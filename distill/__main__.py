@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill import __version__
-from distill.errors import DistillError, Interrupted, OptionError, UserError, first_line
+from distill.errors import DistillError, Interrupted, OptionError, UserError, first_line, forget_interrupt
 from distill.files import is_full_disk
 
 if TYPE_CHECKING:
@@ -275,6 +275,8 @@ def _suggest(given: str, names: list[str]) -> str:
 def _print_error(error: DistillError) -> int:
     """Prints the error and returns its exit code."""
     print(f"error: {error}", file=sys.stderr)
+    if isinstance(error, Interrupted):
+        forget_interrupt()
     return error.exit_code
 
 

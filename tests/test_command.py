@@ -93,6 +93,22 @@ def test_the_version_is_printed(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"distill {distill.__version__}\n")
 
 
+def test_an_interrupt_in_an_import_ends_with_the_exit_code(tmp_path: Path) -> None:
+    """An import of a dataclass runs a string, through which the interrupt passes."""
+    (tmp_path / "interrupted.py").write_text(
+        "import sys\n"
+        "from distill import __main__ as command\n"
+        "def interrupt(show_traceback):\n"
+        "    exec('raise KeyboardInterrupt')\n"
+        "command._run = interrupt\n"
+        "sys.exit(command.main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "error: interrupted before anything began\n")
+
+
 def test_help_names_the_groups(tmp_path: Path) -> None:
     done = run("--help", cwd=tmp_path)
     assert done.returncode == 0

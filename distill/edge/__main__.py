@@ -30,7 +30,7 @@ from distill.edge import decode, web
 from distill.edge.bundle import Bundle
 from distill.edge.evaluate import Columns, evaluate
 from distill.edge.stream import Row, read_chunks
-from distill.errors import DistillError, UserError, first_line
+from distill.errors import DistillError, UserError, first_line, forget_interrupt
 
 
 def _parse_json(line: str) -> decode.Record:
@@ -189,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write_error(f"standard input or output failed: {error.strerror}")
         return DistillError.exit_code
     except KeyboardInterrupt:
+        forget_interrupt()
         return 130
     return 0
 

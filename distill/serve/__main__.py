@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 
-from distill.errors import DistillError, UserError
+from distill.errors import DistillError, UserError, forget_interrupt
 from distill.serve.settings import Limits
 
 TOKEN = "DISTILL_SERVE_TOKEN"
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:  # Before it serves.
+        forget_interrupt()
         return 130
     return 0
 
