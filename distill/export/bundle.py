@@ -111,12 +111,14 @@ def write_bundle(
     manifest = _create_manifest(model=exported, tokenizer=reader, task=task, splits=splits) | about
     _update(manifest, directory, {"fp32": fp32.name})
     scorer = Scorer(edge.Bundle(directory, model="fp32"), splits, scores)
+    fp32_scores = scorer.score_splits(fp32)
     if is_cut:
-        scorer = scorer.marking_reread(fp32)
+        scorer = scorer.marking_reread(fp32_scores)
+        fp32_scores = {split: scorer.mark(split, of_split) for split, of_split in fp32_scores.items()}
     retrained = None if retrain is None else lambda path: export(retrain(), path)
     names, ladder = _quantize(fp32, scorer, task=task, settings=settings, retrain=retrained)
-    names = {"fp32": _Name(fp32.name, "float32", ANY), **names}
-    file_scores = {name: scorer.score_splits(directory / entry.file) for name, entry in names.items()}
+    smaller = {name: scorer.score_splits(directory / entry.file) for name, entry in names.items()}
+    names, file_scores = {"fp32": _Name(fp32.name, "float32", ANY), **names}, {"fp32": fp32_scores, **smaller}
     _report_truncated(file_scores["fp32"])
     formats = {
         name: _describe(directory / entry.file, entry, file_scores[name], scorer, task=task, settings=settings)
@@ -194,14 +196,14 @@ class Scorer:
     scores: Mapping[str, Scores]
     reread: Mapping[str, np.ndarray] = field(default_factory=dict)
 
-    def marking_reread(self, fp32: Path) -> "Scorer":
+    def marking_reread(self, fp32_scores: Mapping[str, Scores]) -> "Scorer":
         """Returns a scorer that marks the items which a smaller vocabulary reads as other pieces.
 
-        They are those with other logits from `fp32` than from torch: the same pieces have the same logits.
+        They are those with other logits from the float32 file than from torch: the same pieces have the same logits.
         """
         reread = {}
         for split, reference in self.scores.items():
-            logits, expected = self.score(fp32, split).columns["logits"], reference.columns["logits"]
+            logits, expected = fp32_scores[split].columns["logits"], reference.columns["logits"]
             reread[split] = ~np.isclose(logits, expected, atol=FP32_LOGIT_DIFF).all(axis=-1)
         return replace(self, reread=reread)
 
@@ -215,7 +217,10 @@ class Scorer:
             ValueError: if an example has other items than in the torch model for another reason.
         """
         records = self.splits.scored()[split].records()
-        scores = self._place(self._load(path).item_logits(records), self.scores[split])
+        return self.mark(split, self._place(self._load(path).item_logits(records), self.scores[split]))
+
+    def mark(self, split: str, scores: Scores) -> Scores:
+        """Returns the scores of a split with the column `REREAD`, if the vocabulary is smaller."""
         marks = {REREAD: self.reread[split]} if split in self.reread else {}
         return replace(scores, columns={**scores.columns, **marks})
 
