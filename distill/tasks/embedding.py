@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import VECTOR_SETTINGS, Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import CROSS_SCORES, VECTOR_SETTINGS, Batch, Examples, Items, Likelihood, Outputs, Scores
 from distill.data.in_memory import Table, TableSplits
 from distill.data.tables import LabelledData, Split
 from distill.data.text_groups import GroupColumns, GroupData, GroupSplit, UnlabelledTexts
@@ -25,7 +25,7 @@ from distill.losses import CosineRegression, MultipleNegatives, PairClassificati
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
 from distill.tasks.rankings import METRICS
-from distill.tasks.vector_scores import CORRELATIONS, PairScores, RankingScores, VectorScores
+from distill.tasks.vector_scores import CORRELATIONS, PairScores, RankingScores, VectorScores, score_range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from distill.data.batching import TokenizedExamples
     from distill.models.forward import FullPass
+    from distill.tasks.cross_encoder import CrossEncoder
 
 Metrics = Annotated[
     Sequence[Literal["spearman", "pearson", "ndcg@10", "recall@10", "recall@100", "mrr@10"]],
@@ -63,6 +64,8 @@ class Embedding:
         pooling: `mean` of the hidden states of all tokens, the one of the first token (`cls`), or their `max`.
         normalize: whether vectors have length 1.
         max_length: tokens that a text is cut to.
+        cross_encoder: a directory with a classifier or regressor of pairs, whose scores of train's groups are targets
+            of `CosineRegression` and `MarginMSE`.
         negatives: documents of a retrieval set, nearest to the query by TF-IDF and not relevant, by which each pair of
             train becomes so many groups of three texts.
 
@@ -114,10 +117,17 @@ class Embedding:
         dev_examples: rows.Amount | None = None,
         unlabelled: Unlabelled | None = None,
         unlabelled_share: rows.Share = 0.5,
+        cross_encoder: str | Path | None = None,
         negatives: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
         self.name, self.max_length, self.builtin = name, max_length, builtin
         self.scoring = _scoring(metrics, negatives)
+        if cross_encoder is not None and not self.scoring.scores_pairs and not negatives:
+            raise OptionError(
+                "cross_encoder",
+                str(cross_encoder),
+                "negatives=1 beside it, because all pairs of a retrieval set are positive",
+            )
         self.pooling, self.normalize = pooling, normalize
         self.columns = _group_columns(text, label, train_text, train_label, classes)
         self.source = rows.table_source(
@@ -128,6 +138,7 @@ class Embedding:
         )  # fmt: skip
         self.unlabelled = None if unlabelled is None else UnlabelledTexts(unlabelled, self.columns)
         self.unlabelled_share = unlabelled_share
+        self.cross_encoder = None if cross_encoder is None else _cross_encoder(cross_encoder, 2 * max_length)
         self.supervised: dict[str, Term] = {}  # Set by `read`.
 
     @property
@@ -151,6 +162,8 @@ class Embedding:
             UserError: for a directory, file, column, text or label that is missing or unusable.
         """
         data = self.scoring.read(self.columns, self.source, cache_dir)
+        if self.cross_encoder is not None:
+            self.cross_encoder.check(data.splits["train"].groups)
         self.supervised = _supervised_terms(data)
         return rows.add_unlabelled(data, self.unlabelled, self.unlabelled_share)
 
@@ -161,10 +174,17 @@ class Embedding:
         every: list[GroupSplit] = [*splits.splits.values(), *([splits.pool.rows] if len(splits.pool) else [])]
         most = max(len(group) for split in every for group in split.groups)
 
+        train: GroupSplit = splits.splits["train"]
+        targets: dict[str, np.ndarray] = {}
+        if self.cross_encoder is not None:
+            targets = {"train": self.cross_encoder.score(train.groups, *score_range(splits), cache_dir)}
+            targets |= {rows.UNLABELLED: np.full(len(splits.pool), np.nan)}
+
         def encode(name: str, split: GroupSplit) -> "TokenizedExamples":
             if not (name == "train" and splits.classes):
                 split = replace(split, labels=self.scoring.scale(split.labels, splits))
-            return _encode(split, most, tokenizer, self.max_length, cache_dir)
+            further = {CROSS_SCORES: targets[name].astype(np.float32)} if name in targets else {}
+            return _encode(split, most, tokenizer, self.max_length, cache_dir, further)
 
         return rows.encode_splits(splits, encode, lambda pool: pool)
 
@@ -253,6 +273,12 @@ class Embedding:
         return f"a vector{length} by {self.pooling} pooling; {self.scoring.summary(splits)}"
 
 
+def _cross_encoder(directory: str | Path, max_length: int) -> "CrossEncoder":
+    from distill.tasks.cross_encoder import CrossEncoder
+
+    return CrossEncoder(Path(directory).expanduser(), max_length)
+
+
 def _group_columns(
     text: rows.Columns,
     label: rows.Columns,
@@ -312,8 +338,9 @@ def _encode(
     tokenizer: "PreTrainedTokenizerBase",
     max_length: int,
     cache_dir: Path | None,
+    further: Mapping[str, np.ndarray],
 ) -> "TokenizedExamples":
-    """Tokenizes the texts of a split, whose examples have at most `most` of them."""
+    """Tokenizes the texts of a split, whose examples have at most `most` of them, with `further` columns."""
     from distill.data import token_cache
     from distill.data.batching import TokenizedExamples
 
@@ -321,6 +348,6 @@ def _encode(
     tokens = token_cache.tokenize_split(Split(texts, None, np.zeros(len(texts))), tokenizer, max_length, cache_dir)
     counts = np.array([len(group) for group in split.groups])
     return TokenizedExamples(
-        tokens, tokenizer, per_example={"labels": split.labels}, valid=np.arange(most) < counts[:, None],
+        tokens, tokenizer, per_example={"labels": split.labels, **further}, valid=np.arange(most) < counts[:, None],
         items_per_example=float(counts.mean()),
     )  # fmt: skip

@@ -745,6 +745,10 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _retrieval(judgement="q1\td2\t1"),
         "train.tsv, line 3: 'd2' is no id of corpus.jsonl, expected one",
     ),
+    "a cross-encoder that is missing": (
+        _vectors("task.cross_encoder=nowhere"),
+        "task.cross_encoder=nowhere is no directory, expected one with config.json and weights",
+    ),
     "an unknown pooling": (_vectors("task.pooling=sum"), "got task.pooling=sum, expected one of mean, cls, max"),
     "a teacher of classes for vectors": (
         lambda p: [*_vectors("teacher.finetune=false")(p), f"teacher.path={p.classifier(2)}"],
