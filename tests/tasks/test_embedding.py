@@ -195,7 +195,7 @@ def test_rows_are_texts_with_a_score_and_in_train_also_texts_alone(capsys: pytes
     assert data.splits["train"].groups == [["one"], ["two"]]
     assert np.isnan(data.splits["train"].labels).all()
     assert data.splits["dev"].labels.tolist() == pairs(4)["score"]
-    assert (data.labels, list(data.training_texts())) == ((), ["one", "two"])
+    assert (data.labels, list(data.labelled_texts())) == ((), ["one", "two"])
     assert "has no column sentence1, sentence2: only text is read" in " ".join(capsys.readouterr().out.split())
     rows = {"sentence1": ["a", "b"], "sentence2": ["c", None], "score": [1.0, 2.0]}
     assert Embedding(train=rows, dev=pairs(4)).read(Path()).splits["train"].groups == [["a", "c"], ["b"]]
