@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         HardLabels,
         HiddenStateMSE,
         LogitMSE,
+        MarginMSE,
         MaskedLanguageModelling,
         MiniLM,
         MiniLMv2,
@@ -52,9 +53,9 @@ _PUBLIC = {
         name: ("distill.losses", name)
         for name in (
             "AttentionScoreMSE", "Cosine", "CosineRegression", "DecoupledKD", "EmbeddingMSE", "HardLabels",
-            "HiddenStateMSE", "LogitMSE", "MaskedLanguageModelling", "MiniLM", "MiniLMv2", "MultipleNegatives",
-            "Objective", "PairClassification", "PairwiseSimilarity", "PatientKD", "PseudoLabels", "SoftTargets", "Term",
-            "Triplet",
+            "HiddenStateMSE", "LogitMSE", "MarginMSE", "MaskedLanguageModelling", "MiniLM", "MiniLMv2",
+            "MultipleNegatives", "Objective", "PairClassification", "PairwiseSimilarity", "PatientKD", "PseudoLabels",
+            "SoftTargets", "Term", "Triplet",
         )
     },
     "BenchmarkSettings": ("distill.benchmark.settings", "BenchmarkSettings"),
@@ -81,6 +82,7 @@ __all__ = [
     "HardLabels",
     "HiddenStateMSE",
     "LogitMSE",
+    "MarginMSE",
     "MaskedLMAugmentation",
     "MaskedLanguageModelling",
     "MiniLM",

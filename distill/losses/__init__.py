@@ -9,6 +9,7 @@ from distill.losses.term import Term
 from distill.losses.vectors import (
     CosineRegression,
     EmbeddingMSE,
+    MarginMSE,
     MultipleNegatives,
     PairClassification,
     PairwiseSimilarity,
@@ -24,6 +25,7 @@ __all__ = [
     "HardLabels",
     "HiddenStateMSE",
     "LogitMSE",
+    "MarginMSE",
     "MaskedLanguageModelling",
     "MiniLM",
     "MiniLMv2",

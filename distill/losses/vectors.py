@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 
-from distill.contracts import Items, Likelihood, Outputs
+from distill.contracts import CROSS_SCORES, Items, Likelihood, Outputs
 from distill.errors import UserError
 from distill.losses.term import EncoderSize, Term, count_items, cross_entropy_sum, get_logits
 from distill.options import check_arguments
@@ -81,21 +81,73 @@ def cosines(vectors: Tensor, others: Tensor | None = None) -> Tensor:
 class CosineRegression(Term):
     """Squared difference of the cosine of a pair from its score, for pairs with a score.
 
-    The regression objective of Sentence-BERT, arXiv 1908.10084, section 3. The task scales scores to 0..1.
+    The regression objective of Sentence-BERT, arXiv 1908.10084, section 3. The task scales scores to 0..1. With the
+    scores of a cross-encoder it is the training on silver pairs of Augmented SBERT, arXiv 2010.08240, section 3.
+
+    Args:
+        targets: `labels`, the scores of the data, or `cross_encoder`, those of the task's cross-encoder.
     """
 
     needs_teacher = False
     likelihoods = VECTORS
-    needs_data = "pairs of texts with a score"
+    needs_data = "pairs of texts with a score, of the data or with targets=cross_encoder of task.cross_encoder"
+
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, targets: Literal["labels", "cross_encoder"] = "labels") -> None:
+        super().__init__(weight=weight)
+        self.targets = targets
 
     def count(self, items: Items) -> Tensor:
-        return _is_pair(items, labelled=True).sum()
+        return self._chosen(items).sum()
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        chosen = _is_pair(items, labelled=True)
+        chosen = self._chosen(items)
         vectors = _by_example(get_logits(student), items)[chosen]  # [P, K, D]
         similarity = F.cosine_similarity(vectors[:, 0].float(), vectors[:, 1].float(), dim=-1)
-        return (similarity - items["labels"][chosen]).square().sum(), self.count(items)
+        return (similarity - self._targets(items)[chosen]).square().sum(), self.count(items)
+
+    def _targets(self, items: Items) -> Tensor:
+        return items["labels"] if self.targets == "labels" else _cross_scores(items)
+
+    def _chosen(self, items: Items) -> Tensor:
+        """Returns which examples `[B]` have a pair and a score; a cross-encoder's of three texts is a margin."""
+        texts, targets = items["valid"].sum(dim=1), self._targets(items)
+        return ((texts >= 2) if self.targets == "labels" else (texts == 2)) & ~targets.isnan()
+
+
+class MarginMSE(Term):
+    """Squared difference of two margins, for a text with a positive and a negative text.
+
+    `(scale * (q . p - q . n) - (s(q, p) - s(q, n)))^2` with the student's vectors and the scores `s` of the task's
+    cross-encoder (Hofstatter et al., arXiv 2010.02666, equation 4). The paper has dot products of vectors of any length
+    and no scale. Vectors of length 1 have margins from -2 to 2, so that a cross-encoder's larger ones need a scale.
+
+    Args:
+        scale: multiplies the student's margin.
+    """
+
+    needs_teacher = False
+    likelihoods = VECTORS
+    needs_data = "groups of three texts with a margin of task.cross_encoder"
+
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, scale: PositiveFloat = 1.0) -> None:
+        super().__init__(weight=weight)
+        self.scale = float(scale)
+
+    def count(self, items: Items) -> Tensor:
+        return self._chosen(items).sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        chosen = self._chosen(items)
+        if not bool(chosen.any()):
+            return 0.0 * get_logits(student).float().sum(), self.count(items)
+        query, positive, negative = _by_example(get_logits(student), items)[chosen][:, :3].float().unbind(dim=1)
+        margins = self.scale * (query * (positive - negative)).sum(dim=-1)
+        return (margins - _cross_scores(items)[chosen]).square().sum(), self.count(items)
+
+    def _chosen(self, items: Items) -> Tensor:
+        return (items["valid"].sum(dim=1) == 3) & ~_cross_scores(items).isnan()
 
 
 class PairClassification(Term):
@@ -200,6 +252,12 @@ class MultipleNegatives(Term):
         candidates = torch.cat([vectors[:, 1], further])
         logits = self.scale * cosines(vectors[:, 0], candidates)
         return cross_entropy_sum(logits, torch.arange(len(vectors), device=logits.device)), self.count(items)
+
+
+def _cross_scores(items: Items) -> Tensor:
+    """Returns the targets of the task's cross-encoder, `[B]`, NaN for examples without one."""
+    labels = items["labels"]
+    return items.batch.get(CROSS_SCORES, torch.full_like(labels, torch.nan))
 
 
 def _is_pair(items: Items, *, labelled: bool) -> Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import VECTOR_SETTINGS, Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import CROSS_SCORES, VECTOR_SETTINGS, Batch, Examples, Items, Likelihood, Outputs, Scores
 from distill.data.in_memory import Table, TableSplits
 from distill.data.tables import LabelledData, Split
 from distill.data.text_groups import GroupColumns, GroupData, GroupSplit, UnlabelledTexts
@@ -24,6 +24,8 @@ from distill.errors import OptionError, UserError
 from distill.losses import CosineRegression, MultipleNegatives, PairClassification, Term
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
+from distill.tasks.rankings import METRICS
+from distill.tasks.vector_scores import CORRELATIONS, PairScores, RankingScores, VectorScores, score_range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,13 +33,12 @@ if TYPE_CHECKING:
 
     from distill.data.batching import TokenizedExamples
     from distill.models.forward import FullPass
+    from distill.tasks.cross_encoder import CrossEncoder
 
 Metrics = Annotated[
-    Sequence[Literal["spearman", "pearson"]],
-    Field(min_length=1, description="a list of some of spearman, pearson"),
+    Sequence[Literal["spearman", "pearson", "ndcg@10", "recall@10", "recall@100", "mrr@10"]],
+    Field(min_length=1, description=f"a list of some of {', '.join(CORRELATIONS)}, or of {', '.join(METRICS)}"),
 ]
-COSINE = "cosine"  # The column of condensed scores.
-DIGITS = 6  # Of a score, which float32 holds.
 TOLERANCE = 0.05  # Of the range of the reference's cosines, within which two models agree.
 
 
@@ -57,10 +58,16 @@ class Embedding:
         train_label: the column of train's labels where it is another one. Numbers are scores, and words are classes, as
             in natural language inference.
         classes: the names of train's classes in the order of its integers.
-        metrics: spearman or pearson, the correlation of cosines and scores; the first one selects checkpoints.
+        metrics: spearman or pearson, the correlation of cosines and scores of pairs. Or ndcg@10, recall@10, recall@100
+            and mrr@10 of rankings by cosine, with `data_dir` a retrieval set as in `distill.data.retrieval`. The first
+            one selects checkpoints.
         pooling: `mean` of the hidden states of all tokens, the one of the first token (`cls`), or their `max`.
         normalize: whether vectors have length 1.
         max_length: tokens that a text is cut to.
+        cross_encoder: a directory with a classifier or regressor of pairs, whose scores of train's groups are targets
+            of `CosineRegression` and `MarginMSE`.
+        negatives: documents of a retrieval set, nearest to the query by TF-IDF and not relevant, by which each pair of
+            train becomes so many groups of three texts.
 
     The other arguments are those of `Classification`, `unlabelled` with single texts.
 
@@ -110,20 +117,19 @@ class Embedding:
         dev_examples: rows.Amount | None = None,
         unlabelled: Unlabelled | None = None,
         unlabelled_share: rows.Share = 0.5,
+        cross_encoder: str | Path | None = None,
+        negatives: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
         self.name, self.max_length, self.builtin = name, max_length, builtin
-        self.metric_names = tuple(metrics)
-        self.pooling, self.normalize = pooling, normalize
-        self.columns = GroupColumns(
-            text=rows.column_names(text), label=rows.column_names(label),
-            train_text=rows.column_names(text if train_text is None else train_text),
-            train_label=rows.column_names(label if train_label is None else train_label),
-            classes=None if classes is None else tuple(map(str, classes)),
-        )  # fmt: skip
-        if len(self.columns.text) != 2:
+        self.scoring = _scoring(metrics, negatives)
+        if cross_encoder is not None and not self.scoring.scores_pairs and not negatives:
             raise OptionError(
-                "text", show_value(self.columns.text), "the two columns of a pair; train_text names others"
+                "cross_encoder",
+                str(cross_encoder),
+                "negatives=1 beside it, because all pairs of a retrieval set are positive",
             )
+        self.pooling, self.normalize = pooling, normalize
+        self.columns = _group_columns(text, label, train_text, train_label, classes)
         self.source = rows.table_source(
             name=name, text=self.columns.text, label=self.columns.label, data=data, train=train, dev=dev, test=test,
             data_dir=data_dir, dev_fraction=dev_fraction, splits=splits, hub_id=hub_id, builtin=builtin,
@@ -132,11 +138,12 @@ class Embedding:
         )  # fmt: skip
         self.unlabelled = None if unlabelled is None else UnlabelledTexts(unlabelled, self.columns)
         self.unlabelled_share = unlabelled_share
+        self.cross_encoder = None if cross_encoder is None else _cross_encoder(cross_encoder, 2 * max_length)
         self.supervised: dict[str, Term] = {}  # Set by `read`.
 
     @property
     def metric(self) -> str:
-        return self.metric_names[0]
+        return self.scoring.names[0]
 
     @property
     def model_settings(self) -> Mapping[str, Any]:
@@ -154,7 +161,9 @@ class Embedding:
         Raises:
             UserError: for a directory, file, column, text or label that is missing or unusable.
         """
-        data = self.columns.read(self.source, cache_dir)
+        data = self.scoring.read(self.columns, self.source, cache_dir)
+        if self.cross_encoder is not None:
+            self.cross_encoder.check(data.splits["train"].groups)
         self.supervised = _supervised_terms(data)
         return rows.add_unlabelled(data, self.unlabelled, self.unlabelled_share)
 
@@ -162,14 +171,20 @@ class Embedding:
         self, splits: GroupData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> dict[str, Examples]:
         """Tokenizes every text by itself. The batches have scores from 0 to 1, or classes of train."""
-        low, high = _score_range(splits)
         every: list[GroupSplit] = [*splits.splits.values(), *([splits.pool.rows] if len(splits.pool) else [])]
         most = max(len(group) for split in every for group in split.groups)
 
+        train: GroupSplit = splits.splits["train"]
+        targets: dict[str, np.ndarray] = {}
+        if self.cross_encoder is not None:
+            targets = {"train": self.cross_encoder.score(train.groups, *score_range(splits), cache_dir)}
+            targets |= {rows.UNLABELLED: np.full(len(splits.pool), np.nan)}
+
         def encode(name: str, split: GroupSplit) -> "TokenizedExamples":
             if not (name == "train" and splits.classes):
-                split = replace(split, labels=(split.labels - low) / (high - low))
-            return _encode(split, most, tokenizer, self.max_length, cache_dir)
+                split = replace(split, labels=self.scoring.scale(split.labels, splits))
+            further = {CROSS_SCORES: targets[name].astype(np.float32)} if name in targets else {}
+            return _encode(split, most, tokenizer, self.max_length, cache_dir, further)
 
         return rows.encode_splits(splits, encode, lambda pool: pool)
 
@@ -190,16 +205,8 @@ class Embedding:
         return {}
 
     def metrics(self, scores: Scores) -> dict[str, float]:
-        """The correlations of cosines and scores; a correlation with a constant is 0."""
-        from scipy.stats import pearsonr, spearmanr
-
-        cosines, labels = _pairs(scores)
-        constant = rows.is_constant(cosines) or rows.is_constant(labels)
-        functions = {
-            "spearman": lambda: 0.0 if constant else spearmanr(cosines, labels).statistic,
-            "pearson": lambda: 0.0 if constant else pearsonr(cosines, labels).statistic,
-        }
-        return rows.compute_metrics(functions, self.metric_names)
+        """The correlations of cosines and scores, or the means of the metrics of rankings over the queries."""
+        return self.scoring.metrics(scores)
 
     def supervised_terms(self) -> dict[str, Term]:
         """Cosine regression for scores, classification for classes, and otherwise multiple negatives.
@@ -215,34 +222,33 @@ class Embedding:
         return dict(self.supervised)
 
     def condense(self, scores: Scores) -> Scores:
-        """The scores with the cosine of each text with the first text of its example in place of the vectors."""
-        return replace(scores, columns={COSINE: _cosines(scores)})
+        return self.scoring.condense(scores)
 
     def confidences(self, scores: Scores) -> np.ndarray:
         raise TypeError(f"a {self.kind} cannot abstain, because a vector has no probability")
 
     def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]:
-        """The scores of the pairs, and their cosines as the predictions."""
-        cosines, labels = _pairs(scores)
-        low, high = _score_range(splits)
-        labels = np.round(labels.astype(np.float64) * (high - low) + low, DIGITS)
-        return {"label": labels.tolist(), "prediction": cosines.tolist(), "probability": [None] * examples}
+        """The scores and the cosines of pairs, or the ids of the relevant and the best documents of each query."""
+        return self.scoring.tabulate(scores, splits, examples=examples)
 
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
         return {}
 
     def example_metric(self, scores: Scores) -> np.ndarray | None:
-        """None, because a correlation is no mean."""
-        return None
+        """The metric of each query; None for pairs, because a correlation is no mean."""
+        return self.scoring.example_metric(scores)
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
-        """Share of the pairs whose cosines differ by less than 5% of the reference's range."""
-        cosines, expected = _pairs(scores)[0], _pairs(reference)[0]
+        """Share of the pairs of texts whose cosines differ by less than 5% of the reference's range.
+
+        They are the pairs with a score, or all pairs of a query and a document.
+        """
+        cosines, expected = self.scoring.cosines(scores), self.scoring.cosines(reference)
         return float((np.abs(cosines - expected) < TOLERANCE * max(float(np.ptp(expected)), 1e-6)).mean())
 
     def probability_diff(self, scores: Scores, reference: Scores) -> float:
-        """The largest difference of a cosine as a share of the reference's range."""
-        cosines, expected = _pairs(scores)[0], _pairs(reference)[0]
+        """The largest difference of a cosine of these pairs as a share of the reference's range."""
+        cosines, expected = self.scoring.cosines(scores), self.scoring.cosines(reference)
         return float(np.abs(cosines - expected).max()) / (float(np.ptp(expected)) or 1.0)
 
     def calibration_error(self, scores: Scores) -> float | None:
@@ -250,8 +256,7 @@ class Embedding:
         return None
 
     def weakness(self, scores: Scores) -> str | None:
-        value = self.metrics(scores)[self.metric]
-        return None if value > 0 else f"has {self.metric} {value:.3f} on dev, and vectors without a meaning have 0"
+        return self.scoring.weakness(scores)
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {
@@ -263,11 +268,56 @@ class Embedding:
             "prediction": "Encodes a text as a vector: texts of similar meaning have vectors with a large cosine.",
         }
 
-    def summary(self, splits: LabelledData) -> str:
-        labels = splits.splits["dev"].labels
+    def summary(self, splits: GroupData) -> str:
         length = " of length 1" if self.normalize else ""
-        scores = f"dev has pairs with scores {labels.min():g} to {labels.max():g}"
-        return f"a vector{length} by {self.pooling} pooling; {scores}"
+        return f"a vector{length} by {self.pooling} pooling; {self.scoring.summary(splits)}"
+
+
+def _cross_encoder(directory: str | Path, max_length: int) -> "CrossEncoder":
+    from distill.tasks.cross_encoder import CrossEncoder
+
+    return CrossEncoder(Path(directory).expanduser(), max_length)
+
+
+def _group_columns(
+    text: rows.Columns,
+    label: rows.Columns,
+    train_text: rows.Columns | None,
+    train_label: rows.Columns | None,
+    classes: Sequence[str | int] | None,
+) -> GroupColumns:
+    """Returns the columns; those of train are the others unless they are given.
+
+    Raises:
+        OptionError: for another number of texts than two.
+    """
+    columns = GroupColumns(
+        text=rows.column_names(text), label=rows.column_names(label),
+        train_text=rows.column_names(text if train_text is None else train_text),
+        train_label=rows.column_names(label if train_label is None else train_label),
+        classes=None if classes is None else tuple(map(str, classes)),
+    )  # fmt: skip
+    if len(columns.text) != 2:
+        raise OptionError("text", show_value(columns.text), "the two columns of a pair; train_text names others")
+    return columns
+
+
+def _scoring(metrics: Sequence[str], negatives: int) -> VectorScores:
+    """Returns the scoring with these metrics.
+
+    Raises:
+        OptionError: for metrics of pairs and of rankings together, and for negatives of pairs.
+    """
+    if set(metrics) <= set(METRICS):
+        return RankingScores(metrics, negatives=negatives)
+    if set(metrics) <= set(CORRELATIONS):
+        if negatives:
+            raise OptionError("negatives", str(negatives), "0, because they are found for retrieval sets alone")
+        return PairScores(metrics)
+    pairs, rankings = (", ".join(names) for names in (CORRELATIONS, METRICS))
+    raise OptionError(
+        "metrics", show_value(list(metrics)), f"those of pairs ({pairs}) or those of rankings ({rankings})"
+    )
 
 
 def _supervised_terms(data: GroupData) -> dict[str, Term]:
@@ -282,19 +332,15 @@ def _supervised_terms(data: GroupData) -> dict[str, Term]:
     return {"negatives": MultipleNegatives()}
 
 
-def _score_range(splits: GroupData) -> tuple[float, float]:
-    """Returns the smallest and the largest score of train, or of dev where train has none."""
-    train: GroupSplit = splits.splits["train"]
-    has_scores = not splits.classes and not np.isnan(train.labels).all()
-    scores = train.labels if has_scores else splits.splits["dev"].labels
-    low, high = float(np.nanmin(scores)), float(np.nanmax(scores))
-    return low, high if high > low else low + 1
-
-
 def _encode(
-    split: GroupSplit, most: int, tokenizer: "PreTrainedTokenizerBase", max_length: int, cache_dir: Path | None
+    split: GroupSplit,
+    most: int,
+    tokenizer: "PreTrainedTokenizerBase",
+    max_length: int,
+    cache_dir: Path | None,
+    further: Mapping[str, np.ndarray],
 ) -> "TokenizedExamples":
-    """Tokenizes the texts of a split, whose examples have at most `most` of them."""
+    """Tokenizes the texts of a split, whose examples have at most `most` of them, with `further` columns."""
     from distill.data import token_cache
     from distill.data.batching import TokenizedExamples
 
@@ -302,24 +348,6 @@ def _encode(
     tokens = token_cache.tokenize_split(Split(texts, None, np.zeros(len(texts))), tokenizer, max_length, cache_dir)
     counts = np.array([len(group) for group in split.groups])
     return TokenizedExamples(
-        tokens, tokenizer, per_example={"labels": split.labels}, valid=np.arange(most) < counts[:, None],
+        tokens, tokenizer, per_example={"labels": split.labels, **further}, valid=np.arange(most) < counts[:, None],
         items_per_example=float(counts.mean()),
     )  # fmt: skip
-
-
-def _cosines(scores: Scores) -> np.ndarray:
-    """Returns the cosine of each text with the first text of its example, `[n]`."""
-    if COSINE in scores.columns:
-        return scores.columns[COSINE]
-    vectors = scores.columns["logits"].astype(np.float64)
-    vectors /= np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
-    _, first, example = np.unique(scores.example_id, return_index=True, return_inverse=True)
-    return np.asarray((vectors * vectors[first[example]]).sum(axis=-1))
-
-
-def _pairs(scores: Scores) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the cosines and the labels of all pairs, in the order of the examples, `[N]` each."""
-    cosines, order = _cosines(scores), scores.example_id.argsort(kind="stable")
-    _, first = np.unique(scores.example_id[order], return_index=True)
-    second = order[first + 1]
-    return cosines[second], scores.labels[second]

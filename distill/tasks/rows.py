@@ -33,6 +33,7 @@ MaxLength = Annotated[int, Field(ge=3, description="at least 3 tokens")]
 Share = Annotated[float, Field(gt=0, lt=1, description="a share between 0 and 1")]
 Amount = Annotated[int, Field(ge=1)]
 CALIBRATION_BINS = 15
+UNLABELLED = "task.unlabelled"  # Names the rows of the pool, which are encoded as a split.
 
 
 class DataOptions(TypedDict, total=False):
@@ -185,7 +186,7 @@ def encode_splits(
     scored = {name: encode(name, split) for name, split in splits.scored().items()}
     if not len(pool):
         return {"train": train, **scored}
-    mixed = encode("task.unlabelled", unlabelled(pool.shuffled()))
+    mixed = encode(UNLABELLED, unlabelled(pool.shuffled()))
     return {"train": MixedExamples(train, mixed, share=pool.share, record=pool.record()), **scored}
 
 

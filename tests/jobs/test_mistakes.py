@@ -215,6 +215,20 @@ def _vectors(
     return write
 
 
+def _retrieval(*options: str, judgement: str = "q1\td1\t1") -> Callable[[UserFiles], list[str]]:
+    """Writes a retrieval set of one document and two queries in the place of the data."""
+
+    def write(user_files: UserFiles) -> list[str]:
+        directory = user_files.data / "set"
+        (directory / "qrels").mkdir(parents=True)
+        (directory / "corpus.jsonl").write_text('{"_id": "d1", "title": "a", "text": "b"}\n')
+        (directory / "queries.jsonl").write_text('{"_id": "q1", "text": "a"}\n{"_id": "q2", "text": "b"}\n')
+        (directory / "qrels" / "train.tsv").write_text(f"query-id\tcorpus-id\tscore\nq2\td1\t1\n{judgement}\n")
+        return ["task=retrieval", f"task.data_dir={directory}", "objective=embedding", *options]
+
+    return write
+
+
 REGRESSION = ("task=regression", "task.text=[sentence]")
 WEIGHTS = [f"objective.terms.{name}.weight=0" for name in ("soft", "hard", "cosine")]
 ATTENTION = "+objective.terms.attention={_target_: tests.jobs.test_mistakes.AttentionTerm}"
@@ -726,6 +740,14 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     "an empty text of a pair": (
         _vectors(train="sentence1,sentence2\na,b\n,b\n"),
         "train.csv, example 2: column sentence1 is empty, expected text",
+    ),
+    "a judgement of an unknown document": (
+        _retrieval(judgement="q1\td2\t1"),
+        "train.tsv, line 3: 'd2' is no id of corpus.jsonl, expected one",
+    ),
+    "a cross-encoder that is missing": (
+        _vectors("task.cross_encoder=nowhere"),
+        "task.cross_encoder=nowhere is no directory, expected one with config.json and weights",
     ),
     "an unknown pooling": (_vectors("task.pooling=sum"), "got task.pooling=sum, expected one of mean, cls, max"),
     "a teacher of classes for vectors": (

@@ -1,0 +1,279 @@
+"""Reads retrieval sets in the layout of BEIR (arXiv 2104.08663): a corpus, queries, and judgements of their documents.
+
+`corpus.jsonl` has `_id`, `text` and maybe `title`, and `queries.jsonl` has `_id` and `text`; both may be `.gz`.
+`qrels/train.tsv`, `dev.tsv` and `test.tsv` have the columns `query-id`, `corpus-id` and `score`. A score is a whole
+number: above 0 it is the gain of a relevant document, else the document is not relevant.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from distill.console import print_notice
+from distill.data import readers
+from distill.data.sources import TableSource, check_columns
+from distill.data.tables import read_text_column
+from distill.data.text_groups import GroupData, GroupSplit
+from distill.errors import UserError
+
+HEADER = ("query-id", "corpus-id", "score")
+SUFFIXES = (".jsonl", ".jsonl.gz")
+LAYOUT = "expected corpus.jsonl, queries.jsonl, and qrels with train.tsv"
+T = TypeVar("T")
+Gains = Mapping[int, int]  # Of the relevant documents of a query, by the number of the document.
+
+
+@dataclass(frozen=True)
+class RetrievalSplit(GroupSplit):
+    """The queries of a split and the corpus, each a group of one text.
+
+    A label is the number of a query, or `-1 - d` for the document with the number `d`. A query is followed by its
+    relevant documents, as far as they are not there yet, so that any beginning of a split has both.
+    """
+
+    def compared_texts(self) -> Iterator[tuple[str, ...]]:
+        """Yields the queries, because the documents are known before a query is."""
+        return ((group[0],) for group, label in zip(self.groups, self.labels, strict=True) if label >= 0)
+
+
+@dataclass(frozen=True)
+class RetrievalData(GroupData):
+    """All splits of a retrieval set. Train has groups without scores: a query, a relevant document, and maybe
+    a negative one.
+
+    Args:
+        gains: of each query by its number.
+        documents: the ids of the documents by their number.
+    """
+
+    gains: tuple[Gains, ...] = ()
+    documents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The texts of a file in their order, and their numbers by id. The text of a document without any is empty."""
+
+    path: Path
+    texts: list[str]
+    numbers: Mapping[str, int]
+
+
+def read_retrieval(source: TableSource, *, negatives: int = 0) -> RetrievalData:
+    """Reads `train`, `dev` and, if it is there, `test`.
+
+    Without judgements of `dev`, `dev_fraction` of train's queries are dev. `train_examples` limits the groups of train,
+    and `dev_examples` the queries of dev.
+
+    Args:
+        negatives: documents by which a training pair becomes so many groups of three texts. They are those nearest to
+            the query by TF-IDF that are not relevant.
+
+    Raises:
+        UserError: if a directory, file or column is missing, and for a text, an id or a judgement that is invalid.
+    """
+    directory = _check_directory(source)
+    corpus = _read_texts(_find_file(directory, "corpus"), ("title", "text"))
+    queries = _read_texts(_find_file(directory, "queries"), ("text",))
+    judged = {
+        split: _read_judgements(path, queries, corpus) for split, path in _find_judgements(directory, source).items()
+    }
+    if "dev" not in judged:
+        judged["train"], judged["dev"] = _hold_out(judged["train"], source)
+    judged["dev"] = dict(_choose(list(judged["dev"].items()), source.dev_examples))
+    gains: list[Gains] = []
+    splits: dict[str, GroupSplit] = {"train": _create_train(judged.pop("train"), queries, corpus, source, negatives)}
+    for name, gains_of_split in sorted(judged.items(), key=lambda pair: pair[0] != "dev"):
+        splits[name] = _create_split(gains_of_split, queries, corpus, first=len(gains))
+        gains += gains_of_split.values()
+    return RetrievalData(
+        labels=(), splits=splits, sha256=_compute_digest(splits, gains), gains=tuple(gains),
+        documents=tuple(corpus.numbers),
+    )  # fmt: skip
+
+
+def _check_directory(source: TableSource) -> Path:
+    if source.data_dir is None:
+        raise UserError(f"task {source.name} has no data of its own: give task.data_dir=DIR, {LAYOUT}")
+    directory = Path(source.data_dir).expanduser()
+    if not directory.is_dir():
+        raise UserError(f"task.data_dir={directory} is no directory, {LAYOUT}")
+    return directory
+
+
+def _find_file(directory: Path, stem: str) -> Path:
+    paths = [path for suffix in SUFFIXES if (path := directory / f"{stem}{suffix}").is_file()]
+    if len(paths) != 1:
+        found = " and ".join(path.name for path in paths) or f"no {stem}.jsonl"
+        advice = "move one of them away" if paths else LAYOUT
+        raise UserError(f"{directory} has {found}: {advice}")
+    return paths[0]
+
+
+def _find_judgements(directory: Path, source: TableSource) -> dict[str, Path]:
+    """Returns the file of each split; one that is another name's already is not read again."""
+    found: dict[str, Path] = {}
+    for split, stems in source.stems.items():
+        paths = (directory / "qrels" / f"{stem}.tsv" for stem in stems)
+        path = next((path for path in paths if path.is_file()), None)
+        if path is not None and path not in found.values():
+            found[split] = path
+    if "train" not in found:
+        names = sorted(path.stem for path in (directory / "qrels").glob("*.tsv"))
+        advice = f"; task.splits={{train:[{names[0]}]}} trains on that one, and holds out dev from it" if names else ""
+        content = ", ".join(f"{name}.tsv" for name in names) or "nothing"
+        raise UserError(f"{directory / 'qrels'} has no train.tsv (found {content}), {LAYOUT}{advice}")
+    return found
+
+
+def _read_texts(path: Path, columns: Sequence[str]) -> _Texts:
+    """Reads the columns of every row, which are joined with a space."""
+    table = readers.read_file(path, ("_id", *columns))
+    check_columns(table, [("_id",), ("text",)], LAYOUT)
+    numbers: dict[str, int] = {}
+    for row, value in enumerate(table.columns["_id"], 1):
+        if isinstance(value, bool) or not isinstance(value, str | int) or not str(value):
+            raise UserError(f"{path}, example {row}: column _id is {value!r}, expected an id")
+        if str(value) in numbers:
+            raise UserError(f"{path}, example {row}: the id {value} is there twice, expected it once")
+        numbers[str(value)] = len(numbers)
+    read = [
+        read_text_column(table, name, may_be_empty=True, optional=True) for name in columns if name in table.columns
+    ]
+    texts = [" ".join(part for part in parts if part.strip()) for parts in zip(*read, strict=True)]
+    if empty := texts.count(""):
+        print_notice(f"{path}: texts that are empty, which no search finds: {empty:,}")
+    return _Texts(path, texts, numbers)
+
+
+def _read_judgements(path: Path, queries: _Texts, corpus: _Texts) -> dict[int, Gains]:
+    """Returns the gains of every query with a relevant document, by the number of the query."""
+    judged: dict[int, dict[int, int]] = {}
+    lines = readers.read_lines(path)
+    if not lines or tuple(lines[0].split("\t")) != HEADER:
+        first = repr(lines[0][:60]) if lines else "nothing"
+        raise UserError(f"{path}, line 1: got {first}, expected {', '.join(HEADER)} with tabs between them")
+    for number, line in enumerate(lines[1:], 2):
+        if not line.strip():
+            continue
+        fields = line.split("\t")
+        if len(fields) != len(HEADER):
+            raise UserError(f"{path}, line {number}: got {len(fields)} fields, expected {', '.join(HEADER)}")
+        query, document = _look_up(fields[0], queries, path, number), _look_up(fields[1], corpus, path, number)
+        gains = judged.setdefault(query, {})
+        if document in gains:
+            raise UserError(
+                f"{path}, line {number}: query {fields[0]} has document {fields[1]} twice, expected it once"
+            )
+        gains[document] = _read_gain(fields[2], path, number)
+    relevant = {query: {d: gain for d, gain in gains.items() if gain} for query, gains in judged.items()}
+    found: dict[int, Gains] = {query: gains for query, gains in relevant.items() if gains and queries.texts[query]}
+    if left_out := len(judged) - len(found):
+        print_notice(
+            f"{path}: queries that are left out, because they are empty or have no relevant document: {left_out:,}"
+        )
+    if not found:
+        raise UserError(f"{path} has no query with a relevant document, expected scores above 0")
+    return found
+
+
+def _look_up(name: str, texts: _Texts, path: Path, line: int) -> int:
+    if name not in texts.numbers:
+        raise UserError(f"{path}, line {line}: {name!r} is no id of {texts.path.name}, expected one")
+    return texts.numbers[name]
+
+
+def _read_gain(score: str, path: Path, line: int) -> int:
+    try:
+        return max(0, int(score))
+    except ValueError as error:
+        raise UserError(f"{path}, line {line}: the score {score!r} is no whole number") from error
+
+
+def _hold_out(judged: Mapping[int, Gains], source: TableSource) -> tuple[dict[int, Gains], dict[int, Gains]]:
+    """Returns the judgements of train and of dev, the same in every run."""
+    queries = np.random.default_rng(0).permutation(list(judged)).tolist()
+    number = max(1, round(source.dev_fraction * len(queries)))
+    if number >= len(queries):
+        raise UserError(
+            f"{source.data_dir} has {len(queries)} queries to train on, of which "
+            f"task.dev_fraction={source.dev_fraction} cannot hold out dev: give qrels/dev.tsv, or more queries"
+        )
+    held = set(queries[:number])
+    train = {query: gains for query, gains in judged.items() if query not in held}
+    return train, {query: gains for query, gains in judged.items() if query in held}
+
+
+def _choose(rows: list[T], size: int | None) -> list[T]:
+    """Returns at most `size` of the rows in their order, the same in every run."""
+    if size is None or size >= len(rows):
+        return rows
+    return [rows[row] for row in sorted(np.random.default_rng(0).permutation(len(rows))[:size])]
+
+
+def _create_train(
+    judged: Mapping[int, Gains], queries: _Texts, corpus: _Texts, source: TableSource, negatives: int
+) -> GroupSplit:
+    """Returns the groups of a query, a relevant document and, with `negatives`, one of them."""
+    others = _find_negatives(judged, queries, corpus, negatives) if negatives else {}
+    groups = [
+        [queries.texts[query], corpus.texts[document], *([] if other is None else [corpus.texts[other]])]
+        for query, gains in judged.items()
+        for document in gains
+        if corpus.texts[document]
+        for other in others.get(query, [None])
+    ]
+    if not groups:
+        raise UserError(f"{source.data_dir} has no pair of a query and a document to train on: all are empty or in dev")
+    groups = _choose(groups, source.train_examples)
+    return GroupSplit(groups, np.full(len(groups), np.nan, dtype=np.float32))
+
+
+def _find_negatives(
+    judged: Mapping[int, Gains], queries: _Texts, corpus: _Texts, number: int
+) -> dict[int, list[int | None]]:
+    """Returns the documents nearest to each query by TF-IDF that are not relevant."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(sublinear_tf=True)
+    documents = vectorizer.fit_transform(corpus.texts)
+    found: dict[int, list[int | None]] = {}
+    for query, gains in judged.items():
+        cosines = (documents @ vectorizer.transform([queries.texts[query]]).T).toarray()[:, 0]
+        cosines[[document for document, text in enumerate(corpus.texts) if not text or document in gains]] = -1
+        order = np.argsort(-cosines, kind="stable")[:number]
+        found[query] = [int(document) for document in order if cosines[document] >= 0]
+    return found
+
+
+def _create_split(judged: Mapping[int, Gains], queries: _Texts, corpus: _Texts, *, first: int) -> RetrievalSplit:
+    """Returns the queries, which have numbers from `first` on, and the corpus."""
+    groups, labels, remaining = [], [], dict.fromkeys(range(len(corpus.texts)))
+
+    def add(document: int) -> None:
+        if corpus.texts[document]:
+            groups.append([corpus.texts[document]])
+            labels.append(-1 - document)
+
+    for number, (query, gains) in enumerate(judged.items(), first):
+        groups.append([queries.texts[query]])
+        labels.append(number)
+        for document in gains:
+            if document in remaining:
+                del remaining[document]
+                add(document)
+    for document in remaining:
+        add(document)
+    return RetrievalSplit(groups, np.array(labels, dtype=np.float32))
+
+
+def _compute_digest(splits: Mapping[str, GroupSplit], gains: Sequence[Gains]) -> str:
+    digest = hashlib.sha256(json.dumps([list(of.items()) for of in gains]).encode())
+    for name, split in splits.items():
+        digest.update(json.dumps([name, split.groups, split.labels.tolist()]).encode())
+    return digest.hexdigest()

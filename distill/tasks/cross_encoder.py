@@ -1,0 +1,127 @@
+"""Scores of pairs by a cross-encoder, which reads both texts together and teaches an encoder of single texts.
+
+Its scores of pairs are targets of cosines (Augmented SBERT, arXiv 2010.08240), and its margins between a positive and a
+negative text those of the student's margins (arXiv 2010.02666).
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from distill.console import print_line
+from distill.data import token_cache
+from distill.data.batching import TokenizedExamples, scoring_steps
+from distill.data.tables import Split
+from distill.errors import UserError
+from distill.files import atomic_directory, hash_file, is_intact
+from distill.models.checks import longest
+from distill.models.forward import count_outputs, run_model, to_device
+from distill.models.loading import Start, check_directory, load_directory
+
+AUTO_CLASS = "AutoModelForSequenceClassification"
+FILE = "logits.npy"
+VERSION = 1
+MOST_OUTSIDE = 0.5  # Of the numbers of pairs, which are not in the range of the data's scores.
+Groups = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class CrossEncoder:
+    """A classifier of two classes, or a model of one number, for pairs of texts.
+
+    Args:
+        directory: a directory that `save_pretrained` wrote.
+        max_length: tokens that a pair is cut to, if the model can read as many.
+    """
+
+    directory: Path
+    max_length: int
+
+    def check(self, groups: Groups) -> None:
+        """Raises UserError for a directory without a model, and for groups that it cannot score."""
+        check_directory(self.directory, f"task.cross_encoder={self.directory}")
+        sizes = sorted(set(map(len, groups)))
+        if sizes not in ([2], [3]):
+            found = " and ".join(map(str, sizes))
+            raise UserError(
+                f"train has groups of {found} texts, and task.cross_encoder scores pairs, or a text with a positive "
+                "and a negative one: give train two columns of texts, or three"
+            )
+
+    def score(self, groups: Groups, low: float, high: float, cache_dir: Path | None) -> np.ndarray:
+        """Returns the targets of groups of two or three texts, `[N]` (float32), cached or computed.
+
+        That of a pair is from 0 to 1: a probability, or a number as its share of the range from `low` to `high`. That
+        of three texts is the first pair's number or log-odds minus the second's, on the model's own scale.
+
+        Raises:
+            UserError: if the model cannot be loaded or has other outputs, and if most numbers of pairs are not in the
+                range of the scores.
+        """
+        start = load_directory(self.directory, AUTO_CLASS, None, trust_remote_code=False)
+        outputs = count_outputs(start.model)
+        if not start.fits or outputs > 2:
+            reason = start.reason if not start.fits else f"it has {outputs} outputs"
+            raise UserError(
+                f"task.cross_encoder={self.directory} does not score pairs: {reason}, expected a trained head with one "
+                "number or two classes"
+            )
+        pairs = [(group[0], text) for group in groups for text in group[1:]]
+        logits = self._cached_logits(start, pairs, cache_dir)
+        numbers = (logits[:, 0] if outputs == 1 else logits[:, 1] - logits[:, 0]).reshape(len(groups), -1)
+        if numbers.shape[1] == 2:
+            return np.asarray(numbers[:, 0] - numbers[:, 1])
+        if outputs == 2:
+            return np.asarray(1 / (1 + np.exp(-numbers[:, 0])))
+        return self._to_shares(numbers[:, 0], low, high)
+
+    def _to_shares(self, numbers: np.ndarray, low: float, high: float) -> np.ndarray:
+        """Returns numbers as shares of a range; those outside of it are 0 or 1."""
+        if (outside := float(((numbers < low) | (numbers > high)).mean())) > MOST_OUTSIDE:
+            raise UserError(
+                f"task.cross_encoder={self.directory} gives {outside:.0%} of the pairs of train numbers outside of the "
+                f"data's scores, {low:g} to {high:g} (they are {numbers.min():.3g} to {numbers.max():.3g}): take a "
+                "model that was trained on such scores, or a classifier of two classes"
+            )
+        return np.asarray(((numbers - low) / (high - low)).clip(0, 1))
+
+    def _cached_logits(self, start: Start, pairs: Sequence[tuple[str, str]], cache_dir: Path | None) -> np.ndarray:
+        """Returns the logits of pairs, `[P, C]`. Without `cache_dir` they are not cached."""
+        first, second = (list(texts) for texts in zip(*pairs, strict=True))
+        length = min(self.max_length, longest(start.model, start.tokenizer))
+        split = Split(first, second, np.zeros(len(first)))
+        tokens = token_cache.tokenize_split(split, start.tokenizer, length, cache_dir)
+        examples = TokenizedExamples(tokens, start.tokenizer)
+        if cache_dir is None:
+            return _compute_logits(start, examples)
+        files = {path.name: hash_file(path) for path in sorted(self.directory.glob("*.safetensors"))}
+        parts = [VERSION, tokens.digest, files, hash_file(self.directory / "config.json")]
+        directory = cache_dir / "cross_scores" / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
+        if not is_intact(directory):
+            print_line(f"Cross-encoder: scores {len(pairs):,} pairs of train once, in {directory}")
+            logits = _compute_logits(start, examples)
+            with atomic_directory(directory, reuse_intact=True) as temporary:
+                np.save(temporary / FILE, logits)
+        return np.asarray(np.load(directory / FILE))
+
+
+@torch.inference_mode()
+def _compute_logits(start: Start, examples: TokenizedExamples) -> np.ndarray:
+    """Returns the logits of all examples, `[P, C]` in float32.
+
+    Raises:
+        UserError: if one is not finite.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = start.model.to(device).eval()
+    logits = np.empty((len(examples), count_outputs(model)), dtype=np.float32)
+    for chosen in scoring_steps(examples.lengths):
+        logits[chosen] = run_model(model, to_device(examples[chosen], device)).logits.float().cpu().numpy()
+    if not np.isfinite(logits).all():
+        raise UserError("the cross-encoder gives scores that are not finite: check its weights")
+    return logits

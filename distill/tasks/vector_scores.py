@@ -1,0 +1,234 @@
+"""Metrics of vectors: the correlation of cosines with the scores of pairs, and the rankings of documents by cosine."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from distill.contracts import Scores
+from distill.data.retrieval import RetrievalData, read_retrieval
+from distill.data.sources import TableSource
+from distill.data.text_groups import GroupColumns, GroupData, GroupSplit
+from distill.edge.search import find_nearest, similarity
+from distill.tasks import rankings, rows
+
+COSINE = "cosine"  # The column of condensed scores of pairs.
+DIGITS = 6  # Of a score, which float32 holds.
+SHOWN = 10  # Documents of a ranking in predictions.parquet.
+CORRELATIONS = ("spearman", "pearson")
+
+
+class VectorScores(Protocol):
+    """The metrics of the vectors of a split, as the methods of `Task` with these names return them."""
+
+    names: tuple[str, ...]
+    scores_pairs: bool  # Whether the data has pairs with scores, whose range is that of similarities.
+
+    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> GroupData: ...
+
+    def metrics(self, scores: Scores) -> dict[str, float]: ...
+
+    def condense(self, scores: Scores) -> Scores: ...
+
+    def example_metric(self, scores: Scores) -> np.ndarray | None: ...
+
+    def cosines(self, scores: Scores) -> np.ndarray:
+        """The cosines in which two models are compared, in one dimension and the same order for both."""
+        ...
+
+    def weakness(self, scores: Scores) -> str | None: ...
+
+    def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]: ...
+
+    def scale(self, labels: np.ndarray, splits: GroupData) -> np.ndarray:
+        """The labels `[N]` of the batches of a split that is scored."""
+        ...
+
+    def summary(self, splits: GroupData) -> str: ...
+
+
+class PairScores:
+    """The correlations of the cosines of pairs with their scores."""
+
+    scores_pairs = True
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+
+    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> GroupData:
+        return columns.read(source, cache_dir)
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """The correlations; one with a constant is 0."""
+        from scipy.stats import pearsonr, spearmanr
+
+        cosines, labels = _pairs(scores)
+        constant = rows.is_constant(cosines) or rows.is_constant(labels)
+        functions = {
+            "spearman": lambda: 0.0 if constant else spearmanr(cosines, labels).statistic,
+            "pearson": lambda: 0.0 if constant else pearsonr(cosines, labels).statistic,
+        }
+        return rows.compute_metrics(functions, self.names)
+
+    def condense(self, scores: Scores) -> Scores:
+        """The scores with the cosine of each text with the first text of its example in place of the vectors."""
+        return replace(scores, columns={COSINE: _cosines(scores)})
+
+    def example_metric(self, scores: Scores) -> None:
+        """None, because a correlation is no mean."""
+
+    def cosines(self, scores: Scores) -> np.ndarray:
+        """The cosine of each pair."""
+        return _pairs(scores)[0]
+
+    def weakness(self, scores: Scores) -> str | None:
+        name = self.names[0]
+        value = self.metrics(scores)[name]
+        return None if value > 0 else f"has {name} {value:.3f} on dev, and vectors without a meaning have 0"
+
+    def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]:
+        """The scores of the pairs, and their cosines as the predictions."""
+        cosines, labels = _pairs(scores)
+        low, high = score_range(splits)
+        labels = np.round(labels.astype(np.float64) * (high - low) + low, DIGITS)
+        return {"label": labels.tolist(), "prediction": cosines.tolist(), "probability": [None] * examples}
+
+    def scale(self, labels: np.ndarray, splits: GroupData) -> np.ndarray:
+        """The scores from 0 to 1."""
+        low, high = score_range(splits)
+        return np.asarray((labels - low) / (high - low), dtype=np.float32)
+
+    def summary(self, splits: GroupData) -> str:
+        labels = splits.splits["dev"].labels
+        return f"dev has pairs with scores {labels.min():g} to {labels.max():g}"
+
+
+class RankingScores:
+    """The rankings of a corpus by cosine for each query, compared with the relevant documents.
+
+    Args:
+        names: the metrics, the one that selects checkpoints first.
+        negatives: as for `read_retrieval`.
+    """
+
+    scores_pairs = False
+
+    def __init__(self, names: Sequence[str], *, negatives: int = 0) -> None:
+        self.names, self.negatives = tuple(names), negatives
+        self.data: RetrievalData | None = None
+
+    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> GroupData:
+        """Reads a retrieval set, whose columns have names of their own."""
+        self.data = read_retrieval(source, negatives=self.negatives)
+        return self.data
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """The means over the queries."""
+        columns = self.condense(scores).columns
+        return {name: float(columns[name].mean()) for name in self.names}
+
+    def condense(self, scores: Scores) -> Scores:
+        """The metrics of each query, one row a query."""
+        if self.names[0] in scores.columns:
+            return scores
+        return self._score(scores, self._rank(scores, rankings.DEPTH))
+
+    def example_metric(self, scores: Scores) -> np.ndarray:
+        """The task's metric of each query."""
+        return np.asarray(self.condense(scores).columns[self.names[0]])
+
+    def cosines(self, scores: Scores) -> np.ndarray:
+        """The cosines of all queries and documents, which are held at once."""
+        queries, documents = _queries(scores), _documents(scores)
+        vectors = scores.columns["logits"]
+        return similarity(vectors[queries], vectors[documents]).ravel()
+
+    def weakness(self, scores: Scores) -> str | None:
+        """Compares with the order of the corpus, which is that of vectors that are all the same."""
+        name, documents = self.names[0], _documents(scores)
+        numbers = -1 - scores.labels[documents[: rankings.DEPTH]].astype(int)
+        order = np.broadcast_to(numbers, (len(_queries(scores)), len(numbers)))
+        value, constant = (float(of.columns[name].mean()) for of in (self.condense(scores), self._score(scores, order)))
+        return (
+            None if value > constant else f"has {name} {value:.3f} on dev, and the order of the corpus {constant:.3f}"
+        )
+
+    def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]:
+        """The ids of the relevant and of the best documents of each query; None for the documents."""
+        data, queries = self._data(), _queries(scores)
+        labels: list[list[str] | None] = [None] * examples
+        predictions: list[list[str] | None] = [None] * examples
+        for item, ranking in zip(queries.tolist(), self._rank(scores, SHOWN).tolist(), strict=True):
+            labels[item] = [data.documents[number] for number in data.gains[int(scores.labels[item])]]
+            predictions[item] = [data.documents[number] for number in ranking]
+        return {"label": labels, "prediction": predictions, "probability": [None] * examples}
+
+    def scale(self, labels: np.ndarray, splits: GroupData) -> np.ndarray:
+        """The numbers of queries and documents as they are."""
+        return labels
+
+    def summary(self, splits: GroupData) -> str:
+        dev: GroupSplit = splits.splits["dev"]
+        queries = int((dev.labels >= 0).sum())
+        return f"dev has {queries:,} queries and {len(dev) - queries:,} documents"
+
+    def _data(self) -> RetrievalData:
+        if self.data is None:
+            raise ValueError("the judgements of the queries are not read yet")
+        return self.data
+
+    def _rank(self, scores: Scores, depth: int) -> np.ndarray:
+        """Returns the numbers of the documents nearest to each query, `[Q, depth]`.
+
+        Of equal cosines the document that is earlier in the corpus comes first.
+        """
+        documents, vectors = _documents(scores), scores.columns["logits"]
+        _, nearest = find_nearest(vectors[_queries(scores)], vectors[documents], depth)
+        return np.asarray(-1 - scores.labels[documents[nearest]].astype(int))
+
+    def _score(self, scores: Scores, ranking: np.ndarray) -> Scores:
+        queries, gains = _queries(scores), self._data().gains
+        labels = scores.labels[queries]
+        columns = rankings.score_rankings(ranking, [gains[int(number)] for number in labels])
+        return replace(scores, columns=columns, labels=labels, example_id=scores.example_id[queries])
+
+
+def score_range(splits: GroupData) -> tuple[float, float]:
+    """Returns the smallest and the largest score of train, or of dev where train has none."""
+    train: GroupSplit = splits.splits["train"]
+    has_scores = not splits.classes and not np.isnan(train.labels).all()
+    scores = train.labels if has_scores else splits.splits["dev"].labels
+    low, high = float(np.nanmin(scores)), float(np.nanmax(scores))
+    return low, high if high > low else low + 1
+
+
+def _queries(scores: Scores) -> np.ndarray:
+    """Returns the items that are queries, by their number."""
+    items = np.flatnonzero(scores.labels >= 0)
+    return items[scores.labels[items].argsort(kind="stable")]
+
+
+def _documents(scores: Scores) -> np.ndarray:
+    """Returns the items that are documents, in the order of the corpus."""
+    items = np.flatnonzero(scores.labels < 0)
+    return items[(-scores.labels[items]).argsort(kind="stable")]
+
+
+def _cosines(scores: Scores) -> np.ndarray:
+    """Returns the cosine of each text with the first text of its example, `[n]`."""
+    if COSINE in scores.columns:
+        return scores.columns[COSINE]
+    vectors = scores.columns["logits"].astype(np.float64)
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    _, first, example = np.unique(scores.example_id, return_index=True, return_inverse=True)
+    return np.asarray((vectors * vectors[first[example]]).sum(axis=-1))
+
+
+def _pairs(scores: Scores) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the cosines and the labels of all pairs, in the order of the examples, `[N]` each."""
+    cosines, order = _cosines(scores), scores.example_id.argsort(kind="stable")
+    _, first = np.unique(scores.example_id[order], return_index=True)
+    second = order[first + 1]
+    return cosines[second], scores.labels[second]

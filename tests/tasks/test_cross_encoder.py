@@ -1,0 +1,148 @@
+"""Tests of a cross-encoder that teaches an encoder of single texts: its scores, the terms on them, and a run."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from transformers import BertForSequenceClassification, PreTrainedTokenizerBase
+
+import distill as d
+from distill.contracts import CROSS_SCORES, Items, Outputs
+from distill.errors import UserError
+from distill.tasks import Embedding, cross_encoder
+from distill.tasks.cross_encoder import CrossEncoder
+from tests.conftest import BAD, GOOD, toy_bert
+from tests.tasks.test_embedding import SETTINGS, pairs
+
+PAIRS = [[GOOD[0], BAD[0]], [BAD[1], GOOD[1]], [GOOD[0], GOOD[1]]]
+TRIPLES = [[GOOD[0], GOOD[1], BAD[0]], [BAD[1], BAD[0], GOOD[1]]]
+
+
+def write_model(directory: Path, tokenizer: PreTrainedTokenizerBase, **options: Any) -> BertForSequenceClassification:
+    """Writes a model of pairs; `num_labels` is the number of its outputs."""
+    config = toy_bert(len(tokenizer), layers=1).config
+    config.update(options)
+    torch.manual_seed(1)
+    model = BertForSequenceClassification(config).eval()
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return model
+
+
+def logits_of(model: BertForSequenceClassification, tokenizer: PreTrainedTokenizerBase, rows: Any) -> np.ndarray:
+    """Returns the logits of pairs, one at a time."""
+    with torch.no_grad():
+        return np.array([model(**tokenizer(*row, return_tensors="pt")).logits[0].tolist() for row in rows])
+
+
+def test_the_scores_are_those_of_the_model_and_computed_once(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / "model", tokenizer)
+    encoder, cache = CrossEncoder(tmp_path / "model", 48), tmp_path / "cache"
+    encoder.check(PAIRS)
+    scores = encoder.score(PAIRS, 0.0, 1.0, cache)
+    expected = torch.softmax(torch.tensor(logits_of(model, tokenizer, PAIRS)), dim=-1)[:, 1]
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+    margins = encoder.score(TRIPLES, 0.0, 1.0, cache)
+    odds = [np.diff(logits_of(model, tokenizer, [(of[0], of[side]) for of in TRIPLES]))[:, 0] for side in (1, 2)]
+    np.testing.assert_allclose(margins, odds[0] - odds[1], atol=1e-5)
+    [entry, _] = (cache / "cross_scores").iterdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(cross_encoder, "_compute_logits", None)
+        assert encoder.score(PAIRS, 0.0, 1.0, cache).tolist() == scores.tolist()
+    for entry in (cache / "cross_scores").iterdir():
+        (entry / "logits.npy").write_bytes(b"damaged")
+    np.testing.assert_allclose(encoder.score(PAIRS, 0.0, 1.0, cache), scores, atol=1e-6)
+    np.testing.assert_allclose(encoder.score(PAIRS, 0.0, 1.0, None), scores, atol=1e-6)
+
+
+def test_numbers_are_shares_of_the_range_of_the_data(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    model = write_model(tmp_path, tokenizer, num_labels=1)
+    numbers = logits_of(model, tokenizer, PAIRS)[:, 0]
+    low, high = numbers.min() - 1e-3, np.sort(numbers)[1] + 1e-3
+    expected = np.clip((numbers - low) / (high - low), 0, 1)
+    np.testing.assert_allclose(CrossEncoder(tmp_path, 48).score(PAIRS, low, high, None), expected, atol=1e-3)
+    with pytest.raises(
+        UserError, match=r"gives 100% of the pairs of train numbers outside of the data's scores, 50 to 60"
+    ):
+        CrossEncoder(tmp_path, 48).score(PAIRS, 50.0, 60.0, None)
+
+
+def test_models_and_groups_that_cannot_be_scored_are_named(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"task.cross_encoder=.*nowhere is no directory, expected one with config.json"):
+        Embedding(train=pairs(4), dev=pairs(4), cross_encoder=tmp_path / "nowhere").read(tmp_path)
+    write_model(tmp_path / "three", tokenizer, num_labels=3)
+    encoder = CrossEncoder(tmp_path / "three", 48)
+    with pytest.raises(
+        UserError, match=r"three does not score pairs: it has 3 outputs, expected a trained head with one"
+    ):
+        encoder.score(PAIRS, 0.0, 1.0, None)
+    with pytest.raises(
+        UserError, match=r"train has groups of 2 and 3 texts, and task.cross_encoder scores pairs, or a te"
+    ):
+        encoder.check([*PAIRS, *TRIPLES])
+    toy_bert(len(tokenizer), layers=1).bert.save_pretrained(tmp_path / "none")
+    tokenizer.save_pretrained(tmp_path / "none")
+    with pytest.raises(UserError, match=r"none does not score pairs: its head is"):
+        CrossEncoder(tmp_path / "none", 48).score(PAIRS, 0.0, 1.0, None)
+
+
+def items_of(targets: list[float] | None, counts: list[int]) -> Items:
+    valid = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
+    batch = {
+        "valid": valid, "labels": torch.full((len(counts),), torch.nan), "example_id": torch.arange(len(counts)),
+    }  # fmt: skip
+    if targets is not None:
+        batch[CROSS_SCORES] = torch.tensor(targets)
+    return Embedding(train=pairs(2), dev=pairs(2)).select(batch)
+
+
+def test_margins_by_hand() -> None:
+    """The first group's margin is 2 * (3 - 1) = 4, and its target 1; the pair and the last group count for nothing."""
+    vectors = torch.tensor([[1.0, 0], [3, 5], [1, 7], [1, 1], [1, 1], [1, 0], [2, 0], [1, 0]], requires_grad=True)
+    items = items_of([1.0, 0.5, torch.nan], [3, 2, 3])
+    total, count = d.MarginMSE(scale=2.0)(Outputs(vectors), Outputs(), items)
+    assert (float(total.detach()), int(count)) == (9.0, 1)
+    total.backward()
+    assert vectors.grad[:3].tolist() == [[24.0, -24.0], [12.0, 0.0], [-12.0, 0.0]]
+    assert not vectors.grad[3:].any()
+    for nothing in (items_of(None, [3, 2, 3]), items_of([1.0] * 4, [2] * 4)):
+        total, count = d.MarginMSE()(Outputs(vectors), Outputs(), nothing)
+        assert (float(total.detach()), int(count)) == (0.0, 0)
+
+
+def test_cosines_learn_the_scores_of_pairs_by_hand() -> None:
+    vectors = torch.tensor([[1.0, 0], [2, 0], [1, 0], [0, 3], [1, 0], [0, 1], [0, 1]])
+    term = d.CosineRegression(targets="cross_encoder")
+    total, count = term(Outputs(vectors), Outputs(), items_of([0.5, 1.0, 0.0], [2, 2, 3]))
+    assert (float(total.detach()), int(count)) == (1.25, 2)
+    assert int(d.CosineRegression().count(items_of([0.5, 1.0, 0.0], [2, 2, 3]))) == 0
+    assert int(term.count(items_of(None, [2, 2, 3]))) == 0
+
+
+def test_a_student_learns_the_margins_of_a_cross_encoder(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    write_model(tmp_path / "model", tokenizer)
+    rows = pairs(48)
+    triples = {"a": rows["sentence1"], "p": rows["sentence2"], "n": rows["sentence2"][1:] + rows["sentence2"][:1]}
+    task = Embedding(
+        train=triples, dev=pairs(24, seed=1), train_text=["a", "p", "n"], normalize=False, max_length=24,
+        cross_encoder=tmp_path / "model", unlabelled=[*GOOD, *BAD],
+    )  # fmt: skip
+    task.decoder = None
+    encoder = toy_bert(len(tokenizer), layers=2, initializer_range=0.05).bert
+    teacher = d.Teacher(encoder, tokenizer, cache_dir=tmp_path / "cache")
+    objective = d.Objective(margins=d.MarginMSE(scale=0.1), embedding=d.EmbeddingMSE(weight=0.01))
+    result = d.distill(
+        teacher, d.students.distilbert(), task, objective=objective, directory=tmp_path / "run",
+        trainer=d.TrainerSettings(**SETTINGS),
+    )  # fmt: skip
+    losses = pandas.read_csv(result.directory / "metrics.csv")["train/margins"].dropna().to_numpy()
+    assert losses[-2:].mean() < losses[:2].mean()
+    assert len(list((tmp_path / "cache" / "cross_scores").iterdir())) == 1
+    pair_term = d.Objective(mse=d.EmbeddingMSE(), scores=d.CosineRegression(targets="cross_encoder"))
+    with pytest.raises(UserError, match=r"learns from pairs of texts with a score, of the data or with targets=cross"):
+        d.distill(teacher, d.students.distilbert(), task, objective=pair_term, directory=tmp_path / "no")

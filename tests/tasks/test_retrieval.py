@@ -1,0 +1,314 @@
+"""Tests of vectors for retrieval: the layout of BEIR, metrics of rankings, and a whole run from queries to a bundle."""
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+import distill as d
+from distill.contracts import Scores
+from distill.data.readers import read_lines
+from distill.errors import OptionError, UserError
+from distill.tasks import Embedding
+from distill.tasks.rankings import METRICS, score_rankings
+from tests.conftest import BAD, GOOD, toy_bert
+
+WORDS = " ".join((*GOOD, *BAD)).replace(",", "").split()
+RANKINGS = list(METRICS)
+
+
+def write_set(directory: Path, *, documents: int = 60, queries: int = 24) -> Path:
+    """Writes a retrieval set: a query is the middle of its relevant document, which has the score 2, and the next 1."""
+    random = np.random.default_rng(0)
+    texts = [" ".join(random.choice(WORDS, 6)) for _ in range(documents)]
+    rows = [{"_id": f"d{number}", "title": text[:4], "text": text[4:]} for number, text in enumerate(texts)]
+    (directory / "qrels").mkdir(parents=True)
+    with gzip.open(directory / "corpus.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    asked = [{"_id": number, "text": " ".join(texts[number].split()[1:5])} for number in range(queries)]
+    (directory / "queries.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    for name, chosen in (("train", range(0, queries - 6)), ("test", range(queries - 6, queries))):
+        lines = [f"{number}\td{other}\t{score}" for number in chosen for other, score in ((number, 2), (number + 1, 1))]
+        write_judgements(directory, name, *lines)
+    return directory
+
+
+def write_judgements(directory: Path, name: str, *lines: str) -> None:
+    (directory / "qrels" / f"{name}.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return write_set(tmp_path / "set")
+
+
+def embedding(directory: Path, **options: Any) -> Embedding:
+    return Embedding(**{"metrics": RANKINGS, "data_dir": directory, "dev_fraction": 0.25, "max_length": 24, **options})
+
+
+# Metrics
+
+
+def by_definition(ranking: list[int], gains: dict[int, int]) -> dict[str, float]:
+    """The metrics of one query, written from their definitions."""
+
+    def dcg(values: list[int]) -> float:
+        return sum(value / math.log2(rank + 1) for rank, value in enumerate(values[:10], 1))
+
+    ranks = [rank for rank, number in enumerate(ranking, 1) if number in gains]
+    return {
+        "ndcg@10": dcg([gains.get(number, 0) for number in ranking]) / dcg(sorted(gains.values(), reverse=True)),
+        "recall@10": len([rank for rank in ranks if rank <= 10]) / len(gains),
+        "recall@100": len([rank for rank in ranks if rank <= 100]) / len(gains),
+        "mrr@10": 1 / ranks[0] if ranks and ranks[0] <= 10 else 0.0,
+    }
+
+
+@pytest.mark.parametrize("documents", [4, 30, 300])
+def test_the_metrics_of_random_rankings_are_those_of_their_definitions(documents: int) -> None:
+    random = np.random.default_rng(documents)
+    rankings = np.stack([random.permutation(documents)[:100] for _ in range(40)])
+    gains = [
+        {int(number): int(random.integers(1, 5)) for number in random.choice(documents, random.integers(1, 4))}
+        for _ in range(40)
+    ]
+    metrics = score_rankings(rankings, gains)
+    assert metrics.keys() == set(METRICS)
+    for query, of_query in enumerate(gains):
+        expected = by_definition(rankings[query].tolist(), of_query)
+        assert {name: column[query] for name, column in metrics.items()} == pytest.approx(expected, abs=1e-12)
+    assert 0 < metrics["ndcg@10"].mean() < 1
+
+
+def test_graded_gains_by_hand() -> None:
+    """Found are a document with gain 1 and then none; the better one, with gain 3, is missed."""
+    metrics = score_rankings(np.array([[5, 6, 7]]), [{5: 1, 9: 3}])
+    assert metrics["ndcg@10"][0] == pytest.approx(1 / (3 + 1 / math.log2(3)))
+    assert (metrics["recall@10"][0], metrics["mrr@10"][0]) == (0.5, 1.0)
+
+
+def test_vectors_are_scored_by_the_ranking_of_the_whole_corpus(directory: Path) -> None:
+    task = embedding(directory)
+    data = task.read(directory)
+    split = data.splits["dev"]
+    random = np.random.default_rng(1)
+    vectors = random.normal(size=(len(split), 8)).astype(np.float32)
+    scores = Scores({"logits": vectors}, split.labels, np.arange(len(split)))
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    queries, documents = np.flatnonzero(split.labels >= 0), np.flatnonzero(split.labels < 0)
+    expected = []
+    for query in queries:
+        order = documents[np.argsort(-(unit[documents] @ unit[query]), kind="stable")]
+        numbers = [int(-1 - split.labels[item]) for item in order]
+        expected.append(by_definition(numbers, dict(data.gains[int(split.labels[query])])))
+    means = {name: float(np.mean([of[name] for of in expected])) for name in METRICS}
+    assert task.metrics(scores) == pytest.approx(means)
+    np.testing.assert_allclose(task.example_metric(scores), [of["ndcg@10"] for of in expected])
+    assert task.metrics(task.condense(scores)) == pytest.approx(means)
+    order = random.permutation(len(split))
+    assert task.metrics(scores.select(order)) == pytest.approx(means)
+    assert (task.agreement(scores, scores), task.probability_diff(scores, scores)) == (1.0, 0.0)
+    turned = vectors.copy()
+    turned[queries[0]] *= -1
+    changed = Scores({"logits": turned}, split.labels, scores.example_id)
+    assert task.agreement(changed, scores) == pytest.approx(1 - 1 / len(queries), abs=0.05)
+    table = task.tabulate(scores, data, examples=len(split))
+    assert [row for row, value in enumerate(table["label"]) if value is not None] == queries.tolist()
+    assert table["label"][0] == [f"d{number}" for number in data.gains[0]]
+    assert len(table["prediction"][0]) == 10
+    same = Scores({"logits": np.ones_like(vectors)}, split.labels, scores.example_id)
+    assert task.weakness(same).startswith("has ndcg@10 0.")
+    perfect = np.zeros((len(split), 128), dtype=np.float32)
+    for row, label in enumerate(split.labels):
+        of_document = max(data.gains[int(label)], key=data.gains[int(label)].get) if label >= 0 else int(-1 - label)
+        perfect[row, of_document] = 1.0
+    assert task.weakness(Scores({"logits": perfect}, split.labels, scores.example_id)) is None
+
+
+# Reading
+
+
+def test_queries_of_train_are_held_out_and_documents_have_their_titles(directory: Path) -> None:
+    task = embedding(directory)
+    data = task.read(directory)
+    assert data.sizes() == {"train": 28, "dev": 4 + 60, "test": 6 + 60}
+    train, dev, test = (data.splits[name] for name in ("train", "dev", "test"))
+    assert all(len(group) == 2 and group[0] for group in train.groups)
+    assert np.isnan(train.labels).all()
+    assert [type(term) for term in task.supervised_terms().values()] == [d.MultipleNegatives]
+    queries = (
+        {group[0] for group in train.groups},
+        *({of for (of,) in split.compared_texts()} for split in (dev, test)),
+    )
+    assert len(queries[0] | queries[1] | queries[2]) == 24
+    rows = [json.loads(line) for line in read_lines(directory / "corpus.jsonl.gz")]
+    documents = {f"{row['title']} {row['text']}" for row in rows}
+    for split in (dev, test):
+        assert {group[0] for group, label in zip(split.groups, split.labels, strict=True) if label < 0} == documents
+    assert dev.labels[:3].tolist() == [0, *(-1 - number for number in data.gains[0])]
+    assert sorted(data.gains[0].values()) == [1, 2]
+    assert task.summary(data) == "a vector of length 1 by mean pooling; dev has 4 queries and 60 documents"
+    again = embedding(directory).read(directory)
+    assert (again.sha256, again.splits["dev"].groups) == (data.sha256, dev.groups)
+    fewer = embedding(directory, train_examples=5, dev_examples=2).read(directory)
+    assert fewer.sizes() == {"train": 5, "dev": 2 + 60, "test": 6 + 60}
+    write_judgements(directory, "dev", "20\td20\t1")
+    assert embedding(directory).read(directory).sizes() == {"train": 36, "dev": 1 + 60, "test": 6 + 60}
+
+
+def test_negatives_are_the_nearest_documents_that_are_not_relevant(directory: Path) -> None:
+    """The query is in document d1, which is relevant, and half of it in d3; d2 is relevant too."""
+    rows = ["one two three four", "one two three four", "five", "one two", "six", "seven"]
+    corpus = "\n".join(json.dumps({"_id": f"d{number}", "text": text}) for number, text in enumerate(rows))
+    (directory / "corpus.jsonl.gz").unlink()
+    (directory / "corpus.jsonl").write_text(corpus)
+    (directory / "queries.jsonl").write_text('{"_id": "q", "text": "one two three"}\n{"_id": "r", "text": "six"}')
+    write_judgements(directory, "train", "q\td1\t1", "q\td2\t1")
+    write_judgements(directory, "dev", "r\td4\t1")
+    (directory / "qrels" / "test.tsv").unlink()
+    groups = embedding(directory, negatives=2).read(directory).splits["train"].groups
+    assert groups == [["one two three", rows[document], rows[other]] for document in (1, 2) for other in (0, 3)]
+    assert len(embedding(directory, negatives=9).read(directory).splits["train"]) == 2 * 4
+    with pytest.raises(
+        OptionError, match="got cross_encoder=.*, expected negatives=1 beside it, because all pairs of a"
+    ):
+        embedding(directory, cross_encoder=directory)
+    with pytest.raises(
+        OptionError, match="got negatives=1, expected 0, because they are found for retrieval sets alone"
+    ):
+        embedding(directory, metrics=["spearman"], negatives=1)
+
+
+def test_the_only_judgements_are_divided_and_what_cannot_be_found_is_counted(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (directory / "qrels" / "train.tsv").unlink()
+    with pytest.raises(UserError, match=r"qrels has no train.tsv \(found test.tsv\), .*task.splits=\{train:\[test\]\}"):
+        embedding(directory).read(directory)
+    task = embedding(directory, splits={"train": ["test"]}, dev_fraction=0.5)
+    assert task.read(directory).sizes() == {"train": 6, "dev": 3 + 60}
+    write_judgements(directory, "test", "1\td1\t1", "2\td2\t0", "3\td3\t-1", "4\td60\t3", "4\td4\t1", "5\td5\t1")
+    rows = [*read_lines(directory / "corpus.jsonl.gz"), json.dumps({"_id": "d60", "text": " "})]
+    (directory / "corpus.jsonl.gz").unlink()
+    (directory / "corpus.jsonl").write_text("\n".join(rows))
+    capsys.readouterr()
+    data = task.read(directory)
+    output = " ".join(capsys.readouterr().out.split())
+    assert "texts that are empty, which no search finds: 1" in output
+    assert "queries that are left out, because they are empty or have no relevant document: 2" in output
+    assert len(data.splits["dev"]) == 2 + 60
+    judged = {number for gains in data.gains for number in gains}
+    assert len(data.splits["train"]) + len(judged) == (4 if 60 in judged else 3)
+
+
+MISTAKES: dict[str, tuple[dict[str, str], str]] = {
+    "an unknown document": (
+        {"qrels/test.tsv": "query-id\tcorpus-id\tscore\n1\td1\t1\n1\td99\t1\n"},
+        r"qrels/test.tsv, line 3: 'd99' is no id of corpus.jsonl.gz, expected one",
+    ),
+    "an unknown query": (
+        {"qrels/train.tsv": "query-id\tcorpus-id\tscore\nq\td1\t1\n"},
+        r"qrels/train.tsv, line 2: 'q' is no id of queries.jsonl, expected one",
+    ),
+    "judgements of TREC": (
+        {"qrels/train.tsv": "1 0 d1 1\n"},
+        r"train.tsv, line 1: got '1 0 d1 1', expected query-id, corpus-id, score with tabs between them",
+    ),
+    "a missing score": (
+        {"qrels/train.tsv": "query-id\tcorpus-id\tscore\n1\td1\n"},
+        "train.tsv, line 2: got 2 fields, expected query-id, corpus-id, score",
+    ),
+    "a score in words": (
+        {"qrels/train.tsv": "query-id\tcorpus-id\tscore\n1\td1\thigh\n"},
+        "train.tsv, line 2: the score 'high' is no whole number",
+    ),
+    "a judgement twice": (
+        {"qrels/train.tsv": "query-id\tcorpus-id\tscore\n1\td1\t1\n1\td1\t0\n"},
+        "train.tsv, line 3: query 1 has document d1 twice, expected it once",
+    ),
+    "nothing relevant": (
+        {"qrels/train.tsv": "query-id\tcorpus-id\tscore\n1\td1\t0\n"},
+        "train.tsv has no query with a relevant document, expected scores above 0",
+    ),
+    "too few queries": (
+        {"qrels/train.tsv": "query-id\tcorpus-id\tscore\n1\td1\t1\n"},
+        "has 1 queries to train on, of which task.dev_fraction=0.25 cannot hold out dev: give qrels/dev.tsv",
+    ),
+    "an id twice": (
+        {"queries.jsonl": '{"_id": "1", "text": "a"}\n{"_id": 1, "text": "b"}\n'},
+        "queries.jsonl, example 2: the id 1 is there twice, expected it once",
+    ),
+    "a missing id": ({"queries.jsonl": '{"_id": "1", "text": "a"}\n{"text": "b"}\n'}, "example 2: column _id is None"),
+    "a query that is no text": (
+        {"queries.jsonl": '{"_id": "1", "text": 3}\n'},
+        "example 1: column text is 3, expected te",
+    ),
+    "a missing column": ({"queries.jsonl": '{"_id": "1", "query": "a"}\n'}, "queries.jsonl has no column text: it has"),
+    "two corpora": (
+        {"corpus.jsonl": '{"_id": "1", "text": "a"}\n'},
+        "has corpus.jsonl and corpus.jsonl.gz: move one of",
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "expected"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_sets_that_cannot_be_read_are_named(directory: Path, files: dict[str, str], expected: str) -> None:
+    for name, content in files.items():
+        (directory / name).write_text(content)
+    with pytest.raises(UserError, match=expected):
+        embedding(directory).read(directory)
+
+
+def test_missing_sets_and_mixed_metrics_are_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"task embedding has no data of its own: give task.data_dir=DIR, expected corp"
+    ):
+        embedding(tmp_path, data_dir=None).read(tmp_path)
+    with pytest.raises(UserError, match=r"nowhere is no directory, expected corpus.jsonl, queries.jsonl, and qrels"):
+        embedding(tmp_path / "nowhere").read(tmp_path)
+    with pytest.raises(UserError, match=r"has no corpus.jsonl: expected corpus.jsonl, queries.jsonl, and qrels"):
+        embedding(tmp_path).read(tmp_path)
+    with pytest.raises(
+        OptionError, match=r"expected those of pairs \(spearman, pearson\) or those of rankings \(ndcg@10"
+    ):
+        embedding(tmp_path, metrics=["ndcg@10", "spearman"])
+
+
+# A whole run
+
+
+def test_a_run_learns_to_rank_and_its_bundle_finds_the_same_documents(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    directory = write_set(tmp_path / "set", documents=40, queries=40 - 1)
+    task = embedding(directory)
+    objective = d.Objective(embedding=d.EmbeddingMSE(), negatives=d.MultipleNegatives())
+    encoder = toy_bert(len(tokenizer), layers=2, initializer_range=0.05).bert
+    result = d.distill(
+        d.Teacher(encoder, tokenizer, cache_dir=tmp_path / "cache"),
+        d.students.distilbert(), task, objective=objective, directory=tmp_path / "run",
+        trainer=d.TrainerSettings(batch_size=16, precision="32-true", learning_rate=3e-3, max_epochs=2),
+        export=d.ExportSettings(min_agreement=0.8, max_drop=0.1),
+        benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.01, teacher=False),
+    )  # fmt: skip
+    record = result.record
+    assert record["task"]["metric"] == "ndcg@10"
+    assert result.metrics.keys() == {*METRICS, *(f"test/{name}" for name in METRICS)}
+    assert record["teacher"]["metrics"]["ndcg@10"] > 0.3  # Its vectors are nearly those of bags of words.
+    assert record["export"]["fp32"]["gate"] == "passed"
+    assert record["export"]["fp32"]["metrics"]["test/ndcg@10"] == pytest.approx(
+        result.metrics["test/ndcg@10"], abs=1e-6
+    )
+    assert {"drop", "interval"} <= record["export"]["int8"].keys()
+    table = pandas.read_parquet(result.directory / "predictions.parquet")
+    test = table[(table.split == "test") & table.label.notna()]
+    rows = [json.loads(line) for line in read_lines(directory / "corpus.jsonl.gz")]
+    corpus = [f"{row['title']} {row['text']}" for row in rows]
+    found = d.Bundle(result.directory / "bundle", model="fp32").search([text[0] for text in test.texts], corpus, k=1)
+    assert [f"d{of_query[0][0]}" for of_query in found] == [ids[0] for ids in test.student_prediction]
