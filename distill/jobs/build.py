@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from distill.errors import UserError
 from distill.plan import Plan, Student
 from distill.teaching.output_cache import OutputCache
-from distill.teaching.teacher import SeveralWeights, TeacherSource, make_ensemble
+from distill.teaching.teacher import SeveralWeights, TeacherSource, WeightsByTask, make_by_task, make_ensemble
 
 
 def instantiate(config: DictConfig) -> Any:
@@ -76,6 +76,8 @@ def _source(
     finetune = instantiate(config.finetune) if settings else None
     weights = hydra.utils.instantiate(values)
     make = partial(TeacherSource, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak)
+    if isinstance(weights, WeightsByTask):
+        return make_by_task({task: make(weights=of_task) for task, of_task in weights.tasks.items()})
     if isinstance(weights, SeveralWeights):
         return make_ensemble([make(weights=member) for member in weights.members], weights.weights)
     return make(weights=weights)

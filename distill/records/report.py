@@ -9,6 +9,7 @@ from jinja2 import ChainableUndefined, Environment, PackageLoader, Undefined
 from rich.table import Table
 
 from distill.files import JsonObject
+from distill.records.record import whole_section
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -26,18 +27,40 @@ SOFTWARE = ("python", "torch", "transformers", "onnxruntime")
 HUB_METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 
 
-def render_report(record: Record) -> str:
+def render_report(record: Record, *, is_section: bool = False) -> str:
     """Returns report.md: the metrics, the exported files, the latency and how they were measured.
 
     A part of the record that is missing or empty has no section.
+
+    Args:
+        is_section: leaves out what concerns the whole run: the training and the environment.
     """
     columns, *rows = _metric_table(record)
+    sections = [_render_section(section) for section in task_sections(record).values()]
     seed_columns, *seed_rows = _seed_table(record)
     breakdown = {split: _breakdown_table(of_models, record) for split, of_models in record.get("breakdown", {}).items()}
     return _render(
         "report.md.jinja", record, title=_title(record), metric_columns=columns, metric_rows=rows,
-        seed_columns=seed_columns, seed_rows=seed_rows, breakdown=breakdown,
+        seed_columns=seed_columns, seed_rows=seed_rows, breakdown=breakdown, sections=sections,
+        is_section=is_section,
     )  # fmt: skip
+
+
+def _render_section(section: Record) -> str:
+    """Returns the report of one of several tasks, with headings of a section."""
+    return re.sub(r"^#", "##", render_report(section, is_section=True), flags=re.M)
+
+
+def task_sections(record: Record) -> dict[str, Record]:
+    """Returns the record of each of several tasks by name; none for a run on one task."""
+    return {
+        name: whole_section(record, section) | {"tasks": {}} for name, section in (record.get("tasks") or {}).items()
+    }
+
+
+def render_overview_card(record: Record) -> str:
+    """Returns the README.md beside the bundles of several tasks: how much of its teacher each head kept."""
+    return _render("overview_card.md.jinja", record, names=list(record["tasks"]), shared=record.get("shared") or {})
 
 
 def render_model_card(record: Record, labels: Sequence[str]) -> str:
@@ -112,13 +135,20 @@ def summary_table(record: Record) -> Table:
 
 def summary_columns(record: Record) -> tuple[str, ...]:
     """Returns the header of `summary_rows`; the first column names the row."""
+    if record.get("tasks"):
+        return _task_table(record)[0]
     if not record["export"]:
         return _metric_table(record)[0]
     return tuple(record["task"]["metric"] if column == "metric" else column for column in FILE_COLUMNS)
 
 
 def summary_rows(record: Record) -> list[tuple[str, ...]]:
-    """Returns one row for each exported file, or without an export one for each model with all of its metrics."""
+    """Returns one row for each exported file, or without an export one for each model with all of its metrics.
+
+    Of several tasks it is one row for each task, and one for their mean.
+    """
+    if record.get("tasks"):
+        return _task_table(record)[1:]
     return _file_rows(record) if record["export"] else _metric_table(record)[1:]
 
 
@@ -220,6 +250,27 @@ def _breakdown_table(of_models: Record, record: Record) -> tuple[tuple[str, ...]
         if values["number"]
     ]
     return ("type", "number", *of_models), rows
+
+
+def _task_table(record: Record) -> list[tuple[str, ...]]:
+    """Returns the metrics of teacher and student and the shares kept of each of several tasks, the header first."""
+    sections = {**task_sections(record), record["task"]["metric"]: record}
+    formats = list(dict.fromkeys(name for section in sections.values() for name in section["retention"] or {}))
+    rows = [
+        (
+            name,
+            "" if section is record else section["task"]["metric"],
+            *(_number((section[model] or {"metrics": {}})["metrics"].get(section["task"]["metric"]), ".4f")
+              for model in ("teacher", "student", "baseline")),
+            *(_number((section["retention"] or {}).get(format), ".1%") for format in formats),
+            ", ".join(f"{format} {file['gate']}" for format, file in section["export"].items()),
+        )
+        for name, section in sections.items()
+    ]  # fmt: skip
+    kept = [f"kept ({format})" for format in formats]
+    columns = ("task", "metric", "teacher", "student", "baseline", *kept, "gate")
+    empty = {place for place in range(1, len(columns)) if all(row[place] in ("", MISSING) for row in rows)}
+    return [tuple(cell for place, cell in enumerate(row) if place not in empty) for row in (columns, *rows)]
 
 
 def _metric_table(record: Record) -> list[tuple[str, ...]]:
