@@ -182,7 +182,7 @@ class Examples(Protocol):
     Attributes:
         lengths: tokens that the examples take up in a batch, `[N]`.
         tokens: of the examples without padding, `[N]`.
-        sequences: the largest number of token sequences of an example.
+        sequences: `[N]`, how often `lengths` counts the longest token sequence of an example.
         truncated: the number of token sequences that were longer than the task's limit.
         digest: stands for everything that the batches depend on.
         visits: ways in which an example is shown, one an epoch; None for a new one in each.
@@ -197,7 +197,7 @@ class Examples(Protocol):
     def tokens(self) -> np.ndarray: ...
 
     @property
-    def sequences(self) -> int: ...
+    def sequences(self) -> np.ndarray: ...
 
     @property
     def truncated(self) -> int: ...

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import distill as d
-from distill.contracts import VECTOR_SETTINGS, Items, Outputs, Scores
+from distill.contracts import VECTOR_SETTINGS, Examples, Items, Outputs, Scores
 from distill.edge.bundle import session
 from distill.edge.decode import Vectors
 from distill.errors import OptionError, UserError
@@ -274,7 +274,11 @@ def test_unlabelled_texts_are_encoded_alone(tokenizer: PreTrainedTokenizerBase, 
     data = task.read(tmp_path)
     assert data.pool.rows.groups == [["one film"], ["another film"]]
     assert data.pool.removed == {"empty": 0, "dev": 0, "train": 1, "doubled": 1}
-    batch = task.encode(data, tokenizer, None)["train"][[8, 0]]
+    train = task.encode(data, tokenizer, None)["train"]
+    assert isinstance(train, Examples)
+    assert train.sequences[[0, 8]].tolist() == [2, 1]
+    assert train.lengths[8] == train.tokens[8] == len(tokenizer("one film").input_ids)
+    batch = train[[8, 0]]
     items = task.select(batch)
     assert items.row.tolist() == [0, 1, 1]
     assert items.labelled.tolist() == [False, True, True]
