@@ -58,7 +58,8 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     model, start, loaders = _create(student, teacher.model, plan, examples)
     if isinstance(examples["train"], Examples):
         rows = splits.sizes().get("train", 0)
-        plan = choose_training(plan, model, examples=rows, steps_per_epoch=len(loaders["train"]))
+        steps, scored = len(loaders["train"]), len(cast(Examples, examples["dev"]))
+        plan = choose_training(plan, model, examples=rows, steps_per_epoch=steps, scored=scored)
     if not plan.dry_run:
         teaching.score(teacher, task, examples, source=source, directory=plan.cache_dir / "outputs")
     run.update(task=task_record(task, splits, examples), teacher=teacher.record(), objective=plan.objective.record())

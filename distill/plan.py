@@ -143,11 +143,11 @@ def default_objective(task: Task) -> Objective:
     return Objective(name="language_model" if task.over_vocabulary else "distilbert", terms=terms)
 
 
-def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, steps_per_epoch: int) -> Plan:
-    """Returns the plan with a value for every option of the trainer that is `auto`."""
+def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, steps_per_epoch: int, scored: int) -> Plan:
+    """Returns the plan with a value for every option of the trainer that is `auto`, as `auto.Facts` describes them."""
     if not plan.trainer.unresolved():
         return plan
-    facts = auto.Facts(examples, steps_per_epoch, *auto.describe_student(student))
+    facts = auto.Facts(examples, steps_per_epoch, *auto.describe_student(student), scored=scored)
     trainer, chosen = auto.resolve(plan.trainer, facts)
     return replace(plan, trainer=trainer, chosen=chosen)
 
