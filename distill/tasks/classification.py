@@ -11,16 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
 
 from distill.contracts import Batch, Examples, Items, Likelihood, Outputs, Scores
-from distill.data.in_memory import Table, TableSplits
 from distill.data.labels import simplify
 from distill.data.tables import LabelledData
-from distill.data.unlabelled import Unlabelled
 from distill.edge.decode import softmax
 from distill.errors import OptionError, UserError
 from distill.losses import HardLabels, Term
@@ -105,19 +103,7 @@ class Classification:
         class_weights: ClassWeights | None = None,
         metrics: Metrics = ("accuracy",),
         max_length: rows.MaxLength = 128,
-        data: Table | TableSplits | str | Path | None = None,
-        train: Table | None = None,
-        dev: Table | None = None,
-        test: Table | None = None,
-        data_dir: str | Path | None = None,
-        dev_fraction: rows.Share = 0.1,
-        splits: Mapping[str, Sequence[str]] | None = None,
-        hub_id: str | None = None,
-        builtin: bool = False,
-        train_examples: rows.Amount | None = None,
-        dev_examples: rows.Amount | None = None,
-        unlabelled: Unlabelled | None = None,
-        unlabelled_share: rows.Share = 0.5,
+        **options: Unpack[rows.DataOptions],
     ) -> None:
         names = None if labels is None else tuple(map(str, labels))
         if names is not None and len(set(map(simplify, names))) < len(names):
@@ -128,14 +114,10 @@ class Classification:
         self._positive_index: int | None = 1  # Set by `read`.
         self.class_weights = class_weights
         self._weights: tuple[float, ...] | None = None  # Set by `read`.
-        self.name, self.max_length, self.builtin = name, max_length, builtin
+        self.name, self.max_length, self.builtin = name, max_length, options.get("builtin", False)
         self.metric_names = tuple(metrics)
-        self.rows = rows.labelled_text(
-            name=name, text=text, label=label, data=data, train=train, dev=dev, test=test, data_dir=data_dir,
-            dev_fraction=dev_fraction, splits=splits, hub_id=hub_id, builtin=builtin, train_examples=train_examples,
-            dev_examples=dev_examples, label_names=names,
-        )  # fmt: skip
-        self.unlabelled, self.unlabelled_share = rows.unlabelled_text(unlabelled, self.rows), unlabelled_share
+        self.rows = rows.labelled_text(name=name, text=text, label=label, label_names=names, **options)
+        self.pool = rows.text_pool(options, self.rows)
 
     @property
     def metric(self) -> str:
@@ -147,7 +129,7 @@ class Classification:
 
     @property
     def has_unlabelled(self) -> bool:
-        return self.unlabelled is not None
+        return self.pool.rows is not None
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split, and determines the positive class of two and the weights of the classes.
@@ -156,7 +138,7 @@ class Classification:
             UserError: for invalid data and class weights that do not fit it, and if F1 selects checkpoints and the
                 positive class of two is unknown.
         """
-        data = rows.add_unlabelled(self.rows.read(cache_dir), self.unlabelled, self.unlabelled_share)
+        data = self.pool.add_to(self.rows.read(cache_dir))
         self._positive_index = self._find_positive(data.labels)
         # The digest is a part of a fine-tuned teacher's key, and F1 may select its checkpoint.
         if self._positive_index not in (1, None):
