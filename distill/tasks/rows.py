@@ -112,6 +112,7 @@ def labelled_text(
     label: Columns,
     label_names: tuple[str, ...] | None = None,
     regression: bool = False,
+    separator: str | None = None,
     **options: Unpack[DataOptions],
 ) -> LabelledText:
     """The source of a task's rows.
@@ -124,7 +125,9 @@ def labelled_text(
     if not 1 <= len(columns) <= 2:
         raise OptionError("text", show_value(columns), "one column or the two of a pair")
     source = table_source(name=name, text=columns, label=labels, **options)
-    return LabelledText(source=source, text=columns, label=labels, label_names=label_names, regression=regression)
+    return LabelledText(
+        source=source, text=columns, label=labels, label_names=label_names, regression=regression, separator=separator
+    )
 
 
 class UnlabelledRows(Protocol):
@@ -178,10 +181,12 @@ def encode_rows(
         tokens = token_cache.tokenize_split(split, tokenizer, max_length, cache_dir)
         return TokenizedExamples(tokens, tokenizer, per_example={"labels": split.labels})
 
-    dtype = splits.splits["train"].labels.dtype
-    return encode_splits(
-        splits, encode, lambda pool: replace(pool, labels=np.full(len(pool), no_label, dtype=dtype))
-    )  # fmt: skip
+    labels = splits.splits["train"].labels
+
+    def unlabelled(pool: Split) -> Split:
+        return replace(pool, labels=np.full((len(pool), *labels.shape[1:]), no_label, dtype=labels.dtype))
+
+    return encode_splits(splits, encode, unlabelled)
 
 
 def encode_splits(
@@ -208,7 +213,8 @@ def select_examples(
 ) -> Items:
     """The items of a batch whose items are its examples; `valid [B, C]` are the classes that each can have."""
     labels = batch["labels"]
-    labelled = ~labels.isnan() if likelihood == "gaussian" else labels != IGNORED
+    # A softmax has classes; numbers and the 0 and 1 of several labels are NaN where there are none.
+    labelled = labels != IGNORED if likelihood == "softmax" else ~labels.reshape(len(labels), -1).isnan().any(dim=-1)
     row = torch.arange(len(labels), device=labels.device)
     weights = item_weights(class_weights, labels)
     return Items(
