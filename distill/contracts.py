@@ -22,9 +22,9 @@ IGNORED = -100  # The label of an item without one, as in torch's cross-entropy.
 # Tensors with the names of Hugging Face, `[B, L]` or `[B]`, and `example_id [B]`. Where examples have several sequences
 # of tokens, these are the rows of `[S, L]`, in the order of the examples.
 Batch = Mapping[str, "Tensor"]
-# `softmax`: logits are unnormalized log-probabilities of classes. `gaussian`: the one logit is a number. `vector`: in
-# the place of logits is the vector of a text, `[n, D]`.
-Likelihood = Literal["softmax", "gaussian", "vector"]
+# `softmax`: logits are unnormalized log-probabilities of classes. `sigmoid`: each logit is the log-odds of a label of
+# its own. `gaussian`: the one logit is a number. `vector`: in the place of logits is the vector of a text, `[n, D]`.
+Likelihood = Literal["softmax", "sigmoid", "gaussian", "vector"]
 # Yields optimizer steps: lists of micro-batches.
 Loader: TypeAlias = "DataLoader[list[dict[str, Tensor]]]"
 
@@ -51,7 +51,8 @@ class Items:
     Args:
         batch: the batch that the items belong to.
         row: `[n]`, the row of the batch that holds each item.
-        labels: `[n]`, classes or numbers; `IGNORED` for an item without a class.
+        labels: `[n]`, classes or numbers; `IGNORED` for an item without a class. Of a sigmoid `[n, C]`, 1 for the
+            labels of the item and 0 for others; NaN for an item without labels.
         labelled: `[n]` (bool), whether an item has a label.
         likelihood: the meaning of the logits.
         index: `[n]`, the token of each item, counted over the whole batch `[B * L]`; None where items are examples.
@@ -153,7 +154,7 @@ class Scores:
 
     Args:
         columns: as `Task.score` returns them, for example `logits [n, C]`.
-        labels: `[n]`.
+        labels: `[n]`, or `[n, C]` of a sigmoid.
         example_id: `[n]`, the example that each item belongs to.
         decoding: as `Task.fit_decoder` returns it for the model's scores on dev.
     """

@@ -29,8 +29,8 @@ Floats = NDArray[np.floating]
 # A text, the two texts of a pair, `{"tokens": [...]}` for the words of a text, `{"question", "context"}`, or a question
 # with its choices, `{"question", "choices"}`, which may have a `context` too. For vectors also a list of texts.
 Record = str | Sequence[str] | Mapping[str, str | Sequence[str]]
-# A JSON object: `label` or `choice` with `probability` and `probabilities`; or `value`; or `entities`; or `answer` with
-# its place; or `vector`.
+# A JSON object: `label` or `choice` with `probability` and `probabilities`; or `labels` with `probabilities`; or
+# `value`; or `entities`; or `answer` with its place; or `vector`.
 Prediction = dict[str, Any]
 # The items of a row of the model in the form of the decoder, and their logits `[n, C]`.
 Items = tuple[Any, Floats]
@@ -204,6 +204,44 @@ class Classes(_WholeText):
     def format(self, prediction: Prediction) -> str:
         label = WITHHELD if prediction["label"] is None else escape(prediction["label"])
         return f"{label}\t{prediction['probability']:.4f}"
+
+
+class Labels(_WholeText):
+    """Decodes any number of labels of a text.
+
+    `labels` are those whose probability is at least their threshold, each with `label` and `probability`, the most
+    probable one first. `probabilities` are those of all labels.
+
+    Args:
+        decoding: `thresholds`, a probability for each label.
+    """
+
+    fields: tuple[str, ...] = ("labels", "probabilities")
+
+    @staticmethod
+    def accepts(labels: int) -> bool:
+        return labels > 1
+
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
+        super().__init__(labels, pair, decoding)
+        thresholds = decoding.get("thresholds")
+        if not isinstance(thresholds, list) or len(thresholds) != len(labels) or not all(map(_is_share, thresholds)):
+            raise UserError(f"decoding has thresholds {thresholds}, expected a probability for each of the labels")
+        self.thresholds: list[float] = thresholds
+
+    def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
+        [(_, logits)] = rows
+        row = sigmoid(logits[0].astype(np.float64))
+        given = [
+            {"label": self.labels[index], "probability": float(row[index])}
+            for index in np.argsort(-row, kind="stable").tolist()
+            if row[index] >= self.thresholds[index]
+        ]
+        return {"labels": given, "probabilities": dict(zip(self.labels, row.tolist(), strict=True))}
+
+    def format(self, prediction: Prediction) -> str:
+        given = prediction["labels"]
+        return "; ".join(f"{escape(of['label'])}: {of['probability']:.4f}" for of in given) or "-"
 
 
 class Number(_WholeText):
@@ -480,7 +518,7 @@ class Vectors:
 
 
 DECODERS: Mapping[str, type[Decoder]] = {
-    "classes": Classes, "number": Number, "tags": Tags, "spans": Spans, "choices": Choices,
+    "classes": Classes, "labels": Labels, "number": Number, "tags": Tags, "spans": Spans, "choices": Choices,
     "vectors": Vectors,
 }  # fmt: skip
 
@@ -526,8 +564,17 @@ def _check_text(text: str) -> str:
     return text
 
 
+def _is_share(value: object) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool) and 0 <= value <= 1
+
+
 def softmax(logits: Floats) -> Floats:
     """Returns the probabilities along the last axis of `logits [..., C]`."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     exponentials = np.exp(shifted)
     return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
+
+
+def sigmoid(logits: Floats) -> Floats:
+    """Returns the probability of each of `logits [...]`, the log-odds of a label."""
+    return np.asarray(np.exp(-np.logaddexp(0.0, -logits)))

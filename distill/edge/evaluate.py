@@ -165,6 +165,34 @@ class ClassRows(_Texts):
         }  # fmt: skip
 
 
+class LabelRows(_Texts):
+    """Rows with any number of labels: a list, or a text with the separator of the task between them."""
+
+    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
+        super().__init__(bundle, columns, names)
+        self.separator = str(bundle.manifest["decoding"].get("separator") or "|")
+
+    def read(self, row: Values) -> tuple[decode.Record, NDArray[np.bool_]]:
+        value = _value(row, self.label)
+        labels = value if isinstance(value, list) else [] if value is None else str(value).split(self.separator)
+        chosen = np.zeros(len(self.labels), dtype=bool)
+        if labels != [""]:
+            chosen[[find_label(label, self.labels) for label in labels]] = True
+        return self.record(row), chosen
+
+    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[NDArray[np.bool_]]) -> Metrics:
+        """Returns F1 of all labels together, the mean of their F1, and the share of rows with the right labels."""
+        given = [{each["label"] for each in prediction["labels"]} for prediction in predictions]
+        found = np.array([[name in of_row for name in self.labels] for of_row in given])
+        expected = np.array(labels)
+        correct, total = (found & expected).sum(axis=0), found.sum(axis=0) + expected.sum(axis=0)
+        return {
+            "micro_f1": float(2 * correct.sum() / max(1, total.sum())),
+            "macro_f1": float((2 * correct / np.maximum(1, total)).mean()),
+            "subset_accuracy": float((found == expected).all(axis=-1).mean()),
+        }
+
+
 class NumberRows(_Texts):
     """Rows with a number."""
 
@@ -276,8 +304,8 @@ class ChoiceRows:
 
 
 READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[str]], LabelledRows]] = {
-    "classes": ClassRows, "number": NumberRows, "tags": TagRows, "spans": SpanRows, "choices": ChoiceRows,
-    "vectors": VectorRows,
+    "classes": ClassRows, "labels": LabelRows, "number": NumberRows, "tags": TagRows, "spans": SpanRows,
+    "choices": ChoiceRows, "vectors": VectorRows,
 }  # fmt: skip
 
 

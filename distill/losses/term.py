@@ -56,7 +56,7 @@ class Term(nn.Module):
     reads_logits = True
     reads_every_token = False
     accepts_top_k = False
-    likelihoods: frozenset[Likelihood] = frozenset({"softmax", "gaussian"})
+    likelihoods: frozenset[Likelihood] = frozenset({"softmax", "sigmoid", "gaussian"})
     over_vocabulary_only = False
     across_examples = False
     needs_data = ""
@@ -134,6 +134,17 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, weights: Tensor | None = N
         losses = F.cross_entropy(logits[labelled].float(), labels[labelled], reduction="none")
         return (losses * weights[labelled]).sum()
     return F.cross_entropy(logits[labelled].float(), labels[labelled], reduction="sum")
+
+
+def binary_cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
+    """Returns the sum over the items of the mean binary cross-entropy of their labels.
+
+    Args:
+        logits: `[n, C]`, the log-odds of each label.
+        targets: `[n, C]`, the probability of each label, 0 or 1 for true labels.
+    """
+    losses = F.binary_cross_entropy_with_logits(logits.float(), targets.float(), reduction="none")
+    return losses.mean(dim=-1).sum()
 
 
 def squared_error_sum(values: Tensor, targets: Tensor) -> Tensor:
