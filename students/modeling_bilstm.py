@@ -1,19 +1,30 @@
-"""A bidirectional LSTM for classification and multiple choice as Hugging Face models. Requires torch and transformers.
+"""A bidirectional LSTM with the heads of every kind of task as Hugging Face models. Requires torch and transformers.
 
 `save_pretrained` copies this file into the model's directory, and `from_pretrained(directory, trust_remote_code=True)`
 loads the model from there.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_outputs import MultipleChoiceModelOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 
 
 class BilstmConfig(PreTrainedConfig):
@@ -21,8 +32,10 @@ class BilstmConfig(PreTrainedConfig):
 
     Args:
         hidden_dim: width of each direction, half the width of the hidden states.
-        pooling: `last` (the last state of each direction), `max` or `mean` over the tokens.
-        pair: encode the two texts of a pair separately and compare them; the first separator ends the first text.
+        classifier_dim: width of the ReLU layer of a head for whole texts.
+        pooling: `last` (the last state of each direction), `max` or `mean` over the tokens, for a head for whole texts.
+        pair: a head for whole texts encodes the two texts of a pair separately and compares them; the first separator
+            ends the first text.
     """
 
     model_type = "distill_bilstm"
@@ -79,24 +92,59 @@ class BilstmLayer(nn.Module):
         return torch.cat([forward_states, _gather(backward_states, reversed_position)], dim=-1)
 
 
-class BilstmPreTrainedModel(PreTrainedModel):
-    """Token ids -> BiLSTM layers -> pooling -> a ReLU layer -> `outputs` scores (arXiv 1903.12136, section 3.1).
+@dataclass
+class EncodedTexts:
+    """The states of texts, which begin at the position 0 whatever padding the batch has.
 
-    The two texts of a pair share the encoder and are compared by `[u; v; u * v; |u - v|]`. Separators belong to one of
-    the texts, so that every token has a hidden state.
+    Attributes:
+        states: of the embeddings and each layer, `[B * T, W, D]`, for T texts in a row of the batch.
+        starts: first position of each text in the batch, `[B, T]`.
+        lengths: tokens of each text, `[B, T]`.
+        mask: `[B, L]`.
+        width: W, which an export cannot read from the states.
     """
+
+    states: list[Tensor]
+    starts: Tensor
+    lengths: Tensor
+    mask: Tensor
+    width: int
+
+    def last_hidden_state(self) -> Tensor:
+        """Returns the states of the last layer at the positions of the tokens, `[B, L, D]`."""
+        return self._restore_positions(self.states[-1])
+
+    def hidden_states(self, requested: bool) -> tuple[Tensor, ...] | None:
+        """Returns the states of the embeddings and each layer at the positions of the tokens, if they are requested."""
+        if not requested:
+            return None
+        return tuple(map(self._restore_positions, self.states))
+
+    def _restore_positions(self, states: Tensor) -> Tensor:
+        """Moves states of texts `[B * T, W, D]` to the positions of their tokens, `[B, L, D]`, 0 for padding."""
+        batch, texts = self.starts.shape
+        position = torch.arange(self.mask.shape[1], device=self.mask.device).expand(batch, -1)
+        if texts == 1:
+            within = (position - self.starts).clamp(min=0, max=self.width - 1)
+            return _gather(states, within) * self.mask[..., None]
+        # An empty second text starts at 0 and has no tokens.
+        text = ((position >= self.starts[:, 1:]) & (self.starts[:, 1:] > self.starts[:, :1])).long()
+        within = (position - self.starts.gather(1, text)).clamp(min=0, max=self.width - 1)
+        by_row = states.unflatten(0, (batch, texts)).flatten(1, 2)
+        return _gather(by_row, text * self.width + within) * self.mask[..., None]
+
+
+class BilstmPreTrainedModel(PreTrainedModel):
+    """Token ids -> embeddings -> BiLSTM layers; the subclasses have the heads."""
 
     config_class = BilstmConfig
 
-    def __init__(self, config: BilstmConfig, outputs: int) -> None:
+    def __init__(self, config: BilstmConfig) -> None:
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.embedding_dim)
         widths = [config.embedding_dim] + [config.hidden_size] * config.num_hidden_layers
         self.layers = nn.ModuleList(BilstmLayer(width, config.hidden_dim) for width in widths[:-1])
         self.dropout = nn.Dropout(config.dropout)
-        self.pre_classifier = nn.Linear(config.hidden_size * (4 if config.pair else 1), config.classifier_dim)
-        self.classifier = nn.Linear(config.classifier_dim, outputs)
-        self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
         """Uses torch's initialization, because the default of transformers does not cover LSTMs."""
@@ -109,45 +157,57 @@ class BilstmPreTrainedModel(PreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.embeddings = value
 
-    def score(
-        self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Returns the scores `[B, outputs]` of `input_ids [B, L]`, and if requested the hidden states of each layer.
-
-        The hidden states are `[B, L, 2 * hidden_dim]`.
-        """
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None, *, pair: bool = False) -> EncodedTexts:
+        """Encodes each row of `input_ids [B, L]` as one text, or as the two texts of a pair by themselves."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        starts, lengths = self._locate_texts(input_ids, mask)  # [B, T], for T texts
+        starts, lengths = self._locate_texts(input_ids, mask, pair=pair)  # [B, T], for T texts
         width = input_ids.shape[1] if torch.compiler.is_exporting() else int(lengths.max().clamp(min=1))
         position = torch.arange(width, device=input_ids.device)
         source = (starts[:, :, None] + position).clamp(max=input_ids.shape[1] - 1).flatten(1)  # [B, T * W]
-        states = self.dropout(self.embeddings(input_ids.gather(1, source)))
-        states = states.unflatten(1, (-1, width)).flatten(0, 1)  # [B * T, W, E]
-        layer_states = []
-        for index, layer in enumerate(self.layers):
-            states = layer(states if index == 0 else self.dropout(states), lengths.flatten())
-            layer_states.append(states)
-        pooled = self._pool(states, lengths.flatten()).unflatten(0, (-1, starts.shape[1]))  # [B, T, 2 * hidden_dim]
-        first = pooled[:, 0]
-        if self.config.pair:
-            second = pooled[:, 1]
-            first = torch.cat([first, second, first * second, (first - second).abs()], dim=-1)
-        features = torch.relu(self.pre_classifier(self.dropout(first)))
-        hidden_states = None
-        if output_hidden_states:
-            hidden_states = tuple(_restore_positions(layer, starts, mask) for layer in layer_states)
-        return self.classifier(self.dropout(features)), hidden_states
+        embedded = self.embeddings(input_ids.gather(1, source))
+        states = [embedded.unflatten(1, (-1, width)).flatten(0, 1)]  # [B * T, W, E]
+        for layer in self.layers:
+            states.append(layer(self.dropout(states[-1]), lengths.flatten()))
+        return EncodedTexts(states, starts, lengths, mask, width)
 
-    def _locate_texts(self, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def _locate_texts(self, input_ids: Tensor, mask: Tensor, *, pair: bool) -> tuple[Tensor, Tensor]:
         """Returns first position and length of each text, both `[B, T]`, for padding on either side."""
         is_token = mask.bool()
-        if not self.config.pair:
+        if not pair:
             return is_token.int().argmax(dim=1, keepdim=True), is_token.sum(dim=1, keepdim=True)
         separators = ((input_ids == self.config.sep_token_id) & is_token).long()
         in_second = is_token & (separators.cumsum(dim=1) - separators > 0)
         in_first = is_token & ~in_second
         texts = torch.stack([in_first, in_second], dim=1)  # [B, 2, L]
         return texts.int().argmax(dim=2), texts.sum(dim=2)
+
+
+class BilstmTextScorer(BilstmPreTrainedModel):
+    """Hidden states -> pooling -> a ReLU layer -> `outputs` scores of a text or a pair (arXiv 1903.12136, section 3.1).
+
+    The two texts of a pair share the encoder and are compared by `[u; v; u * v; |u - v|]`. Separators belong to one of
+    the texts, so that every token has a hidden state.
+    """
+
+    def __init__(self, config: BilstmConfig, outputs: int) -> None:
+        super().__init__(config)
+        self.pre_classifier = nn.Linear(config.hidden_size * (4 if config.pair else 1), config.classifier_dim)
+        self.classifier = nn.Linear(config.classifier_dim, outputs)
+        self.post_init()
+
+    def score(
+        self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """Returns the scores `[B, outputs]` of `input_ids [B, L]`, and if requested the hidden states `[B, L, D]`."""
+        encoded = self.encode(input_ids, attention_mask, pair=self.config.pair)
+        pooled = self._pool(encoded.states[-1], encoded.lengths.flatten())
+        pooled = pooled.unflatten(0, (-1, encoded.starts.shape[1]))  # [B, T, 2 * hidden_dim]
+        first = pooled[:, 0]
+        if self.config.pair:
+            second = pooled[:, 1]
+            first = torch.cat([first, second, first * second, (first - second).abs()], dim=-1)
+        features = torch.relu(self.pre_classifier(self.dropout(first)))
+        return self.classifier(self.dropout(features)), encoded.hidden_states(output_hidden_states)
 
     def _pool(self, states: Tensor, lengths: Tensor) -> Tensor:
         """Pools `states [N, W, H]` over the first `lengths [N]` tokens -> `[N, H]`, 0 for an empty text."""
@@ -162,7 +222,7 @@ class BilstmPreTrainedModel(PreTrainedModel):
         return torch.cat([last[:, :half], states[:, 0, half:]], dim=-1) * (lengths > 0)[:, None]
 
 
-class BilstmForSequenceClassification(BilstmPreTrainedModel):
+class BilstmForSequenceClassification(BilstmTextScorer):
     """Scores of the classes of one text or a pair of texts: `logits [B, C]`."""
 
     def __init__(self, config: BilstmConfig) -> None:
@@ -176,12 +236,12 @@ class BilstmForSequenceClassification(BilstmPreTrainedModel):
         output_attentions: bool = False,
         **kwargs: object,
     ) -> SequenceClassifierOutput:
-        """Returns `logits [B, C]` of `input_ids [B, L]`, and if requested `hidden_states [B, L, 2 * hidden_dim]`."""
+        """Returns `logits [B, C]` of `input_ids [B, L]`, and if requested the `hidden_states [B, L, D]`."""
         logits, hidden_states = self.score(input_ids, attention_mask, output_hidden_states)
         return SequenceClassifierOutput(logits=logits, hidden_states=hidden_states)
 
 
-class BilstmForMultipleChoice(BilstmPreTrainedModel):
+class BilstmForMultipleChoice(BilstmTextScorer):
     """One score for each choice, which the model reads as a pair with its question: `logits [B, K]`."""
 
     def __init__(self, config: BilstmConfig) -> None:
@@ -195,10 +255,90 @@ class BilstmForMultipleChoice(BilstmPreTrainedModel):
         output_attentions: bool = False,
         **kwargs: object,
     ) -> MultipleChoiceModelOutput:
-        """Returns `logits [B, K]` of `input_ids [B, K, L]`, and if requested `hidden_states [B * K, L, H]`."""
+        """Returns `logits [B, K]` of `input_ids [B, K, L]`, and if requested `hidden_states [B * K, L, D]`."""
         mask = None if attention_mask is None else attention_mask.flatten(0, 1)
         scores, hidden_states = self.score(input_ids.flatten(0, 1), mask, output_hidden_states)
         return MultipleChoiceModelOutput(logits=scores.view(-1, input_ids.shape[1]), hidden_states=hidden_states)
+
+
+class BilstmModel(BilstmPreTrainedModel):
+    """The encoder without a head, for vectors of texts. It reads a pair as one text."""
+
+    def __init__(self, config: BilstmConfig) -> None:
+        super().__init__(config)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        **kwargs: object,
+    ) -> BaseModelOutput:
+        """Returns `last_hidden_state [B, L, 2 * hidden_dim]` of `input_ids [B, L]`, and if requested all states."""
+        encoded = self.encode(input_ids, attention_mask)
+        return BaseModelOutput(
+            last_hidden_state=encoded.last_hidden_state(), hidden_states=encoded.hidden_states(output_hidden_states)
+        )
+
+
+class BilstmTokenScorer(BilstmPreTrainedModel):
+    """Hidden states -> `outputs` scores of each token. A pair is read as one text, so that its texts see each other."""
+
+    def __init__(self, config: BilstmConfig, outputs: int) -> None:
+        super().__init__(config)
+        self.classifier = nn.Linear(config.hidden_size, outputs)
+        self.post_init()
+
+    def score(
+        self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """Returns the scores `[B, L, outputs]`, and if requested the hidden states `[B, L, D]`."""
+        encoded = self.encode(input_ids, attention_mask)
+        scores = self.classifier(self.dropout(encoded.last_hidden_state()))
+        return scores, encoded.hidden_states(output_hidden_states)
+
+
+class BilstmForTokenClassification(BilstmTokenScorer):
+    """Scores of the tags of each token: `logits [B, L, C]`."""
+
+    def __init__(self, config: BilstmConfig) -> None:
+        super().__init__(config, outputs=config.num_labels)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        **kwargs: object,
+    ) -> TokenClassifierOutput:
+        """Returns `logits [B, L, C]` of `input_ids [B, L]`, and if requested the `hidden_states [B, L, D]`."""
+        logits, hidden_states = self.score(input_ids, attention_mask, output_hidden_states)
+        return TokenClassifierOutput(logits=logits, hidden_states=hidden_states)
+
+
+class BilstmForQuestionAnswering(BilstmTokenScorer):
+    """Scores of each token as the start and as the end of an answer: `start_logits` and `end_logits [B, L]`."""
+
+    def __init__(self, config: BilstmConfig) -> None:
+        super().__init__(config, outputs=2)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        **kwargs: object,
+    ) -> QuestionAnsweringModelOutput:
+        """Returns both logits `[B, L]` of `input_ids [B, L]`, and if requested the `hidden_states [B, L, D]`."""
+        scores, hidden_states = self.score(input_ids, attention_mask, output_hidden_states)
+        start_logits, end_logits = scores.unbind(dim=-1)
+        return QuestionAnsweringModelOutput(
+            start_logits=start_logits, end_logits=end_logits, hidden_states=hidden_states
+        )
 
 
 def _gather(states: Tensor, positions: Tensor) -> Tensor:
@@ -206,21 +346,14 @@ def _gather(states: Tensor, positions: Tensor) -> Tensor:
     return states.gather(1, positions[..., None].expand(-1, -1, states.shape[-1]))
 
 
-def _restore_positions(states: Tensor, starts: Tensor, mask: Tensor) -> Tensor:
-    """Moves the states of the texts `[B * T, W, H]` to the positions of their tokens, `[B, L, H]`, 0 for padding."""
-    batch, texts = starts.shape
-    width = states.shape[1]
-    position = torch.arange(mask.shape[1], device=mask.device).expand(batch, -1)
-    text = torch.zeros_like(position)
-    if texts == 2:  # An empty second text starts at 0 and has no tokens.
-        text = ((position >= starts[:, 1:]) & (starts[:, 1:] > starts[:, :1])).long()
-    within = (position - starts.gather(1, text)).clamp(min=0, max=width - 1)
-    return _gather(states.unflatten(0, (batch, texts)).flatten(1, 2), text * width + within) * mask[..., None]
-
-
 AutoConfig.register(BilstmConfig.model_type, BilstmConfig)
-AutoModelForSequenceClassification.register(BilstmConfig, BilstmForSequenceClassification)
-AutoModelForMultipleChoice.register(BilstmConfig, BilstmForMultipleChoice)
 BilstmConfig.register_for_auto_class()
-BilstmForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
-BilstmForMultipleChoice.register_for_auto_class("AutoModelForMultipleChoice")
+for _auto_class, _model in {
+    AutoModel: BilstmModel,
+    AutoModelForSequenceClassification: BilstmForSequenceClassification,
+    AutoModelForMultipleChoice: BilstmForMultipleChoice,
+    AutoModelForTokenClassification: BilstmForTokenClassification,
+    AutoModelForQuestionAnswering: BilstmForQuestionAnswering,
+}.items():
+    _auto_class.register(BilstmConfig, _model)
+    _model.register_for_auto_class(_auto_class.__name__)

@@ -659,10 +659,6 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         lambda user_files: [*_questions(user_files), "export.abstain=0.1"],
         "got export.abstain=0.1, expected null, because task squad (question_answering) has no classes",
     ),
-    "a bilstm that answers questions": (
-        lambda user_files: [*_questions(user_files), "+student=bilstm"],
-        "student bilstm classifies whole texts, and task squad is question_answering: take +student=distilbert",
-    ),
     "a teacher of classes that must answer questions": (
         lambda user_files: [
             *_questions(user_files),
