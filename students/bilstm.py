@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from distill.contracts import Task
 from distill.errors import UserError
 from distill.models.forward import model_class
-from students.modeling_bilstm import BilstmConfig, BilstmPreTrainedModel
+from distill.models.modeling_bilstm import BilstmConfig, BilstmPreTrainedModel
 
 POOLINGS = ("last", "max", "mean")
 # Root mean square of the initial embeddings. Those of a transformer are ten times smaller, because it normalizes them.

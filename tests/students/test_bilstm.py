@@ -23,9 +23,7 @@ from distill.errors import UserError
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.models.forward import output_logits
-from distill.tasks import Classification, MaskedLM
-from students import bilstm
-from students.modeling_bilstm import (
+from distill.models.modeling_bilstm import (
     BilstmConfig,
     BilstmForQuestionAnswering,
     BilstmForSequenceClassification,
@@ -34,6 +32,8 @@ from students.modeling_bilstm import (
     BilstmModel,
     BilstmPreTrainedModel,
 )
+from distill.tasks import Classification, MaskedLM
+from students import bilstm
 
 SINGLE, PAIR = Classification(text="sentence"), Classification(text=["a", "b"])
 SEPARATOR = 3

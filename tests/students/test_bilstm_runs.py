@@ -1,4 +1,4 @@
-"""Whole runs of the BiLSTM student, from its training to its bundle, for the kinds of task with states of tokens."""
+"""Whole runs of the BiLSTM student, from its training to its bundle, for answers in a text and for vectors."""
 
 from typing import Any
 
@@ -19,12 +19,6 @@ CITIES = ("boston", "denver", "dallas")
 SIZES = {"hidden_dim": 16, "layers": 2}
 
 
-def tagging() -> Task:
-    rows = [["fly", "to", CITIES[number % 3], str(number)] for number in range(24)]
-    tags = [["O", "O", "B-city", "O"]] * 24
-    return d.tasks.TokenClassification(train=(rows, tags), dev=(rows[:8], tags[:8]), max_length=16)
-
-
 def answering() -> Task:
     rows = []
     for number in range(24):
@@ -41,7 +35,6 @@ def vectors() -> Task:
 
 
 CASES = {
-    "tags": (tagging, "BertForTokenClassification", ["fly to boston"]),
     "answers": (answering, "BertForQuestionAnswering", [{"question": "which city", "context": "we fly to boston"}]),
     "vectors": (vectors, "BertModel", ["a lovely film"]),
 }
@@ -64,7 +57,8 @@ def run(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerBase, tmp_
         teacher, d.students.bilstm(**SIZES), task,
         objective=d.Objective(soft=soft, hidden=d.HiddenStateMSE(), cosine=d.Cosine()),
         trainer=d.TrainerSettings(learning_rate=1e-3, batch_size=8, max_epochs=1, precision="32-true"),
-        benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.01, teacher=False), directory=root / "run",
+        export=d.ExportSettings(recipes=["dynamic"]), directory=root / "run",
+        benchmark=d.BenchmarkSettings(enabled=False, batches=[1], lengths=[8]),
     )  # fmt: skip
     return task, result, records
 
