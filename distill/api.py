@@ -15,7 +15,7 @@ import copy
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from distill.records.record import Run, create_run, create_run_in, open_run
 from distill.records.settings import RecordSettings
 from distill.records.tracking import tracked
 from distill.teaching import teacher as teaching
+from distill.teaching.features import BilstmSettings, Features
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.teacher import TeacherSource, Weights, make_ensemble
 from distill.training.settings import TrainerSettings
@@ -152,10 +153,20 @@ class Teacher:
         ensemble.cache_dir = teachers[0].cache_dir
         return ensemble
 
-    def fit(self, task: Task, **settings: Any) -> "Teacher":
+    def fit(
+        self,
+        task: Task,
+        *,
+        features: str | None = None,
+        bilstm: Mapping[str, int | float | str] | None = None,
+        **settings: Any,
+    ) -> "Teacher":
         """Fine-tunes the teacher where its head does not fit the task, once: the result is cached.
 
         Args:
+            features: trains a BiLSTM on these hidden states of the frozen encoder in place of the fine-tuning: `last`,
+                `second_to_last`, `sum_last_4`, `concat_last_4` or `sum_all`.
+            bilstm: its `layers`, `hidden_dim`, `dropout` and `pooling`, 2 layers of 768 by default.
             settings: fields of `TrainerSettings`, for example `max_epochs=3`.
 
         Raises:
@@ -166,9 +177,14 @@ class Teacher:
             raise UserError(
                 f"task {task.name} does not fine-tune a teacher: give one that has its head (job=finetune makes one)"
             )
-        finetune = replace(FINETUNE, **settings)
-        others = tuple(replace(other, finetune=finetune) for other in self.source.others)
-        self.source = replace(self.source, finetune=finetune, others=others)
+        finetune, chosen = replace(FINETUNE, **settings) if features is None else FINETUNE, None
+        if features is not None:
+            finetune = TrainerSettings.auto(**{"batch_size": 64, **settings})
+            sizes: dict[str, Any] = dict(bilstm or {})
+            chosen = Features(features, BilstmSettings(trainer=finetune, **sizes))
+        others = tuple(replace(other, finetune=finetune, features=chosen) for other in self.source.others)
+        self.source = replace(self.source, finetune=finetune, features=chosen, others=others)
+        teaching.check_features(self.source, task)
         silence_libraries()
         make_directory(self.cache_dir)
         splits = task.read(self.cache_dir)

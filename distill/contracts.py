@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 VECTOR_SETTINGS = "sentence_vector"  # The entry of a model's configuration that says how vectors of texts are pooled.
+ENCODER_FEATURES = "inputs_embeds"  # The column of batches with the features of tokens, `[S, L, F]`.
 CROSS_SCORES = "cross_scores"  # The column of batches with a cross-encoder's targets, NaN for examples without one.
 IGNORED = -100  # The label of an item without one, as in torch's cross-entropy.
 

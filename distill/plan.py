@@ -32,7 +32,7 @@ from distill.losses import (
 from distill.models.pooling import configure
 from distill.records.settings import RecordSettings
 from distill.teaching.outputs import check_cache
-from distill.teaching.teacher import TeacherSource
+from distill.teaching.teacher import TeacherSource, check_features
 from distill.training import auto
 from distill.training.settings import TrainerSettings, check_budget, check_processes
 
@@ -174,6 +174,7 @@ def check_plan(source: TeacherSource, plan: Plan) -> None:
             f"objective.terms.{unsuited[0]}.weight=0"
         )
     _check_unlabelled(plan)
+    check_features(source, task)
     check_budget(plan.trainer.batch_tokens, task.max_length, "trainer")
     check_processes(plan.trainer, "trainer")
     check_cache(source.cache, objective, task, is_ensemble=bool(source.others))

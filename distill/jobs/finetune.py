@@ -21,6 +21,7 @@ def run_finetune(config: DictConfig, run: Run) -> None:
         return
     silence_libraries()
     requested, cache_dir = build.single_source(config), build.cache_dir(config)
+    teaching.check_features(requested, task)
     settings: TrainerSettings = requested.finetune or build.instantiate(config.trainer)
     make_directory(cache_dir)
     source, substituted = teaching.locate(requested, task)

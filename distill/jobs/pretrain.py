@@ -20,7 +20,7 @@ from distill.records.record import Run
 from distill.stages import save_model, task_record, training_record
 from distill.tasks import MaskedLM
 from distill.tasks.masked_lm import TextData
-from distill.teaching.teacher import TeacherSource, adopt_special_tokens
+from distill.teaching.teacher import TeacherSource, adopt_special_tokens, check_features
 from distill.training import auto, fitting
 from distill.training.evaluate import evaluate
 from distill.training.module import DistillationModule
@@ -89,6 +89,7 @@ def _check(
     """Raises UserError for options that contradict each other, before anything is read."""
     if not task.over_vocabulary:
         raise UserError(f"job={config.job.name} is not for task={task.name}: take a task over text, task=mlm")
+    check_features(source, task)
     if config.baseline:
         raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
     check_processes(settings, "trainer")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ModelOutput
 
-from distill.contracts import Items, Outputs
+from distill.contracts import ENCODER_FEATURES, Items, Outputs
 from distill.models.attention import layers_of, record_attention
 from distill.models.pooling import pool, vector_settings
 
@@ -107,7 +107,7 @@ def _run(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], n
 
 
 def _call(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], needs: frozenset[str]) -> ModelOutput:
-    inputs = {name: batch[name] for name in input_names(model) if name in batch}
+    inputs = {name: batch[name] for name in (*input_names(model), ENCODER_FEATURES) if name in batch}
     if part is model and takes_choices(model):
         inputs = {name: tensor.unsqueeze(1) for name, tensor in inputs.items()}  # [S, 1, L]
     output: ModelOutput = part(

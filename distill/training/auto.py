@@ -139,8 +139,14 @@ def resolve(settings: TrainerSettings, facts: Facts) -> tuple[TrainerSettings, d
     return replace(settings, **values), {name: asdict(choice) for name, choice in chosen.items()}
 
 
-def resolve_finetuning(settings: TrainerSettings, examples: int) -> tuple[TrainerSettings, dict[str, dict[str, Any]]]:
-    """Returns the settings of a teacher's fine-tuning as `resolve` does.
+def resolve_finetuning(
+    settings: TrainerSettings, examples: int, *, option: str = "teacher.finetune", start: str = "whole"
+) -> tuple[TrainerSettings, dict[str, dict[str, Any]]]:
+    """Returns the settings of a teacher's training as `resolve` does.
+
+    Args:
+        option: the key of the settings in the configuration.
+        start: the layers before training, as in `Facts`.
 
     Raises:
         UserError: if batches have a number of tokens, because the steps of an epoch are not known then.
@@ -149,11 +155,11 @@ def resolve_finetuning(settings: TrainerSettings, examples: int) -> tuple[Traine
         return settings, {}
     if settings.batch_size is None or settings.batch_tokens is not None:
         raise UserError(
-            f"got teacher.finetune.{settings.unresolved()[0]}=auto with batch_tokens, expected batch_size alone: set "
-            "teacher.finetune.batch_tokens=null"
+            f"got {option}.{settings.unresolved()[0]}=auto with batch_tokens, expected batch_size alone: set "
+            f"{option}.batch_tokens=null"
         )
     size = settings.batch_size * settings.accumulate * settings.processes()
-    return resolve(settings, Facts(examples, math.ceil(examples / size), "whole", RATE_WIDTH))
+    return resolve(settings, Facts(examples, math.ceil(examples / size), start, RATE_WIDTH))
 
 
 def describe_choices(chosen: dict[str, dict[str, Any]]) -> list[str]:

@@ -17,7 +17,7 @@ from distill.edge.bundle import session
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.models.forward import input_names, run_model
-from students.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
+from distill.models.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
 
 LONGEST = 80
 BATCHES, LENGTHS, SIDES = (1, 3, 8), (1, 7, 64, LONGEST), (None, "left", "right")

@@ -373,7 +373,7 @@ def test_a_checkpoint_of_another_corpus_is_refused(run: Run, corpus: Path, tmp_p
 def test_a_bilstm_is_refused_for_masked_lm(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:
     code, text, _ = run("+teacher=pretrained", f"teacher.path={pretrained[0]}", "+student=bilstm")
     assert code == 2
-    assert "student bilstm classifies whole texts, and task mlm is masked_lm: take +student=distilbert" in text
+    assert "student bilstm has no head for task mlm (masked_lm): take +student=distilbert" in text
 
 
 def test_distilling_from_random_weights_is_refused_with_the_pretrain_command(run: Run) -> None:
