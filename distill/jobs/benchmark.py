@@ -28,7 +28,7 @@ from distill.export.quantization import Material, write_dynamic
 from distill.files import JsonObject, write_json, write_text
 from distill.jobs import build
 from distill.jobs.upgrade import upgrade
-from distill.models.forward import input_names
+from distill.models.forward import exported_inputs
 from distill.records.record import RECORD, create_run
 from distill.records.report import MISSING, render_table
 
@@ -138,7 +138,7 @@ class _Teacher:
     def candidates(self, threads: int) -> list[latency.Candidate]:
         """Returns the teacher in every format, with so many threads."""
         torch.set_num_threads(threads)
-        names = input_names(self.model, self.tokenizer)
+        names = exported_inputs(self.model, self.tokenizer)
         files = [
             latency.load_onnx_candidate(TEACHER, f"onnx-{format}", path, names, threads)
             for format, path in self.files.items()

@@ -7,7 +7,7 @@
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data.in_memory import Table, TableSplits
 from distill.data.labels import simplify
 from distill.data.tables import LabelledData
@@ -86,7 +86,8 @@ class Classification:
     fixed_inputs = True
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
-    decoder: str | None = "classes"
+    decoder = "classes"
+    compared_column = "logits"
     fine_tunes_teacher = True
     choices: int | None = None
     compares_with_teacher = False
@@ -204,6 +205,12 @@ class Classification:
     def predictions(self, scores: Scores) -> np.ndarray:
         """The class of every example, `[N]`."""
         return np.asarray(scores.columns["logits"].argmax(axis=-1))
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        return rows.rescore(scores, logits)
+
+    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+        return splits
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return {}
