@@ -92,6 +92,11 @@ class Bundle:
         self.session = session(path, threads)
         self._check_model(path)
 
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the model's inputs."""
+        return [*self.manifest["inputs"], *([POSITIONS] if self.decoder.at_positions else [])]
+
     def item_logits(
         self, records: Sequence[decode.Record], *, batch_size: int | None = None
     ) -> list[NDArray[np.floating]]:
@@ -382,8 +387,7 @@ class Bundle:
 
     def _check_model(self, path: Path) -> None:
         """Raises UserError if inputs or outputs of the model are not those of bundle.json."""
-        names, expected = [value.name for value in self.session.get_inputs()], list(self.manifest["inputs"])
-        expected += [POSITIONS] if self.decoder.at_positions else []
+        names, expected = [value.name for value in self.session.get_inputs()], self.input_names
         if set(names) != set(expected):
             raise UserError(f"{path} has the inputs {', '.join(names)}, bundle.json has {', '.join(expected)}")
         for value in self.session.get_inputs():

@@ -471,8 +471,7 @@ class Vectors:
 
     def read(self, record: Record) -> Example:
         texts = [record] if isinstance(record, str) else record
-        is_list = isinstance(texts, list | tuple) and bool(texts)
-        if not is_list or not all(isinstance(text, str) and text.strip() for text in texts):
+        if not isinstance(texts, list | tuple) or not texts or not all(isinstance(t, str) and t.strip() for t in texts):
             raise UserError(f"got {shorten(record)}, expected a text or a list of texts, and no empty text")
         first, *more = map(_check_text, texts)
         return Example(first, more=tuple(more))
@@ -520,14 +519,14 @@ class Masks:
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         self.tokenizer, self.size = tokenizer, tokenizer.get_vocab_size()
-        self.mask_token = decoding.get("mask_token")
-        mask_id = tokenizer.token_to_id(self.mask_token) if isinstance(self.mask_token, str) else None
+        mask_token = decoding.get("mask_token")
+        mask_id = tokenizer.token_to_id(mask_token) if isinstance(mask_token, str) else None
         if mask_id is None:
-            raise UserError(f"decoding has mask_token {self.mask_token}, expected a token of tokenizer.json")
-        self.mask_id: int = mask_id
+            raise UserError(f"decoding has mask_token {shorten(mask_token)}, expected a token of tokenizer.json")
+        self.mask_token, self.mask_id = str(mask_token), int(mask_id)
         self.top_k = decoding.get("top_k")
         if not self._is_number(self.top_k):
-            raise UserError(f"decoding has top_k {self.top_k}, expected {self._numbers()}")
+            raise UserError(f"decoding has top_k {shorten(self.top_k)}, expected {self._numbers()}")
 
     def _is_number(self, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= self.size
@@ -570,14 +569,17 @@ class Masks:
         [(tokens, logits)] = rows
         probabilities = softmax(logits.astype(np.float64))[:, : self.size]  # A model may have more rows than tokens.
         best = np.argsort(-probabilities, axis=-1, kind="stable")[:, : example.top_k or self.top_k]
+        spans = tokens.spans or [(None, None)] * len(best)  # Tokens that were made elsewhere have no text.
         masks = [
             {"start": start, "end": end, "pieces": [
                 {"piece": show_piece(self.tokenizer, token), "probability": float(of_mask[token])}
                 for token in ids.tolist()
             ]}
-            for (start, end), ids, of_mask in zip(tokens.spans, best, probabilities, strict=True)
+            for (start, end), ids, of_mask in zip(spans, best, probabilities, strict=True)
         ]  # fmt: skip
-        return {"masks": masks, "text": fill_masks(self.tokenizer, example.text, tokens, best[:, 0].tolist())}
+        is_text = example.tokens is None
+        text = fill_masks(self.tokenizer, example.text, tokens, best[:, 0].tolist()) if is_text else None
+        return {"masks": masks, "text": text}
 
     def format(self, prediction: Prediction) -> str:
         pieces = (

@@ -69,8 +69,12 @@ def fill_masks(tokenizer: Tokenizer, text: str, tokens: MaskedTokens, best: Iter
 def _read_piece(tokenizer: Tokenizer, before: int | None, token: int) -> tuple[str, bool]:
     """Returns a token as text after the token `before`, and whether it continues a word.
 
-    A token continues a word if it is decoded without a space before it.
+    A token continues a word if its name begins with the prefix of such tokens, or if it is decoded without a space
+    before it.
     """
+    prefix, name = getattr(tokenizer.model, "continuing_subword_prefix", None), str(tokenizer.id_to_token(token))
+    if prefix and name.startswith(prefix):  # Some tokenizers have no decoder, which would remove it.
+        return name.removeprefix(prefix), True
     left = "" if before is None else tokenizer.decode([before])
     both = tokenizer.decode([token] if before is None else [before, token])
     if not left or not both.startswith(left) or both == left:

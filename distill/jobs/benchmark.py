@@ -115,12 +115,26 @@ def _read_dev(directory: Path) -> tuple[Sequence[Record], int | None]:
     config = upgrade(OmegaConf.load(path))  # type: ignore[arg-type]
     try:
         task = build.instantiate(config.task)
-        records = task.read(build.cache_dir(config)).scored()["dev"].records()
+        cache_dir = build.cache_dir(config)
+        splits = task.read(cache_dir)
+        data = task.scored_data(splits, lambda: task.encode(splits, _load_tokenizer(directory), cache_dir))
+        records = data.scored()["dev"].records()
     except UserError as error:
         print_notice(f"the lengths of the dev split of {directory} are not measured: {error}")
         return (), None
     number = min(SAMPLED, len(records))
     return [records[row] for row in np.random.default_rng(0).choice(len(records), number, replace=False)], task.choices
+
+
+def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer that is saved with the model of a bundle's run."""
+    from transformers import AutoTokenizer
+
+    run = directory.absolute().parent
+    saved = next((path for path in (run / "student", run / "teacher" / "model") if path.is_dir()), None)
+    if saved is None:
+        raise UserError(f"{run} has neither student nor teacher/model, whose tokenizer makes the sequences of dev")
+    return AutoTokenizer.from_pretrained(saved, local_files_only=True)
 
 
 @dataclass(frozen=True)

@@ -178,11 +178,8 @@ def _file_rows(record: Record) -> list[tuple[str, ...]]:
         mark = "" if file["gate"] == "passed" else f" (gate {file['gate']})"
         timing = select_timing(record, "student", f"onnx-{name}")
         spread = _spread(record, metric, name)
-        rows.append(
-            row(
-                f"{exported} {name}{mark}", student or record["teacher"], file["metrics"], timing, file["bytes"], spread
-            )
-        )
+        model = student or record["teacher"]
+        rows.append(row(f"{exported} {name}{mark}", model, file["metrics"], timing, file["bytes"], spread))
     if record["baseline"]:
         spread = _spread(record, metric, "baseline")
         rows.append(row("baseline, no teacher (torch)", student, record["baseline"]["metrics"], None, None, spread))
