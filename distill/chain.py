@@ -83,8 +83,8 @@ def _check_splits(splits: Splits, plan: Plan) -> None:
     """Raises UserError for data that is too little for an option, or that a baseline cannot learn from."""
     sizes = splits.sizes()
     check_dev(sizes.get("dev", 0), plan.export.abstain)
-    if plan.task.decoder is not None:
-        check_calibration(sizes.get("train", 0), plan.export)
+    if plan.exports and "train" in sizes:
+        check_calibration(sizes["train"], plan.export)
     if plan.baseline:
         plan.task.supervised_terms()
 
@@ -140,7 +140,7 @@ def _check_student(
     checks.check_outputs(plan.objective, teacher=teacher, student=student)
     checks.check_sizes(plan.objective, teacher=teacher, student=student)
     checks.check_head(student, teacher, name=name, likelihood=plan.task.likelihood)
-    if plan.export.vocabulary == "task" and plan.task.decoder is not None:
+    if plan.export.vocabulary == "task" and plan.exports:
         check_cut(tokenizer)
 
 
@@ -181,7 +181,7 @@ class Result:
         """The exported student, with the recommended model.
 
         Raises:
-            UserError: for a task whose students are not exported, or where no file passed its gate.
+            UserError: for a student that was not exported, or where no file passed its gate.
         """
         return Bundle(self.directory / "bundle")
 

@@ -3,7 +3,7 @@
 Letters for shapes: B batch, L length, H hidden, N examples, n items, C classes, V vocabulary.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, Unpack, runtime_checkable
@@ -176,6 +176,16 @@ class Scores:
         columns = {name: column[chosen] for name, column in self.columns.items()}
         return replace(self, columns=columns, labels=self.labels[chosen], example_id=self.example_id[chosen])
 
+    @classmethod
+    def join(cls, parts: "Sequence[Scores]") -> "Scores":
+        """Returns the scores of several parts of a split, in their order."""
+        return replace(
+            parts[0],
+            columns={name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
+            labels=np.concatenate([part.labels for part in parts]),
+            example_id=np.concatenate([part.example_id for part in parts]),
+        )
+
 
 @runtime_checkable
 class Examples(Protocol):
@@ -262,6 +272,34 @@ class Splits(Protocol):
         ...
 
 
+class RawSplit(Protocol):
+    """The examples of a split as an exported student reads them."""
+
+    def records(self) -> Sequence[Any]:
+        """The examples in the form that `edge.Bundle` reads."""
+        ...
+
+
+class ScoredSplits(Splits, Protocol):
+    """The data that exported students are scored on."""
+
+    def labelled_texts(self) -> Iterable[str]:
+        """The texts of the labelled rows that are trained on."""
+        ...
+
+    def unlabelled_texts(self) -> Iterable[str]:
+        """The texts that only a teacher labels."""
+        ...
+
+    def training(self) -> RawSplit:
+        """The labelled rows that are trained on."""
+        ...
+
+    def scored(self) -> Mapping[str, RawSplit]:
+        """The splits that are scored, dev first."""
+        ...
+
+
 class Task(Protocol):
     """A kind of task: the only place that knows the shape of a model's output.
 
@@ -281,8 +319,9 @@ class Task(Protocol):
         choices: the usual number of choices of an example, for models whose inputs are `[B, K, L]`; else None.
         max_length: tokens that an example is cut to.
         builtin: whether the data comes with the program.
-        decoder: the function of `distill.edge.decode` that reads the logits of an exported model; None for a task
-            whose students are not exported.
+        decoder: the class of `distill.edge.decode` that reads the logits of an exported model.
+        compared_column: the column of scores in which two models are compared number by number: their logits, or a
+            function of them where these are too many to be kept.
         fine_tunes_teacher: whether a teacher without the task's head is fine-tuned before it teaches.
         compares_with_teacher: whether `score` takes the teacher's outputs as a reference.
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
@@ -330,7 +369,10 @@ class Task(Protocol):
     def builtin(self) -> bool: ...
 
     @property
-    def decoder(self) -> str | None: ...
+    def decoder(self) -> str: ...
+
+    @property
+    def compared_column(self) -> str: ...
 
     @property
     def fine_tunes_teacher(self) -> bool: ...
@@ -369,6 +411,18 @@ class Task(Protocol):
 
     def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
         """The columns `[n]` or `[n, C]` that evaluation keeps of the items' outputs."""
+        ...
+
+    def rescore(self, scores: Scores, logits: "Sequence[np.ndarray]") -> Scores:
+        """The scores of the same items with the logits of another model, `[n, C]` of the items of each row of it."""
+        ...
+
+    def scored_data(self, splits: Any, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+        """The data that exported students are scored on.
+
+        Args:
+            examples: returns the tokenized splits, for a task whose students are scored on tokens.
+        """
         ...
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:

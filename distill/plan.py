@@ -75,6 +75,11 @@ class Plan:
     logger: Callable[[Path], Logger] = field(default=lambda directory: CSVLogger(str(directory), name="", version=""))
     augment: Augmentation | None = None
 
+    @property
+    def exports(self) -> bool:
+        """Whether the student is exported."""
+        return self.export.enabled is not False
+
 
 @dataclass(frozen=True)
 class Student:
@@ -178,15 +183,18 @@ def check_plan(source: TeacherSource, plan: Plan) -> None:
     check_budget(plan.trainer.batch_tokens, task.max_length, "trainer")
     check_processes(plan.trainer, "trainer")
     check_cache(source.cache, objective, task, is_ensemble=bool(source.others))
-    if plan.budget.is_set and task.decoder is None:
-        raise UserError(
-            f"{plan.budget} is for tasks whose students are exported, and task={task.name} is not: leave it out"
-        )
+    if plan.budget.is_set and not plan.exports:
+        raise UserError(f"{plan.budget} is for exported students, and export.enabled=false: leave one of them out")
     check_abstention(task, plan.export.abstain)
-    if plan.export.vocabulary == "task" and task.decoder and DECODERS[task.decoder].classes_are_tokens:
+    check_export(plan.export, task)
+    check_hooks(objective, plan.trainer)
+
+
+def check_export(export: ExportSettings, task: Task) -> None:
+    """Raises OptionError for settings of an export that a task excludes."""
+    if export.vocabulary == "task" and DECODERS[task.decoder].classes_are_tokens:
         raise OptionError("export.vocabulary", "task", f"full, because the predictions of task {task.name} "
                           f"({task.kind}) are tokens of a text, which another vocabulary changes")  # fmt: skip
-    check_hooks(objective, plan.trainer)
 
 
 def check_hooks(objective: Objective, trainer: TrainerSettings) -> None:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,7 +21,7 @@ from distill.depth_ladder import warn_of_size
 from distill.edge.bundle import session
 from distill.edge.processor import weight_bits
 from distill.errors import first_line
-from distill.export.bundle import FILES, ScoredSplits, write_bundle
+from distill.export.bundle import FILES, write_bundle
 from distill.export.gate import UNDECIDED, ExportedFile, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
@@ -30,7 +30,7 @@ from distill.export.sensitivity import describe_sensitivity
 from distill.files import JsonObject, atomic_directory, is_full_disk, is_intact, replace_file, write_text
 from distill.losses import Objective
 from distill.models import checks
-from distill.models.forward import input_names
+from distill.models.forward import exported_inputs
 from distill.models.pooling import write_modules
 from distill.plan import Plan
 from distill.records import report
@@ -41,7 +41,7 @@ from distill.teaching.outputs import ComputedOutputs, earlier_decision, outputs_
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training import fitting
 from distill.training.auto import describe_choices
-from distill.training.evaluate import evaluate, evaluate_splits, split_metrics
+from distill.training.evaluate import evaluate_splits, split_metrics
 from distill.training.fake_quantization import fake_quantized
 from distill.training.module import DistillationModule
 
@@ -80,7 +80,7 @@ class Stages:
             run.update(baseline=record)
         teacher = self.teacher.scores.get("dev")
         run.update(comparison=seeds.compare(plan.task, scores["dev"], baseline=baseline, teacher=teacher, plan=plan))
-        if plan.task.decoder is not None:
+        if plan.exports:
             self.publish(module.student, scores, source)
 
     def prepare_training(
@@ -141,11 +141,9 @@ class Stages:
         """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
         fit = self._fit(module, self.run.directory, self.plan.logger(self.run.directory), title="student")
         student, task = module.student.eval(), self.plan.task
-        if task.compares_with_teacher:
-            student.to(self.plan.trainer.device())
-            scores = {"dev": evaluate(student, task, self.loaders["dev"], reference=self.teacher.running())}
-        else:
-            scores = evaluate_splits(student.cpu(), task, self.loaders)
+        reference = self.teacher.running() if task.compares_with_teacher else None
+        student.to("cpu" if reference is None else self.plan.trainer.device())
+        scores = evaluate_splits(student, task, self.loaders, reference=reference)
         metrics = split_metrics(task, scores)
         student.cpu()
         self.run.update(
@@ -185,7 +183,7 @@ class Stages:
     def publish(self, student: PreTrainedModel, scores: dict[str, Scores], source: TeacherSource) -> None:
         """Exports, checks and times the student, and writes the bundle with its model card."""
         run, plan = self.run, self.plan
-        bundle, splits = run.directory / "bundle", cast(ScoredSplits, self.splits)
+        bundle, splits = run.directory / "bundle", plan.task.scored_data(self.splits, lambda: self.examples)
         print_line(f"Exporting to ONNX, and quantizing until a file passes its gate on {', '.join(scores)}")
         with atomic_directory(bundle) as directory:
             exported = write_bundle(
@@ -194,7 +192,7 @@ class Stages:
                 teacher={"name": self.teacher.resolved, "metrics": self.teacher.metrics},
             )  # fmt: skip
             formats = exported.formats
-            retention = _retention(run.record, plan.task.metric, formats)
+            retention = _retention(run.record, plan.task, formats)
             run.update(export=formats, ladder=exported.ladder, retention=retention)
             write_text(directory / "README.md", report.render_model_card(run.record, splits.labels))
         models = {"teacher": self.teacher.scores, "student": scores, **exported.scores}
@@ -224,8 +222,8 @@ class Stages:
         run, formats = self.run, self.run.record["export"]
         write_text(run.directory / "report.md", report.render_report(run.record))
         if formats and self.plan.seeds > 1:  # The first student was published before the others were trained.
-            labels = cast(ScoredSplits, self.splits).labels
-            replace_file(run.directory / "bundle", "README.md", report.render_model_card(run.record, labels))
+            card = report.render_model_card(run.record, self.splits.labels)
+            replace_file(run.directory / "bundle", "README.md", card)
         console.print()
         console.print(report.summary_table(run.record))
         for sentence in report.comparison_sentences(run.record):
@@ -275,7 +273,9 @@ class Stages:
         """The teacher's own ONNX files, cached under its weights, its inputs and the recipe; none if they fail."""
         bits = weight_bits(self.plan.export.targets()[0])
         teacher, tokenizer = self.teacher.model, self.teacher.tokenizer
-        key = hashlib.sha256(" ".join([self.teacher.weights, *input_names(teacher, tokenizer)]).encode()).hexdigest()
+        key = hashlib.sha256(
+            " ".join([self.teacher.weights, *exported_inputs(teacher, tokenizer)]).encode()
+        ).hexdigest()
         directory = self.plan.cache_dir / "onnx" / f"{key[:16]}-rows-{bits}"
         if not is_intact(directory):
             try:
@@ -301,12 +301,12 @@ class _OutputsOrReason:
     reason: str | None
 
 
-def _retention(record: JsonObject, metric: str, formats: Mapping[str, ExportedFile]) -> dict[str, float | None]:
-    """The student's metric over the teacher's; None where the teacher's is 0 or below and a share means nothing."""
-    teacher = record["teacher"]["metrics"][metric]
+def _retention(record: JsonObject, task: Task, formats: Mapping[str, ExportedFile]) -> dict[str, float | None]:
+    """The share of the teacher's metric that each file keeps, as `report.share_kept`."""
+    metric, teacher = task.metric, record["teacher"]["metrics"][task.metric]
     values = {"torch": record["student"]["metrics"][metric]}
     values |= {name: row["metrics"][metric] for name, row in formats.items()}
-    return {name: value / teacher if teacher > 0 else None for name, value in values.items()}
+    return {name: report.share_kept(value, teacher, record["task"]) for name, value in values.items()}
 
 
 def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str, Any]:

@@ -303,9 +303,37 @@ class ChoiceRows:
         }
 
 
+class MaskRows:
+    """Rows with a text with masks, and the right piece of its only mask or the list of those of all."""
+
+    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
+        self.text, self.label = (columns.texts or ["text"])[0], columns.label or "label"
+
+    def read(self, row: Values) -> tuple[decode.Record, list[str]]:
+        text, label = _value(row, self.text), _value(row, self.label)
+        pieces = label if isinstance(label, list) else [label]
+        if not all(isinstance(piece, str) and piece for piece in pieces):
+            raise UserError(f"got {decode.shorten(label)}, expected the piece of each mask")
+        return text, pieces  # type: ignore[return-value]  # The decoder checks it.
+
+    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[list[str]]) -> Metrics:
+        """Returns the share of masks whose most probable piece is the right one. Those that are cut off count as wrong.
+
+        Raises:
+            UserError: for a text with another number of masks than it has pieces.
+        """
+        right = 0
+        for number, (prediction, pieces) in enumerate(zip(predictions, labels, strict=True), 1):
+            best = [mask["pieces"][0]["piece"].strip() for mask in prediction["masks"]]
+            if len(best) != len(pieces) and not prediction.get("truncated"):
+                raise UserError(f"row {number} has {len(best)} masks and {len(pieces)} pieces, expected one for each")
+            right += sum(map(str.__eq__, best, pieces))
+        return {"accuracy": right / sum(map(len, labels))}
+
+
 READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[str]], LabelledRows]] = {
     "classes": ClassRows, "labels": LabelRows, "number": NumberRows, "tags": TagRows, "spans": SpanRows,
-    "choices": ChoiceRows, "vectors": VectorRows,
+    "choices": ChoiceRows, "vectors": VectorRows, "masks": MaskRows,
 }  # fmt: skip
 
 

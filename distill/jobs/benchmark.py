@@ -28,7 +28,7 @@ from distill.export.quantization import Material, write_dynamic
 from distill.files import JsonObject, write_json, write_text
 from distill.jobs import build
 from distill.jobs.upgrade import upgrade
-from distill.models.forward import input_names
+from distill.models.forward import exported_inputs
 from distill.records.record import RECORD, create_run
 from distill.records.report import MISSING, render_table
 
@@ -115,12 +115,26 @@ def _read_dev(directory: Path) -> tuple[Sequence[Record], int | None]:
     config = upgrade(OmegaConf.load(path))  # type: ignore[arg-type]
     try:
         task = build.instantiate(config.task)
-        records = task.read(build.cache_dir(config)).scored()["dev"].records()
+        cache_dir = build.cache_dir(config)
+        splits = task.read(cache_dir)
+        data = task.scored_data(splits, lambda: task.encode(splits, _load_tokenizer(directory), cache_dir))
+        records = data.scored()["dev"].records()
     except UserError as error:
         print_notice(f"the lengths of the dev split of {directory} are not measured: {error}")
         return (), None
     number = min(SAMPLED, len(records))
     return [records[row] for row in np.random.default_rng(0).choice(len(records), number, replace=False)], task.choices
+
+
+def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer that is saved with the model of a bundle's run."""
+    from transformers import AutoTokenizer
+
+    run = directory.absolute().parent
+    saved = next((path for path in (run / "student", run / "teacher" / "model") if path.is_dir()), None)
+    if saved is None:
+        raise UserError(f"{run} has neither student nor teacher/model, whose tokenizer makes the sequences of dev")
+    return AutoTokenizer.from_pretrained(saved, local_files_only=True)
 
 
 @dataclass(frozen=True)
@@ -138,7 +152,7 @@ class _Teacher:
     def candidates(self, threads: int) -> list[latency.Candidate]:
         """Returns the teacher in every format, with so many threads."""
         torch.set_num_threads(threads)
-        names = input_names(self.model, self.tokenizer)
+        names = exported_inputs(self.model, self.tokenizer)
         files = [
             latency.load_onnx_candidate(TEACHER, f"onnx-{format}", path, names, threads)
             for format, path in self.files.items()

@@ -47,7 +47,7 @@ _IGNORED_WITHOUT_STUDENT = (
     "augment",
 )
 _IGNORED_ON_TEXT = {
-    "distill": ("teacher.finetune", "export", "benchmark", "budget"),
+    "distill": ("teacher.finetune",),
     "finetune": _IGNORED_WITHOUT_STUDENT,
     "pretrain": _IGNORED_WITHOUT_STUDENT,
 }
@@ -128,6 +128,8 @@ def _check_options(config: DictConfig, job: str, *, over_vocabulary: bool) -> No
     if not HydraConfig.initialized() or config.resume not in (False, True):
         return
     prefixes = (_IGNORED_ON_TEXT if over_vocabulary else _IGNORED).get(job, ())
+    if over_vocabulary and config.export.enabled is True:
+        prefixes = tuple(prefix for prefix in prefixes if prefix != "export")
     names = {option: option.lstrip("+~").partition("=")[0] for option in HydraConfig.get().overrides.task}
     ignored = [
         option

@@ -204,7 +204,8 @@ class BilstmPreTrainedModel(PreTrainedModel):
         if self.layer_weights is None:
             return features
         layers = features.unflatten(-1, (len(self.layer_weights), -1))
-        return (layers * self.layer_weights.softmax(dim=0)[:, None]).sum(dim=-2)
+        weighted: Tensor = layers * self.layer_weights.softmax(dim=0)[:, None]
+        return weighted.sum(dim=-2)
 
     def _locate_texts(self, input_ids: Tensor, mask: Tensor, *, pair: bool) -> tuple[Tensor, Tensor]:
         """Returns first position and length of each text, both `[B, T]`, for padding on either side."""

@@ -93,6 +93,15 @@ def format_points(value: float, task: Record) -> str:
     return f"{value:+.3f}" if task.get("selects") == "min" else f"{100 * value:+.1f}"
 
 
+def share_kept(value: float, teacher: float, task: Record) -> float | None:
+    """Returns the share of the teacher's metric that a student keeps; None if it means nothing.
+
+    Of a metric of which less is better it is the teacher's as a share of the student's.
+    """
+    part, whole = (teacher, value) if task.get("selects") == "min" else (value, teacher)
+    return part / whole if whole > 0 and teacher > 0 else None
+
+
 def format_spread(spread: Record | None) -> str:
     """Returns a mean with its standard deviation: `0.9128 ± 0.0012`."""
     if spread is None:
@@ -153,7 +162,7 @@ def _file_rows(record: Record) -> list[tuple[str, ...]]:
         name: str, model: Record, metrics: Record, timing: Record | None, size: int | None, spread: Record | None = None
     ) -> tuple[str, ...]:
         value = spread["mean"] if spread else metrics.get(metric)
-        share = value / teacher_metric if value is not None and teacher_metric and teacher_metric > 0 else None
+        share = share_kept(value, teacher_metric, record["task"]) if value is not None and teacher_metric else None
         p50 = timing["p50_ms"] if timing else None
         speed_up = reference["p50_ms"] / p50 if reference and p50 else None
         return (
@@ -163,12 +172,14 @@ def _file_rows(record: Record) -> list[tuple[str, ...]]:
 
     teacher_file = select_timing(record, "teacher", "onnx-fp32")
     size = teacher_file["bytes"] if teacher_file else None
-    rows = [row("teacher (torch)", record["teacher"], record["teacher"]["metrics"], reference, size)]
+    whole, exported = ("teacher", "student") if student else ("model", "model")
+    rows = [row(f"{whole} (torch)", record["teacher"], record["teacher"]["metrics"], reference, size)]
     for name, file in record["export"].items():
         mark = "" if file["gate"] == "passed" else f" (gate {file['gate']})"
         timing = select_timing(record, "student", f"onnx-{name}")
         spread = _spread(record, metric, name)
-        rows.append(row(f"student {name}{mark}", student, file["metrics"], timing, file["bytes"], spread))
+        model = student or record["teacher"]
+        rows.append(row(f"{exported} {name}{mark}", model, file["metrics"], timing, file["bytes"], spread))
     if record["baseline"]:
         spread = _spread(record, metric, "baseline")
         rows.append(row("baseline, no teacher (torch)", student, record["baseline"]["metrics"], None, None, spread))
@@ -235,7 +246,8 @@ def _metric_table(record: Record) -> list[tuple[str, ...]]:
     models = [*before, (f"{name}{suffix}", teacher, teacher["metrics"], None)]
     if student:
         models.append((f"student{suffix}", student, student["metrics"], "torch"))
-    models += [(f"student {format}", student, file["metrics"], format) for format, file in export.items()]
+    exported = "student" if student else "model"
+    models += [(f"{exported} {format}", student, file["metrics"], format) for format, file in export.items()]
     if record["baseline"]:
         models.append(("baseline, no teacher (torch)", student, record["baseline"]["metrics"], "baseline"))
     metrics = list(dict.fromkeys(metric for _, _, values, _ in models for metric in values))

@@ -6,14 +6,14 @@
 ('0', '1')
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data.labels import simplify
 from distill.data.tables import LabelledData
 from distill.errors import OptionError
@@ -88,6 +88,7 @@ class Classification:
     selects: Literal["max", "min"] = "max"
     fixed_inputs = True
     over_vocabulary = False
+    compared_column = "logits"
     fine_tunes_teacher = True
     choices: int | None = None
     compares_with_teacher = False
@@ -144,7 +145,7 @@ class Classification:
         return self.scoring.model_settings
 
     @property
-    def decoder(self) -> str | None:
+    def decoder(self) -> str:
         return self.scoring.decoder
 
     @property
@@ -185,6 +186,12 @@ class Classification:
 
     def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
         return rows.score_logits(outputs)
+
+    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+        return splits
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        return rows.rescore(scores, logits)
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return self.scoring.fit_decoder(scores)

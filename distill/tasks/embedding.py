@@ -7,7 +7,7 @@
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import CROSS_SCORES, VECTOR_SETTINGS, Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import (
+    CROSS_SCORES,
+    VECTOR_SETTINGS,
+    Batch,
+    EncodedSplits,
+    Examples,
+    Items,
+    Likelihood,
+    Outputs,
+    ScoredSplits,
+    Scores,
+)
 from distill.data.tables import LabelledData, Split
 from distill.data.text_groups import GroupColumns, GroupData, GroupSplit, UnlabelledTexts
 from distill.errors import OptionError, UserError
@@ -80,7 +91,8 @@ class Embedding:
     likelihood: Likelihood = "vector"
     fixed_inputs = True
     over_vocabulary = False
-    decoder: str | None = "vectors"
+    decoder = "vectors"
+    compared_column = "logits"
     fine_tunes_teacher = True
     can_abstain = False
     choices: int | None = None
@@ -183,6 +195,12 @@ class Embedding:
 
     def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
         return rows.score_logits(outputs)
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        return rows.rescore(scores, logits)
+
+    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+        return splits
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return {}

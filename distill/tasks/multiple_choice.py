@@ -8,7 +8,7 @@
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data.choices import ChoiceColumns, ChoiceSplit, UnlabelledChoices
 from distill.data.tables import LabelledData, Split
 from distill.edge.classes import MASKED
@@ -73,7 +73,8 @@ class MultipleChoice:
     fixed_inputs = True
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
-    decoder: str | None = "choices"
+    decoder = "choices"
+    compared_column = "logits"
     fine_tunes_teacher = True
     can_abstain = True
     compares_with_teacher = False
@@ -143,6 +144,12 @@ class MultipleChoice:
     def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
         """The logits `[n, K]`, `MASKED` for a choice that an example does not have."""
         return {"logits": mask_logits(rows.score_logits(outputs)["logits"], items.valid)}
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        return rows.rescore(scores, logits)
+
+    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+        return splits
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return {}

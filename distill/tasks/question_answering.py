@@ -10,7 +10,7 @@
 
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from distill.console import print_notice
-from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data import questions, readers, tables
 from distill.data.questions import QuestionData, QuestionSplit
 from distill.data.unlabelled import UnlabelledText
@@ -86,7 +86,8 @@ class QuestionAnswering:
     fixed_inputs = True
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
-    decoder: str | None = "spans"
+    decoder = "spans"
+    compared_column = "logits"
     fine_tunes_teacher = True
     compares_with_teacher = False
     can_abstain = False
@@ -215,6 +216,12 @@ class QuestionAnswering:
             "characters": F.pad(characters, padding, value=NO_CLASS).int(),
             "question": items["question"][items.row],
         }
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        return rows.rescore(scores, logits)
+
+    def scored_data(self, splits: QuestionData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+        return splits
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         """Returns the limits of spans and, if questions may have no answer, the threshold with the best F1."""

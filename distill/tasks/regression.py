@@ -5,7 +5,7 @@
 'pearson'
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data.tables import LabelledData
 from distill.errors import OptionError
 from distill.losses import HardLabels, Term
@@ -54,7 +54,8 @@ class Regression:
     fixed_inputs = True
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
-    decoder: str | None = "number"
+    decoder = "number"
+    compared_column = "logits"
     fine_tunes_teacher = True
     can_abstain = False
     choices: int | None = None
@@ -107,6 +108,12 @@ class Regression:
 
     def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
         return rows.score_logits(outputs)
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        return rows.rescore(scores, logits)
+
+    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+        return splits
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return {}

@@ -16,6 +16,7 @@ from distill.data.in_memory import Table, TableSplits
 from distill.data.sources import STEMS, TableSource
 from distill.data.tables import LabelledData, LabelledText, Split
 from distill.data.unlabelled import Unlabelled, UnlabelledText
+from distill.edge.classes import pad_classes
 from distill.edge.decode import softmax
 from distill.errors import OptionError
 from distill.options import show_value
@@ -235,6 +236,14 @@ def score_logits(outputs: Outputs) -> "dict[str, Tensor]":
     if outputs.logits is None:
         raise ValueError("got outputs without logits, expected [n, C] at the items")
     return {"logits": outputs.logits.float()}
+
+
+def rescore(scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+    """The scores with the logits of another model, padded to the width of those they replace."""
+    width = scores.columns["logits"].shape[-1]
+    return replace(
+        scores, columns={**scores.columns, "logits": np.concatenate([pad_classes(of, width) for of in logits])}
+    )
 
 
 def probability_diff(scores: Scores, reference: Scores) -> float:

@@ -7,7 +7,7 @@
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from distill.console import print_notice
-from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data import tagged
 from distill.data.tables import LabelledData
 from distill.data.tagged import TaggedSplit, TaggedText
@@ -76,7 +76,8 @@ class TokenClassification:
     fixed_inputs = True
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
-    decoder: str | None = "tags"
+    decoder = "tags"
+    compared_column = "logits"
     fine_tunes_teacher = True
     can_abstain = False
     choices: int | None = None
@@ -182,6 +183,12 @@ class TokenClassification:
         if outputs.logits is None:
             raise ValueError("got outputs without logits, expected [n, C] at the items")
         return {"logits": outputs.logits.float()}
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        return rows.rescore(scores, logits)
+
+    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+        return splits
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return {}
