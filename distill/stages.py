@@ -37,7 +37,7 @@ from distill.records import report
 from distill.records.predictions import write_predictions
 from distill.records.record import Run
 from distill.teaching.output_cache import CachedOutputs
-from distill.teaching.outputs import ComputedOutputs, earlier_decision, outputs_for_training
+from distill.teaching.outputs import ComputedOutputs, earlier_decision, outputs_for_training, teacher_logits
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training import fitting
 from distill.training.auto import describe_choices
@@ -46,6 +46,7 @@ from distill.training.fake_quantization import fake_quantized
 from distill.training.module import DistillationModule
 
 QAT_RATE = 0.2  # Of the learning rate of the training before.
+FITTED, FITTED_DRY = 20_000, 64  # Examples of train that a term is fitted to, at most, and in a dry run.
 ENOUGH_MASS = 0.98  # Of a teacher's probability, in the logits that are cached.
 
 
@@ -105,6 +106,9 @@ class Stages:
                 "student learns nothing of the rest: raise teacher.cache.top_k, or set teacher.cache.enabled=false"
             )
         plan.objective.connect(checks.encoder_size(student), checks.encoder_size(teacher.model))
+        if plan.objective.fits_teacher:
+            most = FITTED_DRY if plan.dry_run else FITTED
+            plan.objective.fit(teacher_logits(teacher, plan.task, self.examples["train"], cached, most=most))
         runs_teacher = plan.objective.needs_teacher and outputs is None
         module = DistillationModule(
             student=student, objective=plan.objective, task=plan.task,

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from distill.console import ProgressMeter, print_line, print_notice
 from distill.contracts import Batch, EncodedSplits, Examples, Items, Outputs, Scores, Stream, Task, TeacherOutputs
 from distill.data.batching import scored_tokens, scoring_steps
-from distill.data.mixing import seen_examples, shown_in_epoch
+from distill.data.mixing import labelled_only, seen_examples, shown_in_epoch
 from distill.errors import NumericalError, UserError
 from distill.files import JsonObject
 from distill.losses import Objective
@@ -154,6 +154,28 @@ def hidden_layers(objective: Objective, *, student: PreTrainedModel, teacher: Pr
     depth = int(teacher.config.num_hidden_layers)
     layers = objective.teacher_layers(int(student.config.num_hidden_layers), depth)
     return HiddenLayers(int(teacher.config.hidden_size), depth, layers) if layers else None
+
+
+@torch.no_grad()
+def teacher_logits(
+    teacher: Teacher, task: Task, examples: Examples | Stream, cached: TeacherOutputs | None, *, most: int
+) -> list[Tensor]:
+    """Returns the teacher's logits on labelled examples of train, batches of `[n, C]` in float32 on the CPU.
+
+    Args:
+        cached: the cached outputs; None runs the teacher.
+        most: number of examples, which are evenly spaced.
+    """
+    labelled = labelled_only({"train": examples})["train"]
+    assert isinstance(labelled, Examples)  # A stream has no vectors.
+    chosen = np.linspace(0, len(labelled) - 1, min(most, len(labelled))).astype(int)
+    logits = []
+    for rows in scoring_steps(labelled.lengths[chosen]):
+        batch = to_device(labelled[chosen[rows].tolist()], torch.device("cpu") if cached else teacher.device)
+        items = task.select(batch)
+        outputs = cached(batch, items) if cached else task.run(teacher.running(), batch, items, frozenset())
+        logits.append(outputs.at(items).logits.float().cpu())
+    return logits
 
 
 def earlier_decision(record: JsonObject, checkpoint: Path) -> JsonObject | None:

@@ -201,7 +201,7 @@ def test_a_decoder_gives_the_labels_from_their_thresholds_on() -> None:
     decoder = decode.Labels(["x", "y", "z"], False, {"thresholds": [0.9, 0.2, 0.5]})
     prediction = decoder.decode(decode.Example("a"), [(None, np.array([[2.0, -1.0, 0.0]]))])
     assert [each["label"] for each in prediction["labels"]] == ["z", "y"]
-    assert prediction["probabilities"] == pytest.approx({"x": 0.880797, "y": 0.268941, "z": 0.5})
+    assert prediction["probabilities"] == pytest.approx({"x": 0.8807971, "y": 0.2689414, "z": 0.5})
     assert decoder.format(prediction) == "z: 0.5000; y: 0.2689"
     assert decoder.format({"labels": []}) == "-"
     for thresholds in (None, [0.5], [0.5, 0.5, 2.0], [0.5, 0.5, True]):
@@ -229,6 +229,7 @@ def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
     settings = ExportSettings(
         max_drop=1.0, min_agreement=0.0, max_probability_diff=1.0, max_ece_rise=1.0, recipes=("dynamic",)
     )
+    (tmp_path / "bundle").mkdir()
     exported = write_bundle(
         tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, splits=data, scores=scores, settings=settings
     )
