@@ -1,5 +1,6 @@
 """Tests of teachers that are a BiLSTM on the features of a frozen encoder."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from distill.tasks import Classification, Embedding, MaskedLM, TokenClassificati
 from distill.teaching.features import BilstmSettings, Features
 from distill.teaching.output_cache import OutputCache
 from students import bilstm, distilbert
+from teachers.pretrained import Pretrained
 from tests.conftest import sentences, toy_bert
 
 CITIES = ("boston", "denver", "dallas", "chicago")
@@ -105,6 +107,7 @@ def prepared(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPa
     encoder = toy_bert(len(tokenizer), initializer_range=0.3).bert
     forward = BertModel.forward
 
+    @functools.wraps(forward)  # The inputs of a model are read from its signature.
     def count(self: BertModel, input_ids: torch.Tensor, *args: Any, **options: Any) -> Any:
         read.append(len(input_ids))
         return forward(self, input_ids, *args, **options)
@@ -144,6 +147,18 @@ def test_cached_features_give_the_logits_of_the_whole_model(prepared: Any) -> No
     names = ("input_ids", "attention_mask", "token_type_ids")
     logits = session(root / "model.onnx").run(None, {name: batch[name].numpy() for name in names})[0]
     np.testing.assert_allclose(logits[mask.numpy()], whole.numpy(), atol=1e-4)
+
+
+def test_a_saved_teacher_on_features_fits_the_task(prepared: Any) -> None:
+    root, task, *_ = prepared
+    [directory] = (root / "cache" / "teachers").iterdir()
+    start = Pretrained(name="toy", path=str(directory)).load(task.auto_class, ("O", "B-city"), [])
+    assert start.fits, start.reason
+    assert start.notices == []
+    # Another number of labels needs a new head on the same encoder.
+    other = Pretrained(name="toy", path=str(directory)).load(task.auto_class, ("O", "B-city", "B-day"), [])
+    assert not other.fits
+    assert other.model.head.classifier.out_features == 3
 
 
 def test_a_student_is_distilled_from_the_features_teacher(prepared: Any, capsys: pytest.CaptureFixture[str]) -> None:
