@@ -116,8 +116,8 @@ def exported(pretrained: tuple[Path, dict[str, Any]], corpus: Path, cache_dir: P
     root = cache_dir.parent / f"{cache_dir.name}-exported"
     options = [
         *SMALL, "+teacher=pretrained", f"teacher.path={pretrained[0]}", "+student=distilbert", *ONE_RECIPE,
-        "benchmark.enabled=false", "objective=language_model", "trainer.max_steps=4", f"task.data_dir={corpus}", f"cache_dir={cache_dir}",
-        f"output_dir={root}",
+        "benchmark.enabled=false", "objective=language_model", "trainer.max_steps=4", f"task.data_dir={corpus}",
+        f"cache_dir={cache_dir}", f"output_dir={root}",
     ]  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["distill", *options])
