@@ -188,11 +188,13 @@ class Stages:
         """Exports, checks and times the student, and writes the bundle with its model card."""
         run, plan = self.run, self.plan
         bundle, splits = run.directory / "bundle", plan.task.scored_data(self.splits, lambda: self.examples)
+        # A stream has no epoch that quantization-aware distillation could train for.
+        retrain = (lambda: self.retrain(student, source)) if isinstance(self.examples["train"], Examples) else None
         print_line(f"Exporting to ONNX, and quantizing until a file passes its gate on {', '.join(scores)}")
         with atomic_directory(bundle) as directory:
             exported = write_bundle(
                 directory, model=student, tokenizer=self.teacher.tokenizer, task=plan.task, splits=splits,
-                scores=scores, settings=plan.export, retrain=lambda: self.retrain(student, source),
+                scores=scores, settings=plan.export, retrain=retrain,
                 teacher={"name": self.teacher.resolved, "metrics": self.teacher.metrics},
             )  # fmt: skip
             formats = exported.formats

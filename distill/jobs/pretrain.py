@@ -1,6 +1,7 @@
 """The job `pretrain`, and the job `finetune` on raw text, which train a language model without a teacher."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from lightning.pytorch.loggers import Logger
@@ -82,13 +83,7 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     save_model(module.student.eval().cpu(), start.tokenizer, directory)
     if export.enabled is True:
         _export(module.student, start.tokenizer, task, task.scored_data(splits, lambda: examples), dev, run, export)
-    write_text(run.directory / "report.md", report.render_report(run.record))
-    console.print()
-    console.print(report.summary_table(run.record))
-    print_line(f"Report  {run.directory / 'report.md'}")
-    print_line(f"Model   {directory}")
-    if export.enabled is True:
-        print_line(f"Bundle  {run.directory / 'bundle'}")
+    _close(run, directory)
 
 
 def _check(
@@ -120,6 +115,19 @@ def _check(
             else f"job=finetune begins with a trained model, and teacher {config.teacher.name} has random weights: "
             "job=pretrain trains it"
         )
+
+
+def _close(run: Run, model: Path) -> None:
+    """Writes the report and prints where everything is."""
+    write_text(run.directory / "report.md", report.render_report(run.record))
+    console.print()
+    console.print(report.summary_table(run.record))
+    print_line(f"Report  {run.directory / 'report.md'}")
+    print_line(f"Model   {model}")
+    if run.record["export"]:
+        bundle = run.directory / "bundle"
+        print_line(f"Bundle  {bundle}")
+        print_line(f"Try it  python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")
 
 
 def _export(

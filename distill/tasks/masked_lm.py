@@ -90,6 +90,7 @@ class MaskedLM:
     likelihood: Likelihood = "softmax"
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = True
+    auto_class = "AutoModelForMaskedLM"
     decoder = "masks"
     compared_column = "loss"
     fine_tunes_teacher = False
@@ -115,12 +116,9 @@ class MaskedLM:
         )
         self.max_length, self.builtin = self.settings.max_length, self.settings.builtin
         self.pair = self.settings.pair is not None
+        if self.pair:  # A second head predicts the order of two segments.
+            self.auto_class = "AutoModelForPreTraining"
         self.mask_token: str | None = None  # Set by `encode`.
-
-    @property
-    def auto_class(self) -> str:
-        """The class of models for pre-training where a second head predicts the order of two segments."""
-        return "AutoModelForPreTraining" if self.pair else "AutoModelForMaskedLM"
 
     @property
     def fixed_inputs(self) -> bool:

@@ -499,10 +499,7 @@ def _score(
     if cache.enabled is not False and not task.over_vocabulary:
         return cached_scores(computation_of(teacher, task, cache, directory), examples)
     loaders = batching.evaluation_loaders(examples)
-    scores = {name: evaluate(teacher.running(), task, loader) for name, loader in loaders.items()}
-    if task.over_vocabulary:
-        return scores
-    return {name: split_scores.by_example() for name, split_scores in scores.items()}
+    return {name: evaluate(teacher.running(), task, loader).by_example() for name, loader in loaders.items()}
 
 
 def _set_scores(teacher: PreparedTeacher, task: Task, scores: Mapping[str, Scores]) -> None:

@@ -545,9 +545,9 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("student.layers=[0,2]", "budget.ms=1"),
         "budget.ms=1 tries every depth of student distilbert: student.depth=4 and student.layers=[0, 2] both choose",
     ),
-    "a budget of a language model": (
-        _options("task=mlm", "objective=language_model", "budget.mb=20"),
-        "budget.mb=20 would change nothing in job=distill task=mlm: leave it out",
+    "a budget without an export": (
+        _options("export.enabled=false", "budget.mb=20"),
+        "budget.mb=20 is for exported students, and export.enabled=false: leave one of them out",
     ),
     "a benchmark length of 0": (_options("benchmark.lengths=[0]"), "got benchmark.lengths=[0], expected whole numbers"),
     "a moving average that never moves": (

@@ -198,7 +198,8 @@ def test_texts_without_labels_are_items_without_labels() -> None:
 
 
 def test_a_decoder_gives_the_labels_from_their_thresholds_on() -> None:
-    decoder = decode.Labels(["x", "y", "z"], False, {"thresholds": [0.9, 0.2, 0.5]})
+    tokenizer = train_tokenizer(["a"], 60).backend_tokenizer
+    decoder = decode.Labels(["x", "y", "z"], False, {"thresholds": [0.9, 0.2, 0.5]}, tokenizer)
     prediction = decoder.decode(decode.Example("a"), [(None, np.array([[2.0, -1.0, 0.0]]))])
     assert [each["label"] for each in prediction["labels"]] == ["z", "y"]
     assert prediction["probabilities"] == pytest.approx({"x": 0.8807971, "y": 0.2689414, "z": 0.5})
@@ -208,7 +209,7 @@ def test_a_decoder_gives_the_labels_from_their_thresholds_on() -> None:
         with pytest.raises(
             UserError, match=r"decoding has thresholds .*, expected a probability for each of the labels"
         ):
-            decode.Labels(["x", "y", "z"], False, {"thresholds": thresholds})
+            decode.Labels(["x", "y", "z"], False, {"thresholds": thresholds}, tokenizer)
 
 
 def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
@@ -242,6 +243,7 @@ def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
     rows = zip(texts[1:], labels[1:], strict=True)
     lines = [json.dumps({"text": text, "label": of_text}) for text, of_text in rows]
     (tmp_path / "dev.jsonl").write_text("\n".join(lines))
+    capsys.readouterr()
     assert edge([str(bundle.directory), "--model", "fp32", "--evaluate", str(tmp_path / "dev.jsonl"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(task.metrics(scores["dev"]))
     given = np.array([[name in of_text for name in names] for of_text in predicted])
