@@ -62,7 +62,7 @@ class Classification:
             of its probability on, which has the largest F1 of the label on dev.
         separator: between the labels of an example in a text, such as a field of CSV; lists of labels have none.
         metrics: accuracy, f1 or matthews, and with `multi_label` micro_f1, macro_f1 or subset_accuracy; the first one
-            selects checkpoints, and retention compares it. None takes the first two, or all of several labels.
+            selects checkpoints, and retention compares it. None takes accuracy and f1, or all three of several labels.
         max_length: tokens that an example is cut to.
         data: a path as `data_dir`, a table, or split -> table; a table is a pandas frame, a `datasets.Dataset`, a
             mapping of columns, or `(texts, labels)`. Of a single table `dev_fraction` is held out as dev.
