@@ -177,8 +177,10 @@ class Teacher:
             raise UserError(
                 f"task {task.name} does not fine-tune a teacher: give one that has its head (job=finetune makes one)"
             )
-        finetune, chosen = replace(FINETUNE, **settings) if features is None else FINETUNE, None
-        if features is not None:
+        chosen: Features | None = None
+        if features is None:
+            finetune = replace(FINETUNE, **settings)
+        else:
             finetune = TrainerSettings.auto(**{"batch_size": 64, **settings})
             sizes: dict[str, Any] = dict(bilstm or {})
             chosen = Features(features, BilstmSettings(trainer=finetune, **sizes))

@@ -75,7 +75,8 @@ def _source(
     accept_weak = values.pop("accept_weak", False)
     name, sizes = values.pop("features", None), values.pop("bilstm", None)
     # Instantiated from the configuration, so that errors have the full names of the options.
-    finetune, features = instantiate(config.finetune) if settings else None, None
+    finetune = instantiate(config.finetune) if settings else None
+    features: Features | None = None
     if name is not None:
         if sizes is None:
             raise UserError("the teacher's YAML has no bilstm: add /features@_here_: default to its defaults list")

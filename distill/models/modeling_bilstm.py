@@ -204,8 +204,8 @@ class BilstmPreTrainedModel(PreTrainedModel):
         if self.layer_weights is None:
             return features
         layers = features.unflatten(-1, (len(self.layer_weights), -1))
-        weighted: Tensor = layers * self.layer_weights.softmax(dim=0)[:, None]
-        return weighted.sum(dim=-2)
+        summed: Tensor = (layers * self.layer_weights.softmax(dim=0)[:, None]).sum(dim=-2)
+        return summed
 
     def _locate_texts(self, input_ids: Tensor, mask: Tensor, *, pair: bool) -> tuple[Tensor, Tensor]:
         """Returns first position and length of each text, both `[B, T]`, for padding on either side."""
@@ -448,11 +448,13 @@ class FeatureBilstmConfig(PreTrainedConfig):
 
     @property
     def num_attention_heads(self) -> int | None:
-        return getattr(self.encoder, "num_attention_heads", None)
+        heads: int | None = getattr(self.encoder, "num_attention_heads", None)
+        return heads
 
     @property
     def max_position_embeddings(self) -> int | None:
-        return getattr(self.encoder, "max_position_embeddings", None)
+        positions: int | None = getattr(self.encoder, "max_position_embeddings", None)
+        return positions
 
     @property
     def layers(self) -> tuple[int, ...]:
