@@ -26,8 +26,8 @@ from tests.records.test_report import record
 DISTILBERT = Student("distilbert", partial(from_teacher, depth=None, layers="alternate"))
 
 
-def plan_of(task: Any = None, **limits: float) -> Plan:
-    task = task or d.tasks.Classification(text="text")
+def plan_of(**limits: float) -> Plan:
+    task = d.tasks.Classification(text="text")
     return Plan(
         task=task, objective=default_objective(task),
         trainer=d.TrainerSettings(learning_rate=1e-3, max_steps=1, batch_size=2),
