@@ -11,12 +11,13 @@ from distill.console import console, print_line, print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Loader
 from distill.data import batching
 from distill.errors import UserError
-from distill.files import make_directory, write_text
+from distill.files import make_directory
 from distill.jobs import build
 from distill.models import checks
 from distill.models.loading import Start
 from distill.records import report
 from distill.records.record import Run
+from distill.records.run_report import write_report
 from distill.stages import save_model, task_record, training_record
 from distill.tasks import MaskedLM
 from distill.tasks.masked_lm import TextData
@@ -76,10 +77,10 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     )  # fmt: skip
     directory = run.directory / "teacher" / "model"
     save_model(module.student.eval().cpu(), start.tokenizer, directory)
-    write_text(run.directory / "report.md", report.render_report(run.record))
+    page = write_report(run.directory, {**run.record, "status": "finished"})
     console.print()
     console.print(report.summary_table(run.record))
-    print_line(f"Report  {run.directory / 'report.md'}")
+    print_line(f"Report  {page}")
     print_line(f"Model   {directory}")
 
 
