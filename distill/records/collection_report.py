@@ -69,7 +69,7 @@ def write_collection(runs: Runs, directory: Path, *, refresh: int | None = None)
 
 
 def _group_by_task(runs: Sequence[tuple[Path, JsonObject]]) -> Iterator[Group]:
-    """Yields the distillations of each task and metric; runs that failed early are with those of their configuration."""
+    """Yields the distillations of each task and metric; a run that failed early has the task of its configuration."""
     by_task: dict[str, list[tuple[Path, JsonObject]]] = {}
     metrics = {str(record["task"]["name"]): str(record["task"]["metric"]) for _, record in runs if record["task"]}
     for path, record in runs:
@@ -103,7 +103,7 @@ def draw_group(rows: Sequence[Row]) -> list[Figure]:
     reference = teachers.pop() if len(teachers) == 1 else None
     if len(swept) == 2 and len(settings) > 3:
         figures.append(sweep_plots.draw_heat_map(settings, (swept[0], swept[1]), metric=metric))
-    for name in swept[:MOST_PARAMETERS]:
+    for name in [name for name in swept if sweep_plots.is_varied(settings, name)][:MOST_PARAMETERS]:
         figures.append(sweep_plots.draw_parameter(settings, name, metric=metric, reference=reference))
     return figures
 

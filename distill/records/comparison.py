@@ -6,7 +6,7 @@ A row is compared with the row of the same options and the objective `supervised
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,8 @@ def compare_runs(runs: Sequence[tuple[Path, JsonObject]]) -> list[Row]:
         key = json.dumps(flat, sort_keys=True, default=str)
         options[key] = flat
         groups.setdefault(key, []).append((directory, record))
-    shown = _select_shown(list(options.values()))
+    typed = {word.lstrip("+~").partition("=")[0] for _, record in runs for word in record.get("command") or ()}
+    shown = _select_shown(list(options.values()), typed)
     rows = {key: _create_row(options[key], chosen, groups[key]) for key, chosen in zip(groups, shown, strict=True)}
     references = {_without_objective(options[key]): row for key, row in rows.items() if _is_reference(options[key])}
     compared = []
@@ -210,33 +211,24 @@ def _flatten(node: object, name: str) -> dict[str, object]:
     return {key: value for inner, below in node.items() for key, value in _flatten(below, f"{prefix}{inner}").items()}
 
 
-def _select_shown(options: Sequence[Options]) -> list[Options]:
-    """Returns the options in which each row differs from others: of another objective, student, ... only the name."""
+def _select_shown(options: Sequence[Options], typed: Collection[str]) -> list[Options]:
+    """Returns the options that tell rows apart: names of groups, what was typed, and of the rest only what is needed.
+
+    Args:
+        typed: the names on the command lines.
+    """
     names = list(dict.fromkeys(name for row in options for name in row))
-    varying = [name for name in names if len({repr(row.get(name)) for row in options}) > 1]
-    same_group = _group_by_name(varying, options)
-    return [
-        {name.removesuffix(".name"): row[name] for name in varying if name in row and _is_shown(name, row, same_group)}
-        for row in options
-    ]
-
-
-def _group_by_name(varying: Sequence[str], options: Sequence[Options]) -> Mapping[tuple[str, str], set[str]]:
-    """Returns the different values of each varying option among the rows with the same name of its group."""
-    values: dict[tuple[str, str], set[str]] = {}
-    for row in options:
-        for name in varying:
-            group = row.get(f"{name.partition('.')[0]}.name")
-            values.setdefault((name, repr(group)), set()).add(repr(row.get(name)))
-    return values
-
-
-def _is_shown(name: str, row: Options, same_group: Mapping[tuple[str, str], set[str]]) -> bool:
-    """Returns whether a varying option is more than a part of a group whose name already differs."""
-    group = f"{name.partition('.')[0]}.name"
-    if name == group or group not in row:
-        return True
-    return len(same_group[name, repr(row[group])]) > 1
+    values = {name: [repr(row.get(name)) for row in options] for name in names}
+    varying = [name for name in names if len(set(values[name])) > 1]
+    chosen = [name for name in varying if name in typed or name.endswith(".name")]
+    keys = list(zip(*(values[name] for name in chosen), strict=True)) or [()] * len(options)
+    for name in varying:
+        finer = [(*key, value) for key, value in zip(keys, values[name], strict=True)]
+        if name not in chosen and len(set(finer)) > len(set(keys)):
+            chosen.append(name)
+            keys = finer
+    chosen.sort(key=names.index)
+    return [{name.removesuffix(".name"): row[name] for name in chosen if name in row} for row in options]
 
 
 def _create_row(options: Options, shown: Options, runs: Sequence[tuple[Path, JsonObject]]) -> Row:

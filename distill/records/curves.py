@@ -13,7 +13,7 @@ def read_curves(directory: Path) -> Mapping[str, Curve]:
     A resumed run has several files. Lines that a killed run cut off are left out.
     """
     curves: dict[str, dict[int, float]] = {}
-    for path in sorted(directory.glob("metrics.before-*.csv")) + [directory / "metrics.csv"]:
+    for path in [*sorted(directory.glob("metrics.before-*.csv")), directory / "metrics.csv"]:
         if not path.is_file():
             continue
         with open(path, encoding="utf-8", errors="replace", newline="") as file:

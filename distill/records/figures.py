@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+LONGEST_IN_COLUMNS = 22  # Characters of a name in a legend of several columns.
 WIDTH, HEIGHT = 5.0, 3.2  # Inches. At this size the text is readable on a telephone.
 # Colours that matplotlib writes -> the CSS variable of the page, and the colour of a figure outside a page.
 INK, GRID, PAPER = "#010101", "#020202", "#030303"
@@ -45,19 +46,24 @@ def draw(caption: str, plot: Callable[["Axes"], None], *, height: float = HEIGHT
     Args:
         height: in inches.
     """
+    return Figure(caption, _clean(_render(caption, plot, height)))
+
+
+def _render(salt: str, plot: Callable[["Axes"], None], height: float) -> str:
+    """Returns the SVG file that matplotlib writes. Its ids are hashes with `salt`."""
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
     text = io.StringIO()
-    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": caption}), warnings.catch_warnings():  # type: ignore[arg-type]
+    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": salt}), warnings.catch_warnings():  # type: ignore[arg-type]
         warnings.simplefilter("ignore")  # The page has fonts for letters that matplotlib's own lacks.
         canvas = Canvas(figsize=(WIDTH, height), layout="constrained")
         plot(canvas.add_subplot())
         canvas.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return Figure(caption, _clean(text.getvalue()))
+    return text.getvalue()
 
 
-def label(text: object, *, longest: int = 32) -> str:
+def label(text: object, *, longest: int = 60) -> str:
     """Returns a name for an axis or a legend, cut to `longest` characters and without control characters."""
     words = " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
     words = words if len(words) <= longest else f"{words[: longest - 1]}…"
@@ -65,9 +71,10 @@ def label(text: object, *, longest: int = 32) -> str:
 
 
 def add_legend(axes: "Axes", *, columns: int = 2) -> None:
-    """Adds a legend above the axes, where it covers no point."""
-    handles, _ = axes.get_legend_handles_labels()
-    if handles:
+    """Adds a legend above the axes, where it covers no point; long names have one column."""
+    _, names = axes.get_legend_handles_labels()
+    if names:
+        columns = 1 if max(map(len, names)) > LONGEST_IN_COLUMNS else columns
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2, handlelength=2.4)
 
 

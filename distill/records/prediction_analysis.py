@@ -199,8 +199,8 @@ def _plain(value: object) -> str:
 def _find_differences(columns: Columns, model: str) -> list[Difference]:
     """Returns the examples on which teacher and model differ most.
 
-    Numbers are ordered by their distance. Other predictions differ or not: those that differ come first, the surest ones
-    at the top, and then those with the largest difference of their probabilities.
+    Numbers are ordered by their distance. Other predictions differ or not: those that differ come first, the surest
+    ones at the top, and then those with the largest difference of their probabilities.
     """
     found: list[tuple[tuple[bool, float], Difference]] = []
     names = _text_columns(columns)

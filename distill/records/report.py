@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -343,6 +344,7 @@ def _sections(record: Record) -> Record:
     return {**sections, "software": software, "shell": shlex.join(map(str, sections["command"]))}
 
 
+@cache
 def _templates() -> Environment:
     """Returns the environment of `templates/`, where a missing value is shown as `MISSING`."""
     environment = Environment(

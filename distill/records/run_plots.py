@@ -12,7 +12,8 @@ from distill.records.prediction_analysis import Calibration
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-POINTS = 400  # Of a curve or a scatter plot, which would be slow to open with more.
+CURVE_POINTS = 80  # Of a curve; each one is the mean of as many steps.
+POINTS = 400  # Of a scatter plot, which would be slow to open with more.
 
 
 def draw_seeds(models: Mapping[str, Sequence[float]], *, metric: str, teacher: float | None) -> Figure:
@@ -46,6 +47,7 @@ def draw_losses(curves: Mapping[str, Curve]) -> Figure | None:
             axes.plot(steps, values, label=label(name), linewidth=1.3, **style)  # type: ignore[arg-type]
         if all(value > 0 for curve in terms.values() for _, value in curve):
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("optimizer step")
         axes.set_ylabel("loss")
         add_legend(axes, columns=3)
@@ -141,7 +143,7 @@ def draw_lengths(lengths: Sequence[int]) -> Figure:
 
 
 def _thin(curve: Curve) -> Curve:
-    """Returns at most `POINTS` points of a curve, each the mean of as many neighbours."""
-    step = -(-len(curve) // POINTS)
+    """Returns at most `CURVE_POINTS` points of a curve, each the mean of as many neighbours."""
+    step = -(-len(curve) // CURVE_POINTS)
     groups = (curve[start : start + step] for start in range(0, len(curve), step))
     return [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]

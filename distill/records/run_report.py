@@ -98,13 +98,13 @@ def draw_files(rows: list[Row]) -> Figure | None:
         cost = teacher.p50_ms if usual else (teacher.bytes or 0) / 1e6
         if cost and teacher.metric is not None:
             points.append(sweep_plots.Point(cost, teacher.metric, "teacher"))
-    references = {"teacher's metric": teacher.metric for teacher in teachers.values() if teacher.metric is not None}
+    metrics = {teacher.metric for teacher in teachers.values() if teacher.metric is not None}
     other = len(rows) - len(timed) if usual else 0
     left_out = f"; {other} row(s) without such a time are left out" if other else ""
     return sweep_plots.draw_cost(
         points, metric=metric, cost="p50 in ms" if usual else "MB",
         caption=f"{metric} on dev against {f'latency: {usual}' if usual else 'size, as nothing was timed'}{left_out}",
-        references=references if len(references) == 1 else None,
+        reference=metrics.pop() if len(metrics) == 1 else None,
         lower_is_better=any(row.task.get("selects") == "min" for row in rows if row.task),
     )  # fmt: skip
 

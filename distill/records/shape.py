@@ -10,11 +10,8 @@ Metrics = dict[str, float | None]
 
 
 class _Model(TypedDict, total=False):
-    name: str | None
     requested: str | None
-    resolved: str | None
     parameters: int | None
-    metrics: Metrics
     before: Metrics | None
     notices: list[str] | None
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distill.records.figures import GRID, HEIGHT, INK, SERIES, Figure, add_legend, draw, label, style_of
+from distill.records.figures import HEIGHT, INK, SERIES, Figure, add_legend, draw, label, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,22 +55,22 @@ def draw_cost(
     metric: str,
     cost: str,
     caption: str,
-    references: Mapping[str, float] | None = None,
+    reference: float | None = None,
     lower_is_better: bool = False,
 ) -> Figure:
     """Returns the metric against a cost on a logarithmic axis, with the Pareto front.
 
     Args:
         cost: the label of that axis, with its unit.
-        references: metrics of teachers by name, as dashed lines.
+        reference: the teacher's metric, as a dashed line.
     """
     series = list(dict.fromkeys(point.series for point in points))
 
     def plot(axes: "Axes") -> None:
         front = find_pareto(points, lower_is_better=lower_is_better)
         axes.step(
-            [point.cost for point in front], [point.metric for point in front], where="post", color=GRID, linewidth=2,
-            label="Pareto front" if len(front) > 1 else None, zorder=1,
+            [point.cost for point in front], [point.metric for point in front], where="post", color=INK, alpha=0.35,
+            linewidth=1.6, label="Pareto front" if len(front) > 1 else None, zorder=1,
         )  # fmt: skip
         for number, name in enumerate(series):
             own = [point for point in points if point.series == name]
@@ -80,12 +80,12 @@ def draw_cost(
                 yerr=[point.deviation or 0.0 for point in own], label=label(name), markersize=5, elinewidth=0.8,
                 **style,  # type: ignore[arg-type]
             )  # fmt: skip
-        for name, value in (references or {}).items():
-            axes.axhline(value, color=INK, linestyle="--", linewidth=1, label=label(name), zorder=1)
+        if reference is not None:
+            axes.axhline(reference, color=INK, linestyle="--", linewidth=1, label="teacher's metric", zorder=1)
         _set_logarithmic(axes, [point.cost for point in points])
         axes.set_xlabel(cost)
         axes.set_ylabel(label(metric))
-        add_legend(axes, columns=1 if max(map(len, series)) > 24 else 2)
+        add_legend(axes)
 
     return draw(caption, plot, height=HEIGHT + 0.12 * len(series))
 
@@ -175,6 +175,15 @@ def draw_heat_map(settings: Sequence[Setting], names: tuple[str, str], *, metric
 
     caption = f"{metric} by {names[0]} and {names[1]}, the mean over seeds"
     return draw(caption, plot, height=max(2.2, 1 + 0.35 * len(rows)))
+
+
+def is_varied(settings: Sequence[Setting], name: str) -> bool:
+    """Returns whether two settings differ in this parameter and in no other one, or there are many of them."""
+    names = {key for setting in settings for key in setting.values}
+    if len(settings) >= 4 * len(names):
+        return True
+    rest = [repr([(key, setting.values.get(key)) for key in sorted(names - {name})]) for setting in settings]
+    return len(set(rest)) < len(rest)
 
 
 def order_values(values: Sequence[object]) -> list[object]:
