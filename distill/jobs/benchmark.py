@@ -29,8 +29,8 @@ from distill.files import JsonObject, write_json, write_text
 from distill.jobs import build
 from distill.jobs.upgrade import upgrade
 from distill.models.forward import input_names
-from distill.records.record import RECORD, create_run
 from distill.records.figures import standalone
+from distill.records.record import RECORD, create_run
 from distill.records.report import MISSING, render_table
 from distill.records.sweep_plots import Point, draw_cost
 

@@ -55,9 +55,9 @@ def render_report(record: Record, *, headline: str | None = None, analysis: Anal
     )  # fmt: skip
 
 
-def render_template(name: str, **values: object) -> str:
+def render_template(template: str, /, **values: object) -> str:
     """Returns the text of a template without repeated blank lines."""
-    text = _templates().get_template(name).render(**values)
+    text = _templates().get_template(template).render(**values)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
@@ -220,13 +220,13 @@ def _seed_table(record: Record) -> list[tuple[str, ...]]:
     """Returns the task's metric of every seed and all of its models, the header first."""
     seeds, metric = record.get("seeds") or [], record["task"]["metric"]
     names = list(seeds[0]["export"]) if seeds else []
-    with_baseline = any(entry["baseline"] for entry in seeds)
+    with_baseline = any(entry.get("baseline") for entry in seeds)
     rows = [
         (
             str(entry["seed"]),
             *(_number(model.get(metric), ".4f") for model in (
-                entry["metrics"], *(entry["export"][name]["metrics"] for name in names),
-                *([entry["baseline"]["metrics"]] if with_baseline else []),
+                entry["metrics"], *((entry["export"].get(name) or {}).get("metrics", {}) for name in names),
+                *([(entry.get("baseline") or {}).get("metrics", {})] if with_baseline else []),
             )),
         )
         for entry in seeds

@@ -98,9 +98,9 @@ def _set_logarithmic(axes: "Axes", values: Sequence[float]) -> None:
     low, high = min(values) / 1.25, max(values) * 1.25
     axes.set_xlim(low, high)
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1, 2, 5) if high / low > 4 else (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)
+    factors = [1.0, 2.0, 5.0] if high / low > 4 else [1.0, 1.5, 2.0, 2.5, *map(float, range(3, 10))]
     if high / low > 1000:
-        factors = (1,)
+        factors = [1.0]
     ticks = [factor * 10.0**exponent for exponent in exponents for factor in factors]
     axes.xaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high] or [values[0]]))
     axes.xaxis.set_minor_locator(NullLocator())
