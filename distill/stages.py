@@ -36,6 +36,7 @@ from distill.plan import Plan
 from distill.records import report
 from distill.records.predictions import write_predictions
 from distill.records.record import Run
+from distill.records.run_report import write_report
 from distill.teaching.output_cache import CachedOutputs
 from distill.teaching.outputs import ComputedOutputs, earlier_decision, outputs_for_training, teacher_logits
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
@@ -226,7 +227,7 @@ class Stages:
     def close(self) -> None:
         """Writes the report and prints where everything is."""
         run, formats = self.run, self.run.record["export"]
-        write_text(run.directory / "report.md", report.render_report(run.record))
+        page = write_report(run.directory, {**run.record, "status": "finished"})
         if formats and self.plan.seeds > 1:  # The first student was published before the others were trained.
             card = report.render_model_card(run.record, self.splits.labels)
             replace_file(run.directory / "bundle", "README.md", card)
@@ -234,7 +235,7 @@ class Stages:
         console.print(report.summary_table(run.record))
         for sentence in report.comparison_sentences(run.record):
             print_line(sentence)
-        print_line(f"Report   {run.directory / 'report.md'}")
+        print_line(f"Report   {page}")
         print_line(f"Student  {run.directory / 'student'}")
         if not formats:
             return

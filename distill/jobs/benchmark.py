@@ -15,7 +15,7 @@ from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import __version__, tasks
-from distill.benchmark import latency, plot
+from distill.benchmark import latency
 from distill.benchmark.bundles import CHOICES, MeasuredBundle, list_formats, measure_bundles
 from distill.benchmark.comparison import torch_candidate
 from distill.console import console, print_line, print_notice, silence_libraries
@@ -29,8 +29,10 @@ from distill.files import JsonObject, write_json, write_text
 from distill.jobs import build
 from distill.jobs.upgrade import upgrade
 from distill.models.forward import exported_inputs
+from distill.records.figures import standalone
 from distill.records.record import RECORD, create_run
 from distill.records.report import MISSING, render_table
+from distill.records.sweep_plots import Point, draw_cost
 
 READ = ("job=", "job.", "bundles=", "benchmark.", "output_dir=", "+teacher=", "teacher.")
 SAMPLED = 256  # Records of dev.
@@ -261,7 +263,7 @@ def _write_plots(content: JsonObject, directory: Path) -> None:
         if metric is None:
             continue
         points = [
-            plot.Point(timing["p50_ms"], model["metrics"][metric], f"{name} {format}")
+            Point(timing["p50_ms"], model["metrics"][metric], f"{name} {format}")
             for name, format, model in measured
             if (timing := _first_timing(content, name, f"onnx-{format}")) is not None and metric in model["metrics"]
         ]
@@ -269,13 +271,16 @@ def _write_plots(content: JsonObject, directory: Path) -> None:
         value = teacher["metrics"].get(metric) if teacher else None
         timing = _first_timing(content, TEACHER, "torch")
         if value is not None and timing is not None:
-            points.append(plot.Point(timing["p50_ms"], value, f"{TEACHER} (torch)"))
+            points.append(Point(timing["p50_ms"], value, f"{TEACHER} (torch)"))
+        if not points:
+            continue
         row = content["timings"][0]
-        svg = plot.draw_latency(
-            points, metric=metric, reference=None if value is None else (TEACHER, value),
-            title=f"{task}: batch {row['batch']}, length {row['length']}, {row['threads']} thread(s)",
+        conditions = f"batch {row['batch']}, length {row['length']}, {row['threads']} thread(s)"
+        figure = draw_cost(
+            points, metric=metric, cost=f"p50 in ms: {conditions}", caption=f"{task}: {metric} against latency",
+            reference=value,
         )  # fmt: skip
-        write_text(directory / f"latency-{task}.svg", svg)
+        write_text(directory / f"latency-{task}.svg", standalone(figure))
 
 
 def _first_timing(content: JsonObject, model: str, format: str) -> JsonObject | None:

@@ -8,6 +8,7 @@ from distill.files import make_directory
 from distill.jobs import build, pretrain
 from distill.records.predictions import write_predictions
 from distill.records.record import Run
+from distill.records.run_report import write_report
 from distill.stages import save_model, task_record
 from distill.teaching import teacher as teaching
 from distill.training.settings import TrainerSettings
@@ -44,4 +45,5 @@ def run_finetune(config: DictConfig, run: Run) -> None:
     print_line(f"Teacher {teacher.resolved} on {task.name} ({teacher.origin}): dev {metrics}")
     directory = run.directory / "teacher" / "model"
     save_model(teacher.model, teacher.tokenizer, directory)
+    print_line(f"Report in {write_report(run.directory, {**run.record, 'status': 'finished'})}")
     print_line(f"Saved in {directory}")

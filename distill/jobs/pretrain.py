@@ -22,6 +22,7 @@ from distill.models.loading import Start
 from distill.plan import check_export
 from distill.records import report
 from distill.records.record import Run
+from distill.records.run_report import write_report
 from distill.stages import save_model, task_record, training_record
 from distill.tasks import MaskedLM
 from distill.tasks.masked_lm import TextData
@@ -119,10 +120,10 @@ def _check(
 
 def _close(run: Run, model: Path) -> None:
     """Writes the report and prints where everything is."""
-    write_text(run.directory / "report.md", report.render_report(run.record))
+    page = write_report(run.directory, {**run.record, "status": "finished"})
     console.print()
     console.print(report.summary_table(run.record))
-    print_line(f"Report  {run.directory / 'report.md'}")
+    print_line(f"Report  {page}")
     print_line(f"Model   {model}")
     if run.record["export"]:
         bundle = run.directory / "bundle"

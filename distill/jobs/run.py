@@ -24,7 +24,7 @@ from distill.jobs.distill import run_distill
 from distill.jobs.finetune import run_finetune
 from distill.jobs.pretrain import run_pretrain
 from distill.jobs.upgrade import upgrade
-from distill.records.comparison import SWEEP_RUNS
+from distill.records.collection import SWEEP_RUNS
 from distill.records.record import Run, create_run, open_run
 from distill.records.tracking import tracked
 
@@ -69,7 +69,7 @@ _IGNORED = {
     ),
 }
 # Options that do not change the results of a run.
-_NOT_IN_DIGEST = ("resume", "output_dir", "cache_dir", "dry_run")
+_NOT_IN_DIGEST = ("resume", "output_dir", "cache_dir", "dry_run", "paper")
 _PATHS = ("task.data_dir", "teacher.path", "teacher.tokenizer", "student.path", "cache_dir")
 _PATHS_OR_IDS = ("task.unlabelled", "augment.model")  # An id of the Hub is no path that can be missing.
 
@@ -85,7 +85,7 @@ def run_job(config: DictConfig) -> Path | None:
         job = _select_job(config)
         _list_in_sweep(run)
         if run.record["status"] == "finished":
-            print_line(f"{run.directory} is finished already: see {run.directory / 'report.md'}")
+            print_line(f"{run.directory} is finished already: see {run.directory / 'report.html'}")
             return run.directory
         _check_paths(config, run)
         print_line(f"Resuming {run.directory}")
@@ -191,7 +191,7 @@ def _create_run(config: DictConfig) -> Run:
 
 
 def _list_in_sweep(run: Run) -> None:
-    """Adds the run to the list of its sweep, which job=compare reads."""
+    """Adds the run to the list of its sweep, which job=report reads."""
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
         sweep = Path(str(HydraConfig.get().sweep.dir))
         make_directory(sweep)
