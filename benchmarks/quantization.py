@@ -1,21 +1,30 @@
 """Every recipe of quantization on exported students: what it keeps, its size and its speed.
 
     python benchmarks/quantization.py RUN [RUN ...]
+    python benchmarks/quantization.py --shape 6,768,12 --length 128
 
 A run is a directory that `python -m distill` wrote, of a task with classes or numbers. Each recipe is applied to the
 float32 file of its bundle and scored on dev from the file. The latencies of a student's files are measured in turns.
+
+`--shape` times a DistilBERT with random weights of so many layers, width and heads: plain and smoothed files, and one
+that keeps the second feed-forward matrix of the first third of its layers in float32. In students of MiniLM with three
+layers, `mixed` kept that of the first layer.
 """
 
 import argparse
 import json
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from machine import environment
 from omegaconf import DictConfig, OmegaConf
+from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 import students
 from distill.benchmark.latency import load_onnx_candidate, measure_latency
@@ -23,8 +32,9 @@ from distill.console import silence_libraries
 from distill.contracts import Scores
 from distill.edge import Bundle
 from distill.edge.processor import this_target, weight_bits
+from distill.export import graph, quantization
 from distill.export.bundle import Scorer
-from distill.export.quantization import Material
+from distill.export.onnx import export_onnx
 from distill.export.recipe_ladder import RecipeLadder
 from distill.jobs import build
 from distill.jobs.upgrade import upgrade
@@ -45,9 +55,12 @@ def measure(run: Path, directory: Path, arguments: argparse.Namespace) -> list[d
     labels = np.asarray(dev.labels)
     reference = {"dev": Scores({"logits": bundle.logits(dev.texts, dev.pairs)}, labels, np.arange(len(labels)))}
     scorer, fp32 = Scorer(bundle, splits, reference), run / "bundle" / bundle.manifest["models"]["fp32"]
-    material, target = Material(fp32, weight_bits(this_target()), scorer.calibration(plan.export)), this_target()
+    material, target = (
+        quantization.Material(fp32, weight_bits(this_target()), scorer.calibration(plan.export)),
+        this_target(),
+    )
     rows: list[dict[str, Any]] = [{"recipe": "float32", "metrics": plan.task.metrics(reference["dev"])}]
-    candidates = [load_onnx_candidate("student", "float32", fp32, bundle.manifest["inputs"], arguments.threads)]
+    files = [fp32]
     for recipe in RECIPES:
         path = directory / f"{run.name}-{recipe}.onnx"
         settings = replace(plan.export, recipes=(recipe,))
@@ -55,51 +68,89 @@ def measure(run: Path, directory: Path, arguments: argparse.Namespace) -> list[d
         [rung] = ladder.climb(path, path)
         if path.is_file():  # A failed float16 file is not kept.
             rows.append(dict(rung))
-            inputs = bundle.manifest["inputs"]
-            candidates.append(load_onnx_candidate("student", recipe, path, inputs, arguments.threads))
-    times = measure_latency(
-        candidates, batches=BATCHES, lengths=[arguments.length], threads=arguments.threads, seconds=arguments.seconds,
-        vocabulary=bundle.tokenizer.get_vocab_size(),
-    )  # fmt: skip
-    for row, candidate in zip(rows, candidates, strict=True):
-        row |= {"run": str(run), "metric": plan.task.metric, "bytes": candidate.bytes}
-        row |= {f"p50_{time['batch']}": time["p50_ms"] for time in times if time["format"] == candidate.format}
+            files.append(path)
+    add_times(rows, files, bundle.manifest["inputs"], bundle.tokenizer.get_vocab_size(), arguments)
+    return [row | {"run": str(run), "metric": plan.task.metric} for row in rows]
+
+
+def measure_shape(directory: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns a row for the float32 file of a student with random weights, and for three recipes."""
+    layers, width, heads = arguments.shape
+    torch.manual_seed(0)
+    config = DistilBertConfig(n_layers=layers, dim=width, hidden_dim=4 * width, n_heads=heads)
+    fp32 = directory / "float32.onnx"
+    export_onnx(DistilBertForSequenceClassification(config).eval(), fp32)
+    pieces = np.random.default_rng(0).integers(999, config.vocab_size, (8, arguments.length))
+    feed = {"input_ids": pieces, "attention_mask": np.ones_like(pieces)}
+    material = quantization.Material(fp32, weight_bits(this_target()), lambda: [feed])
+    matrices = {tensor.name: tensor.dims for tensor in material.graph().graph.initializer}
+    products = graph.find_products(material.graph())
+    kept = [product.name for product in products if matrices[product.weight][0] == 4 * width][: max(1, layers // 3)]
+    rows: list[dict[str, Any]] = [{"recipe": "float32"}]
+    for recipe, keep in (("dynamic", []), ("smoothed", []), ("mixed", kept)):
+        path = directory / f"{recipe}.onnx"
+        quantization.write_dynamic(material, path, keep=keep, smoothed=recipe != "dynamic")
+        rows.append({"recipe": recipe, "kept": keep})
+    add_times(rows, [directory / f"{row['recipe']}.onnx" for row in rows], list(feed), config.vocab_size, arguments)
     return rows
 
 
+def add_times(
+    rows: list[dict[str, Any]], files: list[Path], inputs: list[str], vocabulary: int, arguments: argparse.Namespace
+) -> None:
+    """Adds the size and the median latencies of its file to each row."""
+    candidates = [
+        load_onnx_candidate("student", row["recipe"], path, inputs, arguments.threads)
+        for row, path in zip(rows, files, strict=True)
+    ]
+    times = measure_latency(
+        candidates, batches=BATCHES, lengths=[arguments.length], threads=arguments.threads, seconds=arguments.seconds,
+        vocabulary=vocabulary,
+    )  # fmt: skip
+    for row, candidate in zip(rows, candidates, strict=True):
+        row["bytes"] = candidate.bytes
+        row |= {f"p50_{time['batch']}": time["p50_ms"] for time in times if time["format"] == candidate.format}
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    """Returns the rows of one student as a Markdown table."""
-    metric = rows[0]["metric"]
-    head = [
-        "recipe", metric, "agreement", "largest difference", "MB",
-        *(f"ms, batch {batch} (speed-up)" for batch in BATCHES), "gate", "s",
-    ]  # fmt: skip
+    """Returns the rows of one student as a Markdown table; the quality of a file is there if it was scored."""
+    metric = rows[0].get("metric")
+    head = ["recipe"] + ([metric, "agreement", "largest difference"] if metric else [])
+    head += ["MB", *(f"ms, batch {batch} (speed-up)" for batch in BATCHES)] + (["gate", "s"] if metric else [])
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for row in rows:
-        name = f"{row['recipe']} ({len(row['kept'])} kept)" if row.get("kept") else row["recipe"]
-        times = [f"{row[f'p50_{b}']:.2f} ({rows[0][f'p50_{b}'] / row[f'p50_{b}']:.1f}x)" for b in BATCHES]
-        lines.append([
-            name, f"{row['metrics'][metric]:.4f}", f"{row.get('agreement', 1):.4f}",
-            f"{row.get('max_probability_diff', 0):.3f}", f"{row['bytes'] / 1e6:.1f}", *times, row.get("gate", ""),
-            f"{row['seconds']:.1f}" if "seconds" in row else "",
-        ])  # fmt: skip
+        line = [f"{row['recipe']} ({len(row['kept'])} kept)" if row.get("kept") else row["recipe"]]
+        if metric:
+            numbers = row["metrics"][metric], row.get("agreement", 1)
+            line += [*(f"{number:.4f}" for number in numbers), f"{row.get('max_probability_diff', 0):.3f}"]
+        line.append(f"{row['bytes'] / 1e6:.1f}")
+        line += [f"{row[f'p50_{b}']:.2f} ({rows[0][f'p50_{b}'] / row[f'p50_{b}']:.1f}x)" for b in BATCHES]
+        if metric:
+            line += [row.get("gate", ""), f"{row['seconds']:.1f}" if "seconds" in row else ""]
+        lines.append(line)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("runs", type=Path, nargs="*")
+    parser.add_argument("--shape", type=int, nargs=3, metavar=("LAYERS", "WIDTH", "HEADS"))
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--json", type=Path, help="a file for all rows")
     arguments = parser.parse_args()
     silence_libraries()
+    measured: dict[str, Callable[[Path, argparse.Namespace], list[dict[str, Any]]]] = {
+        str(run): partial(measure, run) for run in arguments.runs
+    }
+    if arguments.shape:
+        measured["{} layers, {} wide, {} heads".format(*arguments.shape)] = measure_shape
     results = []
-    for run in arguments.runs:
+    for title, function in measured.items():
         with tempfile.TemporaryDirectory() as directory:
-            rows = measure(run, Path(directory), arguments)
-        print(f"\n{run}\n\n{table(rows)}", flush=True)
+            rows = function(Path(directory), arguments)
+        print(f"\n{title}\n\n{table(rows)}", flush=True)
         results += rows
     if arguments.json:
         arguments.json.write_text(json.dumps({"environment": environment(), "rows": results}, indent=1))

@@ -91,7 +91,8 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
         student = build.student(config).make(teacher.model, task)
         loaders = batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
         rows, steps = splits.sizes()["train"], len(loaders["train"])
-        plan = choose_training(plan, student, examples=rows, steps_per_epoch=steps)
+        scored = len(cast(Examples, examples["dev"]))
+        plan = choose_training(plan, student, examples=rows, steps_per_epoch=steps, scored=scored)
         teaching.score(teacher, task, examples, source=source, directory=plan.cache_dir / "outputs")
         if refit:
             refit_head(student, teacher.model, cast(Examples, labelled_only(examples)["train"]))

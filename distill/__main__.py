@@ -30,6 +30,8 @@ EXTRA = (
     "scipy",
     "rich",
     "jinja2",
+    "matplotlib",
+    "markdown_it",
 )
 PACKAGE = Path(__file__).resolve().parent
 
@@ -144,10 +146,10 @@ def _run_config(config: "DictConfig") -> None:
 
         run_cache(config)
         return
-    elif config.job.name == "compare":
-        from distill.jobs.compare import run_compare
+    elif config.job.name == "report":
+        from distill.jobs.report import run_report
 
-        run_compare(config)
+        run_report(config)
         return
     elif config.job.name == "benchmark":
         from distill.jobs.benchmark import run_benchmark

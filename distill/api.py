@@ -41,6 +41,7 @@ from distill.records.record import Run, create_run, create_run_in, open_run
 from distill.records.settings import RecordSettings
 from distill.records.tracking import tracked
 from distill.teaching import teacher as teaching
+from distill.teaching.features import BilstmSettings, Features
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.teacher import TeacherSource, Weights, make_by_task, make_ensemble
 from distill.training.settings import TrainerSettings
@@ -167,29 +168,47 @@ class Teacher:
         joined.source, joined.cache_dir = source, next(iter(teachers.values())).cache_dir
         return joined
 
-    def fit(self, task: Task | SeveralTasks, **settings: Any) -> "Teacher":
+    def fit(
+        self,
+        task: Task | SeveralTasks,
+        *,
+        features: str | None = None,
+        bilstm: Mapping[str, int | float | str] | None = None,
+        **settings: Any,
+    ) -> "Teacher":
         """Fine-tunes the teacher where its head does not fit the task, once: the result is cached.
 
         Args:
+            features: trains a BiLSTM on these hidden states of the frozen encoder in place of the fine-tuning: `last`,
+                `second_to_last`, `sum_last_4`, `concat_last_4` or `sum_all`.
+            bilstm: its `layers`, `hidden_dim`, `dropout` and `pooling`, 2 layers of 768 by default.
             settings: fields of `TrainerSettings`, for example `max_epochs=3`.
 
         Raises:
             UserError: for data or a model that do not fit the task.
             ValueError: for a setting that is out of range.
         """
+        chosen: Features | None = None
+        if features is None:
+            finetune = replace(FINETUNE, **settings)
+        else:
+            finetune = TrainerSettings.auto(**{"batch_size": 64, **settings})
+            sizes: dict[str, Any] = dict(bilstm or {})
+            chosen = Features(features, BilstmSettings(trainer=finetune, **sizes))
         for name, one in tasks_of(task).items():
-            self._fit(name, one, replace(FINETUNE, **settings))
+            self._fit(name, one, finetune, chosen)
         return self
 
-    def _fit(self, name: str, task: Task, finetune: TrainerSettings) -> None:
+    def _fit(self, name: str, task: Task, finetune: TrainerSettings, features: Features | None) -> None:
         """Fine-tunes the teacher of one task."""
         if not task.fine_tunes_teacher:
             raise UserError(
                 f"task {task.name} does not fine-tune a teacher: give one that has its head (job=finetune makes one)"
             )
         source = self.source.of_task(name)
-        others = tuple(replace(other, finetune=finetune) for other in source.others)
-        source = replace(source, finetune=finetune, others=others)
+        others = tuple(replace(other, finetune=finetune, features=features) for other in source.others)
+        source = replace(source, finetune=finetune, features=features, others=others)
+        teaching.check_features(source, task)
         is_shared = name not in self.source.by_task
         self.source = source if is_shared else replace(self.source, by_task={**self.source.by_task, name: source})
         silence_libraries()

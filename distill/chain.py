@@ -54,7 +54,8 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     model, start, loaders = _create(student, parts, plan, examples)
     if isinstance(examples["train"], Examples):
         rows = sum(part.splits.sizes().get("train", 0) for part in parts)
-        plan = choose_training(plan, model, examples=rows, steps_per_epoch=len(loaders["train"]))
+        steps, scored = len(loaders["train"]), len(cast(Examples, examples["dev"]))
+        plan = choose_training(plan, model, examples=rows, steps_per_epoch=steps, scored=scored)
     if not plan.dry_run:
         for part in parts:
             teaching.score(
@@ -150,8 +151,8 @@ def _check_splits(splits: Splits, plan: Plan) -> None:
     """Raises UserError for data that is too little for an option, or that a baseline cannot learn from."""
     sizes = splits.sizes()
     check_dev(sizes.get("dev", 0), plan.export.abstain)
-    if plan.task.decoder is not None:
-        check_calibration(sizes.get("train", 0), plan.export)
+    if plan.exports and "train" in sizes:
+        check_calibration(sizes["train"], plan.export)
     if plan.baseline:
         plan.task.supervised_terms()
 
@@ -203,7 +204,7 @@ def _check_student(
     checks.check_outputs(plan.objective, teacher=teacher, student=student)
     checks.check_sizes(plan.objective, teacher=teacher, student=student)
     checks.check_head(student, teacher, name=name, likelihood=plan.task.likelihood)
-    if plan.export.vocabulary == "task" and plan.task.decoder is not None:
+    if plan.export.vocabulary == "task" and plan.exports:
         check_cut(tokenizer)
 
 
@@ -244,8 +245,8 @@ class Result:
         """The exported student, with the recommended model.
 
         Raises:
-            UserError: for a task whose students are not exported, where no file passed its gate, and for a run on
-                several tasks, which has `bundles`.
+            UserError: for a student that was not exported, where no file passed its gate, and for a run on several
+                tasks, which has `bundles`.
         """
         return Bundle(self.directory / "bundle")
 

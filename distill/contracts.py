@@ -3,7 +3,7 @@
 Letters for shapes: B batch, L length, H hidden, N examples, n items, C classes, V vocabulary.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, Unpack, runtime_checkable
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 VECTOR_SETTINGS = "sentence_vector"  # The entry of a model's configuration that says how vectors of texts are pooled.
+ENCODER_FEATURES = "inputs_embeds"  # The column of batches with the features of tokens, `[S, L, F]`.
 CROSS_SCORES = "cross_scores"  # The column of batches with a cross-encoder's targets, NaN for examples without one.
 IGNORED = -100  # The label of an item without one, as in torch's cross-entropy.
 TASK_ID = "task_id"  # The column `[B]` of batches of several tasks: the number of the task, the same in a whole batch.
@@ -23,9 +24,9 @@ TASK_ID = "task_id"  # The column `[B]` of batches of several tasks: the number 
 # Tensors with the names of Hugging Face, `[B, L]` or `[B]`, and `example_id [B]`. Where examples have several sequences
 # of tokens, these are the rows of `[S, L]`, in the order of the examples.
 Batch = Mapping[str, "Tensor"]
-# `softmax`: logits are unnormalized log-probabilities of classes. `gaussian`: the one logit is a number. `vector`: in
-# the place of logits is the vector of a text, `[n, D]`.
-Likelihood = Literal["softmax", "gaussian", "vector"]
+# `softmax`: logits are unnormalized log-probabilities of classes. `sigmoid`: each logit is the log-odds of a label of
+# its own. `gaussian`: the one logit is a number. `vector`: in the place of logits is the vector of a text, `[n, D]`.
+Likelihood = Literal["softmax", "sigmoid", "gaussian", "vector"]
 # Yields optimizer steps: lists of micro-batches.
 Loader: TypeAlias = "DataLoader[list[dict[str, Tensor]]]"
 
@@ -52,7 +53,8 @@ class Items:
     Args:
         batch: the batch that the items belong to.
         row: `[n]`, the row of the batch that holds each item.
-        labels: `[n]`, classes or numbers; `IGNORED` for an item without a class.
+        labels: `[n]`, classes or numbers; `IGNORED` for an item without a class. Of a sigmoid `[n, C]`, 1 for the
+            labels of the item and 0 for others; NaN for an item without labels.
         labelled: `[n]` (bool), whether an item has a label.
         likelihood: the meaning of the logits.
         index: `[n]`, the token of each item, counted over the whole batch `[B * L]`; None where items are examples.
@@ -154,7 +156,7 @@ class Scores:
 
     Args:
         columns: as `Task.score` returns them, for example `logits [n, C]`.
-        labels: `[n]`.
+        labels: `[n]`, or `[n, C]` of a sigmoid.
         example_id: `[n]`, the example that each item belongs to.
         decoding: as `Task.fit_decoder` returns it for the model's scores on dev.
         by_task: the scores of each of `SeveralTasks` by its number; the other fields are then empty.
@@ -184,6 +186,16 @@ class Scores:
         columns = {name: column[chosen] for name, column in self.columns.items()}
         return replace(self, columns=columns, labels=self.labels[chosen], example_id=self.example_id[chosen])
 
+    @classmethod
+    def join(cls, parts: "Sequence[Scores]") -> "Scores":
+        """Returns the scores of several parts of a split, in their order."""
+        return replace(
+            parts[0],
+            columns={name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
+            labels=np.concatenate([part.labels for part in parts]),
+            example_id=np.concatenate([part.example_id for part in parts]),
+        )
+
 
 @runtime_checkable
 class Examples(Protocol):
@@ -192,7 +204,7 @@ class Examples(Protocol):
     Attributes:
         lengths: tokens that the examples take up in a batch, `[N]`.
         tokens: of the examples without padding, `[N]`.
-        sequences: the largest number of token sequences of an example.
+        sequences: `[N]`, how often `lengths` counts the longest token sequence of an example.
         truncated: the number of token sequences that were longer than the task's limit.
         digest: stands for everything that the batches depend on.
         visits: ways in which an example is shown, one an epoch; None for a new one in each.
@@ -207,7 +219,7 @@ class Examples(Protocol):
     def tokens(self) -> np.ndarray: ...
 
     @property
-    def sequences(self) -> int: ...
+    def sequences(self) -> np.ndarray: ...
 
     @property
     def truncated(self) -> int: ...
@@ -270,6 +282,34 @@ class Splits(Protocol):
         ...
 
 
+class RawSplit(Protocol):
+    """The examples of a split as an exported student reads them."""
+
+    def records(self) -> Sequence[Any]:
+        """The examples in the form that `edge.Bundle` reads."""
+        ...
+
+
+class ScoredSplits(Splits, Protocol):
+    """The data that exported students are scored on."""
+
+    def labelled_texts(self) -> Iterable[str]:
+        """The texts of the labelled rows that are trained on."""
+        ...
+
+    def unlabelled_texts(self) -> Iterable[str]:
+        """The texts that only a teacher labels."""
+        ...
+
+    def training(self) -> RawSplit:
+        """The labelled rows that are trained on."""
+        ...
+
+    def scored(self) -> Mapping[str, RawSplit]:
+        """The splits that are scored, dev first."""
+        ...
+
+
 class Task(Protocol):
     """A kind of task: the only place that knows the shape of a model's output.
 
@@ -289,8 +329,9 @@ class Task(Protocol):
         choices: the usual number of choices of an example, for models whose inputs are `[B, K, L]`; else None.
         max_length: tokens that an example is cut to.
         builtin: whether the data comes with the program.
-        decoder: the function of `distill.edge.decode` that reads the logits of an exported model; None for a task
-            whose students are not exported.
+        decoder: the class of `distill.edge.decode` that reads the logits of an exported model.
+        compared_column: the column of scores in which two models are compared number by number: their logits, or a
+            function of them where these are too many to be kept.
         fine_tunes_teacher: whether a teacher without the task's head is fine-tuned before it teaches.
         compares_with_teacher: whether `score` takes the teacher's outputs as a reference.
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
@@ -338,7 +379,10 @@ class Task(Protocol):
     def builtin(self) -> bool: ...
 
     @property
-    def decoder(self) -> str | None: ...
+    def decoder(self) -> str: ...
+
+    @property
+    def compared_column(self) -> str: ...
 
     @property
     def fine_tunes_teacher(self) -> bool: ...
@@ -377,6 +421,18 @@ class Task(Protocol):
 
     def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
         """The columns `[n]` or `[n, C]` that evaluation keeps of the items' outputs."""
+        ...
+
+    def rescore(self, scores: Scores, logits: "Sequence[np.ndarray]") -> Scores:
+        """The scores of the same items with the logits of another model, `[n, C]` of the items of each row of it."""
+        ...
+
+    def scored_data(self, splits: Any, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+        """The data that exported students are scored on.
+
+        Args:
+            examples: returns the tokenized splits, for a task whose students are scored on tokens.
+        """
         ...
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:

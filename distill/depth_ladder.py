@@ -25,7 +25,7 @@ from distill.export.bundle import FILES
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.models.checks import longest
-from distill.models.forward import input_names
+from distill.models.forward import exported_inputs
 from distill.plan import Plan, Student
 from distill.records.record import Run
 
@@ -93,7 +93,7 @@ class DepthLadder:
             export_onnx(model, fp32, tokenizer=tokenizer)
             write_dynamic(Material(fp32, weight_bits(self.plan.export.targets()[0])), int8)
             candidate = latency.load_onnx_candidate(
-                "student", "onnx-int8", int8, input_names(model, tokenizer), threads
+                "student", "onnx-int8", int8, exported_inputs(model, tokenizer), threads
             )  # fmt: skip
             [row] = latency.measure_latency(
                 [candidate], batches=[1], lengths=[length], threads=threads, seconds=settings.seconds,

@@ -15,6 +15,8 @@ A class with an `__init__` of its own, or a function, has its arguments checked:
         @check_arguments
         def __init__(self, *, name: str, max_length: Annotated[int, Field(ge=3)] = 128) -> None: ...
 
+Options that several functions share are a TypedDict, `**options: Unpack[TableOptions]`.
+
 Both raise OptionError, which is a UserError and a ValueError. A value that Hydra instantiates is named in full by
 `distill.__main__`:
 
@@ -33,7 +35,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, validate_call
 from pydantic.fields import FieldInfo
@@ -50,7 +52,6 @@ R = TypeVar("R")
 
 def raise_option_errors(cls: type[T]) -> type[T]:
     """Makes a pydantic dataclass raise OptionError in place of pydantic's ValidationError."""
-    names = list(inspect.signature(cls).parameters)
     validate: Callable[..., None] = cls.__init__
 
     @functools.wraps(validate)
@@ -58,7 +59,7 @@ def raise_option_errors(cls: type[T]) -> type[T]:
         try:
             validate(self, *args, **kwargs)
         except ValidationError as error:
-            raise _to_option_error(error, cls, dict(zip(names, args, strict=False)) | kwargs, names) from None
+            raise _to_option_error(error, cls, args, kwargs) from None
 
     cls.__init__ = init  # type: ignore[method-assign, assignment]
     return cls
@@ -66,7 +67,6 @@ def raise_option_errors(cls: type[T]) -> type[T]:
 
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Checks the arguments of a function or an `__init__` against its annotations; raises OptionError."""
-    names = list(inspect.signature(function).parameters)
     validated = validate_call(config=STRICT)(function)
 
     @functools.wraps(function)
@@ -74,9 +74,21 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return validated(*args, **kwargs)
         except ValidationError as error:
-            raise _to_option_error(error, function, dict(zip(names, args, strict=False)) | kwargs, names) from None
+            raise _to_option_error(error, function, args, kwargs) from None
 
     return call
+
+
+def _annotations(target: Callable[..., object]) -> dict[str, object]:
+    """Returns the annotation of each argument of a function or a dataclass; `Unpack[...]` counts as its keys."""
+    hints, annotations = get_type_hints(target, include_extras=True), dict[str, object]()
+    for name in inspect.signature(target).parameters:
+        annotation = hints.get(name)
+        if get_origin(annotation) is Unpack:
+            annotations |= get_type_hints(get_args(annotation)[0], include_extras=True)
+        else:
+            annotations[name] = annotation
+    return annotations
 
 
 def describe(annotation: object) -> str:
@@ -106,9 +118,12 @@ def _needs_quotes(text: str) -> bool:
 
 
 def _to_option_error(
-    error: ValidationError, target: object, given: Mapping[str, object], names: Sequence[str]
+    error: ValidationError, target: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Exception:
     """Returns the first of pydantic's errors as an OptionError, or what a check of several options raised."""
+    annotations = _annotations(target)
+    names = list(annotations)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
     first = error.errors(include_url=False)[0]
     location = first["loc"]
     if not location or (isinstance(location[0], int) and location[0] >= len(names)):
@@ -118,7 +133,7 @@ def _to_option_error(
     if name not in names:
         known = ", ".join(known for known in names if known != "self")
         return OptionError(name, show_value(given[name]), f"one of the options {known}")
-    expected = describe(get_type_hints(target, include_extras=True)[name])
+    expected = describe(annotations[name])
     return OptionError(name, show_value(given[name]) if name in given else None, expected)
 
 

@@ -7,20 +7,20 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import preflight, seeds
 from distill.benchmark.comparison import compare_models
 from distill.console import print_line, print_notice
-from distill.contracts import EncodedSplits, Examples, Scores, Splits, Task
+from distill.contracts import EncodedSplits, Examples, ScoredSplits, Scores, Splits, Task
 from distill.data.mixing import MixedExamples
 from distill.depth_ladder import warn_of_size
 from distill.edge.bundle import session
 from distill.edge.processor import weight_bits
 from distill.errors import first_line
-from distill.export.bundle import FILES, Exported, ScoredSplits, write_bundle
+from distill.export.bundle import FILES, Exported, write_bundle
 from distill.export.gate import UNDECIDED, ExportedFile, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
@@ -36,7 +36,7 @@ from distill.files import (
     write_text,
 )
 from distill.models import checks
-from distill.models.forward import input_names
+from distill.models.forward import exported_inputs
 from distill.models.pooling import write_modules
 from distill.plan import Plan
 from distill.records import report
@@ -83,6 +83,10 @@ class Part:
         section.record.update({name: self.run.record[name] for name in ("task", "teacher")})
         return replace(self, plan=replace(plan, task=self.task), run=section)
 
+    def scored_data(self) -> ScoredSplits:
+        """Returns the data that the exported student is scored on."""
+        return self.task.scored_data(self.splits, lambda: self.examples)
+
     def describe_teacher(self) -> str:
         """Describes the teacher: its name, where its head comes from, and its metric on dev."""
         teacher, metric = self.teacher, self.task.metric
@@ -119,17 +123,17 @@ class Part:
         directory: Path,
         student: PreTrainedModel,
         scores: Mapping[str, Scores],
-        retrain: Callable[[], PreTrainedModel],
+        retrain: Callable[[], PreTrainedModel] | None,
     ) -> Exported:
         """Writes the bundle with its model card to `directory`, checks its files, and records them."""
-        run, splits = self.run, cast(ScoredSplits, self.splits)
+        run = self.run
         print_line(f"{self._exporting}, and quantizing until a file passes its gate on {', '.join(scores)}")
         exported = write_bundle(
-            directory, model=student, tokenizer=self.teacher.tokenizer, task=self.task, splits=splits, scores=scores,
-            settings=self.plan.export, retrain=retrain,
+            directory, model=student, tokenizer=self.teacher.tokenizer, task=self.task, splits=self.scored_data(),
+            scores=scores, settings=self.plan.export, retrain=retrain,
             teacher={"name": self.teacher.resolved, "metrics": self.teacher.metrics},
         )  # fmt: skip
-        retention = share_kept(run.record, self.task.metric, exported.formats)
+        retention = measure_retention(run.record, self.task, exported.formats)
         run.update(export=exported.formats, ladder=exported.ladder, retention=retention)
         write_text(directory / "README.md", self.model_card())
         return exported
@@ -139,7 +143,7 @@ class Part:
         run, models = self.run, {"teacher": self.teacher.scores, "student": scores, **exported.scores}
         run.update(breakdown=break_down(models, self.task))
         make_directory(run.directory)
-        write_predictions(run.directory, models, task=self.task, splits=self.splits, settings=self.plan.record)
+        write_predictions(run.directory, models, task=self.task, splits=self.scored_data(), settings=self.plan.record)
         run.update(benchmark=self._time(student, exported.formats))
         replace_file(self.bundle, "README.md", self.model_card())
 
@@ -191,7 +195,9 @@ class Part:
         """The teacher's own ONNX files, cached under its weights, its inputs and the recipe; none if they fail."""
         bits = weight_bits(self.plan.export.targets()[0])
         teacher, tokenizer = self.teacher.model, self.teacher.tokenizer
-        key = hashlib.sha256(" ".join([self.teacher.weights, *input_names(teacher, tokenizer)]).encode()).hexdigest()
+        key = hashlib.sha256(
+            " ".join([self.teacher.weights, *exported_inputs(teacher, tokenizer)]).encode()
+        ).hexdigest()
         directory = self.plan.cache_dir / "onnx" / f"{key[:16]}-rows-{bits}"
         if not is_intact(directory):
             try:
@@ -209,12 +215,12 @@ class Part:
         return {format: directory / file for format, file in FILES.items()}
 
 
-def share_kept(record: JsonObject, metric: str, formats: Mapping[str, ExportedFile]) -> dict[str, float | None]:
-    """The student's metric over the teacher's; None where the teacher's is 0 or below and a share means nothing."""
-    teacher = record["teacher"]["metrics"][metric]
+def measure_retention(record: JsonObject, task: Task, formats: Mapping[str, ExportedFile]) -> dict[str, float | None]:
+    """The share of the teacher's metric that each file keeps, as `report.share_kept`."""
+    metric, teacher = task.metric, record["teacher"]["metrics"][task.metric]
     values = {"torch": record["student"]["metrics"][metric]}
     values |= {name: row["metrics"][metric] for name, row in formats.items()}
-    return {name: value / teacher if teacher > 0 else None for name, value in values.items()}
+    return {name: report.share_kept(value, teacher, record["task"]) for name, value in values.items()}
 
 
 def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str, Any]:

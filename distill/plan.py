@@ -33,7 +33,7 @@ from distill.models.pooling import configure
 from distill.options import show_value
 from distill.records.settings import RecordSettings
 from distill.teaching.outputs import check_cache
-from distill.teaching.teacher import TeacherSource
+from distill.teaching.teacher import TeacherSource, check_features
 from distill.training import auto
 from distill.training.settings import TrainerSettings, check_budget, check_processes
 
@@ -76,6 +76,11 @@ class Plan:
     chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
     logger: Callable[[Path], Logger] = field(default=lambda directory: CSVLogger(str(directory), name="", version=""))
     augment: Augmentation | None = None
+
+    @property
+    def exports(self) -> bool:
+        """Whether the student is exported."""
+        return self.export.enabled is not False
 
 
 @dataclass(frozen=True)
@@ -146,11 +151,11 @@ def default_objective(task: Task | SeveralTasks) -> Objective:
     return Objective(name="language_model" if first.over_vocabulary else "distilbert", terms=terms)
 
 
-def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, steps_per_epoch: int) -> Plan:
-    """Returns the plan with a value for every option of the trainer that is `auto`."""
+def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, steps_per_epoch: int, scored: int) -> Plan:
+    """Returns the plan with a value for every option of the trainer that is `auto`, as `auto.Facts` describes them."""
     if not plan.trainer.unresolved():
         return plan
-    facts = auto.Facts(examples, steps_per_epoch, *auto.describe_student(student))
+    facts = auto.Facts(examples, steps_per_epoch, *auto.describe_student(student), scored=scored)
     trainer, chosen = auto.resolve(plan.trainer, facts)
     return replace(plan, trainer=trainer, chosen=chosen)
 
@@ -204,14 +209,18 @@ def _check_task(source: TeacherSource, plan: Plan) -> None:
             f"objective.terms.{unsuited[0]}.weight=0"
         )
     _check_unlabelled(plan)
+    check_features(source, task)
     check_budget(plan.trainer.batch_tokens, task.max_length, "trainer")
     check_cache(source.cache, objective, task, is_ensemble=bool(source.others))
-    if plan.budget.is_set and task.decoder is None:
-        raise UserError(
-            f"{plan.budget} is for tasks whose students are exported, and task={task.name} is not: leave it out"
-        )
+    if plan.budget.is_set and not plan.exports:
+        raise UserError(f"{plan.budget} is for exported students, and export.enabled=false: leave one of them out")
     check_abstention(task, plan.export.abstain)
-    if plan.export.vocabulary == "task" and task.decoder and DECODERS[task.decoder].classes_are_tokens:
+    check_export(plan.export, task)
+
+
+def check_export(export: ExportSettings, task: Task) -> None:
+    """Raises OptionError for settings of an export that a task excludes."""
+    if export.vocabulary == "task" and DECODERS[task.decoder].classes_are_tokens:
         raise OptionError("export.vocabulary", "task", f"full, because the predictions of task {task.name} "
                           f"({task.kind}) are tokens of a text, which another vocabulary changes")  # fmt: skip
 

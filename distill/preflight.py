@@ -47,9 +47,8 @@ def describe_task(task: Task, record: JsonObject, splits: Splits) -> str:
 def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
     """Describes the lengths in tokens and the numbers of truncated examples. A stream has none before it is read."""
     tokenized = {name: split for name, split in splits.items() if isinstance(split, Examples)}
-    # The length of an example counts its longest sequence as often as it can have one.
     lengths = np.concatenate([examples.lengths // examples.sequences for examples in tokenized.values()])
-    several = any(examples.sequences > 1 for examples in tokenized.values())
+    several = any(examples.sequences.max() > 1 for examples in tokenized.values())
     truncated = {name: examples.truncated for name, examples in tokenized.items() if examples.truncated}
     counts = ", ".join(
         f"{number:,} sequences in {name}" if several else f"{number:,} of {len(tokenized[name]):,} in {name}"

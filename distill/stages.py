@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from distill import preflight
 from distill.console import console, print_line, print_notice
-from distill.contracts import EncodedSplits, Loader, Scores
+from distill.contracts import EncodedSplits, Examples, Loader, Scores
 from distill.data import several
 from distill.edge.processor import weight_bits
 from distill.export.sharing import share_weights
@@ -26,17 +26,19 @@ from distill.part import Part, data_digest
 from distill.plan import Plan
 from distill.records import report
 from distill.records.record import Run
+from distill.records.run_report import write_report
 from distill.teaching.output_cache import CachedOutputs
-from distill.teaching.outputs import ComputedOutputs, earlier_decision, outputs_for_training
+from distill.teaching.outputs import ComputedOutputs, earlier_decision, outputs_for_training, teacher_logits
 from distill.teaching.several import join_outputs
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training import fitting
 from distill.training.auto import describe_choices
-from distill.training.evaluate import evaluate, evaluate_splits, split_metrics
+from distill.training.evaluate import evaluate_splits, split_metrics
 from distill.training.fake_quantization import fake_quantized
 from distill.training.module import DistillationModule
 
 QAT_RATE = 0.2  # Of the learning rate of the training before.
+FITTED, FITTED_DRY = 20_000, 64  # Examples of train that a term is fitted to, at most, and in a dry run.
 ENOUGH_MASS = 0.98  # Of a teacher's probability, in the logits that are cached.
 
 
@@ -76,7 +78,7 @@ class Stages:
         baselines = [None] * len(self.parts) if baseline is None else [of for _, of in self._of_parts(baseline)]
         for (part, of_student), of_baseline in zip(self._of_parts(scores), baselines, strict=True):
             part.compare(of_student, of_baseline)
-        if all(part.task.decoder is not None for part in self.parts):
+        if plan.exports:
             self.publish(module.student, scores, source)
 
     def prepare_training(
@@ -106,6 +108,9 @@ class Stages:
                 "student learns nothing of the rest: raise teacher.cache.top_k, or set teacher.cache.enabled=false"
             )
         plan.objective.connect(_encoder_size(student), checks.encoder_size(teacher.model))
+        if plan.objective.fits_teacher:
+            most = FITTED_DRY if plan.dry_run else FITTED
+            plan.objective.fit(teacher_logits(teacher, plan.task, self.examples["train"], cached, most=most))
         runs_teacher = plan.objective.needs_teacher and outputs is None
         module = DistillationModule(
             student=student, objective=plan.objective, task=plan.task,
@@ -141,11 +146,9 @@ class Stages:
         """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
         fit = self._fit(module, self.run.directory, self.plan.logger(self.run.directory), title="student")
         student, task = module.student.eval(), self.plan.task
-        if task.compares_with_teacher:
-            student.to(self.plan.trainer.device())
-            scores = {"dev": evaluate(student, task, self.loaders["dev"], reference=self.teacher.running())}
-        else:
-            scores = evaluate_splits(student.cpu(), task, self.loaders)
+        reference = self.teacher.running() if task.compares_with_teacher else None
+        student.to("cpu" if reference is None else self.plan.trainer.device())
+        scores = evaluate_splits(student, task, self.loaders, reference=reference)
         student.cpu()
         self.run.update(training=training_record(fit, module, outputs.outputs) | {"chosen": self.plan.chosen})
         for (part, of_part), model in zip(self._of_parts(scores), heads_of(student).values(), strict=True):
@@ -186,12 +189,14 @@ class Stages:
         """Exports, checks and times the heads of the student, and writes the bundle of each with its model card."""
         bundle, heads = self.run.directory / "bundle", heads_of(student)
         retrain = functools.cache(lambda: heads_of(self.retrain(student, source)))
+        # A stream has no epoch that quantization-aware distillation could train for.
+        can_retrain = isinstance(self.examples["train"], Examples)
         results = []
         with atomic_directory(bundle) as directory:
             for part, of_part in self._of_parts(scores):
                 own = directory / part.name
                 own.mkdir(exist_ok=True)
-                retrain_head = functools.partial(_pick, retrain, part.name)
+                retrain_head = functools.partial(_pick, retrain, part.name) if can_retrain else None
                 exported = part.export(own, heads[part.name], of_part, retrain_head)
                 results.append((part, of_part, exported))
             if self._is_joint:
@@ -235,7 +240,7 @@ class Stages:
     def close(self) -> None:
         """Writes the report and prints where everything is."""
         run = self.run
-        write_text(run.directory / "report.md", report.render_report(run.record))
+        page = write_report(run.directory, {**run.record, "status": "finished"})
         for part in self.parts:
             # The first of several students was published before the others were trained.
             if part.run.record["export"] and self.plan.seeds > 1:
@@ -244,7 +249,7 @@ class Stages:
         console.print(report.summary_table(run.record))
         for sentence in report.comparison_sentences(run.record):
             print_line(sentence)
-        print_line(f"Report   {run.directory / 'report.md'}")
+        print_line(f"Report   {page}")
         for part in self.parts:
             print_line(f"Student  {part.student}")
         for part in self.parts:

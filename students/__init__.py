@@ -3,4 +3,4 @@
 Importing the package registers the architectures that transformers does not include with its auto classes.
 """
 
-import students.modeling_bilstm  # noqa: F401
+import distill.models.modeling_bilstm  # noqa: F401

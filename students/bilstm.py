@@ -9,18 +9,9 @@ from transformers import PreTrainedModel
 
 from distill.contracts import Task
 from distill.errors import UserError
-from students.modeling_bilstm import (
-    BilstmConfig,
-    BilstmForMultipleChoice,
-    BilstmForSequenceClassification,
-    BilstmPreTrainedModel,
-)
+from distill.models.forward import model_class
+from distill.models.modeling_bilstm import BilstmConfig, BilstmPreTrainedModel
 
-# By the auto class of the task.
-MODELS: Mapping[str, type[BilstmForSequenceClassification] | type[BilstmForMultipleChoice]] = {
-    "AutoModelForSequenceClassification": BilstmForSequenceClassification,
-    "AutoModelForMultipleChoice": BilstmForMultipleChoice,
-}
 POOLINGS = ("last", "max", "mean")
 # Root mean square of the initial embeddings. Those of a transformer are ten times smaller, because it normalizes them.
 EMBEDDING_RMS = 0.3
@@ -44,20 +35,25 @@ def from_teacher(
     Its `inherited` maps the names of its tensors to those of the teacher's tensors that they were made from.
 
     Args:
-        task: its `pair` determines whether the student encodes pairs.
+        task: its `auto_class` determines the head, and its `pair` whether a head for whole texts compares two of them.
         embedding_dim: width of the embeddings, at most the teacher's; None uses the teacher's. A smaller one starts
             from the principal components of the teacher's embeddings.
         hidden_dim: width of each direction.
+        classifier_dim: width of the ReLU layer of a head for whole texts.
+        pooling: of the hidden states for a head for whole texts. Vectors are pooled as the task says.
         init: initial embeddings, those of the `teacher` or `random` ones.
 
     Raises:
-        UserError: if a size is below 1, a name is unknown, or the task is for pairs and the teacher has no separator.
+        UserError: if a size is below 1, a name is unknown, no BiLSTM has the task's head, or the task is for pairs and
+            the teacher has no separator.
     """
     sizes = {
         "embedding_dim": embedding_dim, "hidden_dim": hidden_dim, "layers": layers, "classifier_dim": classifier_dim,
     }  # fmt: skip
     _check_options(sizes, dropout=dropout, pooling=pooling, init=init)
-    _check_task(task, teacher)
+    student_class = _find_class(task)
+    if task.pair and getattr(teacher.config, "sep_token_id", None) is None:
+        raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
     vocabulary, width = _get_embeddings(teacher).shape
     config = BilstmConfig(
         vocab_size=vocabulary, embedding_dim=min(embedding_dim or width, width), hidden_dim=hidden_dim,
@@ -67,7 +63,7 @@ def from_teacher(
         label2id={label: index for index, label in teacher.config.id2label.items()},
         problem_type=teacher.config.problem_type,
     )  # fmt: skip
-    student = MODELS[task.auto_class](config)
+    student = student_class(config)
     student.inherited = _inherit_embeddings(student, teacher) if init == "teacher" else {}  # type: ignore[assignment]
     return student.float().train()
 
@@ -84,14 +80,12 @@ def _check_options(sizes: Mapping[str, int | None], *, dropout: float, pooling: 
             raise UserError(f"student.{name}={given} is unknown, expected one of {', '.join(known)}")
 
 
-def _check_task(task: Task, teacher: PreTrainedModel) -> None:
-    """Raises UserError if the task has no scores of whole texts, or pairs have no separator."""
-    if task.auto_class not in MODELS:
-        raise UserError(
-            f"student bilstm classifies whole texts, and task {task.name} is {task.kind}: take +student=distilbert"
-        )
-    if task.pair and getattr(teacher.config, "sep_token_id", None) is None:
-        raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
+def _find_class(task: Task) -> type[PreTrainedModel]:
+    """Returns the class with the task's head; raises UserError if there is none."""
+    found = model_class(task.auto_class, BilstmConfig)
+    if found is None:
+        raise UserError(f"student bilstm has no head for task {task.name} ({task.kind}): take +student=distilbert")
+    return found
 
 
 def _get_embeddings(teacher: PreTrainedModel) -> Tensor:
@@ -105,7 +99,7 @@ def _inherit_embeddings(student: BilstmPreTrainedModel, teacher: PreTrainedModel
     """Initializes the student's embeddings from the teacher's and returns the student's `inherited`."""
     embeddings = _get_embeddings(teacher)
     with torch.no_grad():
-        student.embeddings.weight.copy_(project_embeddings(embeddings, student.config.embedding_dim))
+        _get_embeddings(student).copy_(project_embeddings(embeddings, student.config.embedding_dim))
     names = {id(parameter): name for name, parameter in teacher.named_parameters()}
     return {"embeddings.weight": names[id(embeddings)]}
 

@@ -12,6 +12,7 @@ from transformers import BertConfig, DistilBertConfig, PreTrainedModel
 from distill.errors import UserError
 from distill.models.forward import model_class
 from distill.models.loading import auto_class_of
+from distill.models.modeling_bilstm import FeatureBilstmPreTrainedModel
 
 Layers = str | Sequence[int]
 
@@ -51,8 +52,8 @@ def from_teacher(
     From a BERT it is a `DistilBertFor*` (arXiv 1910.01108), which has no token types and no pooler. The token-type row
     of single sentences is added to the position embeddings, and the pooler becomes `pre_classifier`. From any other
     family, and from a BERT that no configuration of a DistilBERT can describe, it is the teacher's class with fewer
-    layers. The student's `inherited` maps the names of its tensors to those of the teacher's tensors that they were
-    copied from.
+    layers. From a BiLSTM on features it is what it would be from their encoder, with a new head. The student's
+    `inherited` maps the names of its tensors to those of the teacher's tensors that they were copied from.
 
     Args:
         layers: `alternate` (the first, the last and evenly spaced ones between them), `first`, `last`, or indices
@@ -66,6 +67,8 @@ def from_teacher(
     """
     if init not in ("teacher", "random"):
         raise UserError(f"student.init={init} is unknown, expected teacher or random")
+    if isinstance(teacher, FeatureBilstmPreTrainedModel):
+        return _follow_encoder(teacher, layers=layers, depth=depth, init=init)
     teacher_layers = choose_layers(teacher.config.num_hidden_layers, layers, depth)
     if type(teacher.config) is BertConfig and _is_distilbert(teacher):
         student = _create_distilbert(teacher, len(teacher_layers))
@@ -83,6 +86,26 @@ def from_teacher(
     # An attribute of the object only, which is not saved.
     student.inherited = inherited  # type: ignore[assignment]
     return student.train()
+
+
+def _follow_encoder(
+    teacher: FeatureBilstmPreTrainedModel,
+    *,
+    layers: Layers,
+    depth: int | None,
+    init: Literal["teacher", "random"],
+) -> PreTrainedModel:
+    """Creates the student of a BiLSTM on features from the encoder of the features, with a new head."""
+    transformer = teacher.to_transformer()
+    student = from_teacher(transformer, layers=layers, depth=depth, init=init)
+    prefix = f"{transformer.base_model_prefix}."
+    inherited = {
+        name: f"{teacher.base_model_prefix}.{copied.removeprefix(prefix)}"
+        for name, copied in student.inherited.items()  # type: ignore[operator, union-attr]
+        if copied.startswith(prefix)
+    }
+    student.inherited = inherited  # type: ignore[assignment]
+    return student
 
 
 def choose_layers(total: int, layers: Layers, depth: int | None = None) -> list[int]:

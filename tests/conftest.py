@@ -29,6 +29,7 @@ from distill.contracts import Items, Outputs, Scores
 from distill.data import batching, tables
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.losses.term import EncoderSize
+from distill.records import figures
 from distill.tasks import Classification
 from distill.teaching.output_cache import CachedOutputs
 from distill.training import fitting
@@ -89,6 +90,23 @@ def restored_logging() -> Iterator[None]:
 def _loggers() -> dict[str, logging.Logger]:
     loggers = logging.root.manager.loggerDict
     return {name: logger for name, logger in loggers.items() if isinstance(logger, logging.Logger)}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def empty_figures() -> Iterator[None]:
+    """Leaves out the drawing of figures, a second for each run. The fixture `drawn` is for tests of figures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "_render", lambda *_: "<svg></svg>")
+        yield
+
+
+_RENDER = figures._render
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws the figures."""
+    monkeypatch.setattr(figures, "_render", _RENDER)
 
 
 @pytest.fixture(scope="session")

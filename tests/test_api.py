@@ -65,7 +65,8 @@ def test_every_python_block_runs(
 
 
 def distill_by_api(teacher_dir: Path, data: Any, root: Path, **options: Any) -> d.Result:
-    task = d.tasks.Classification(text="sentence", labels=LABELS, name="sst2", max_length=64, **data)
+    known = {"labels": LABELS, "metrics": ["accuracy"]}
+    task = d.tasks.Classification(text="sentence", name="sst2", max_length=64, **known, **data)
     teacher = d.Teacher.from_pretrained(teacher_dir, cache_dir=root / "cache")
     trainer = d.TrainerSettings(max_epochs=2, seed=3, **QUICK)
     return d.distill(

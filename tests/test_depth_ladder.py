@@ -1,6 +1,7 @@
 """Tests of the budget: the deepest student within it, its place in run.json, and what cannot be chosen."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from tests.records.test_report import record
 DISTILBERT = Student("distilbert", partial(from_teacher, depth=None, layers="alternate"))
 
 
-def plan_of(task: Any = None, **limits: float) -> Plan:
-    task = task or d.tasks.Classification(text="text")
+def plan_of(**limits: float) -> Plan:
+    task = d.tasks.Classification(text="text")
     return Plan(
         task=task, objective=default_objective(task),
         trainer=d.TrainerSettings(learning_rate=1e-3, max_steps=1, batch_size=2),
@@ -150,9 +151,8 @@ def test_a_larger_file_is_reported_where_a_smaller_one_failed_its_gate(capsys: p
     assert expected in capsys.readouterr().out
 
 
-def test_a_budget_needs_a_task_whose_students_are_exported() -> None:
+def test_a_budget_needs_an_export() -> None:
     source: Any = TeacherSource(weights=None, finetune=None)  # type: ignore[arg-type]
-    with pytest.raises(
-        UserError, match="budget.mb=2 budget.ms=1 is for tasks whose students are exported, and task=mlm"
-    ):
-        check_plan(source, plan_of(d.tasks.MaskedLM(), mb=2.0, ms=1.0))
+    plan = replace(plan_of(mb=2.0, ms=1.0), export=d.ExportSettings(enabled=False))
+    with pytest.raises(UserError, match="budget.mb=2 budget.ms=1 is for exported students, and export.enabled=false"):
+        check_plan(source, plan)

@@ -4,7 +4,7 @@ import pickle
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Unpack
 
 import hydra
 import pytest
@@ -12,6 +12,7 @@ from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict
 
 from distill.__main__ import _translate
 from distill.errors import OptionError, UserError
@@ -41,6 +42,17 @@ class Task:
         if name == "other":
             raise ValueError("the body is no check of options")
         self.name, self.settings, self.columns = name, settings, columns
+
+
+class Sizes(TypedDict, total=False):
+    width: PositiveInt
+    depth: int | None
+
+
+class Sized:
+    @check_arguments
+    def __init__(self, name: str, **sizes: Unpack[Sizes]) -> None:
+        self.name, self.sizes = name, sizes
 
 
 @pytest.mark.parametrize(
@@ -109,6 +121,20 @@ def test_arguments_of_functions_are_checked_too(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Task(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"width": 0}, "got width=0, expected a whole number of at least 1"),
+        ({"depth": "2"}, "got depth='2', expected a whole number or null"),
+        ({"widht": 1}, "got widht=1, expected one of the options name, width, depth"),
+    ],
+)
+def test_shared_options_are_checked_as_arguments_of_their_own(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+        Sized("a", **options)
+    assert Sized("a", width=3).sizes == {"width": 3}
 
 
 def test_arguments_are_passed_unchanged() -> None:

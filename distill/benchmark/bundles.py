@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from distill.edge import Bundle
 from distill.edge.bundle import count_bytes
 from distill.edge.decode import Record
 from distill.edge.manifest import read_manifest
+from distill.edge.masks import MaskedTokens
 from distill.edge.processor import ANY, runs, this_target
 from distill.errors import UserError
 
@@ -134,7 +135,7 @@ def _time_sizes(
         print_notice(f"timed at length {', '.join(map(str, lengths))} only: a bundle reads {limit} tokens at most")
     candidates = [
         latency.Candidate(
-            name, f"onnx-{format}", bundle.manifest["inputs"],
+            name, f"onnx-{format}", bundle.input_names,
             count_bytes(bundle.directory / bundle.manifest["models"][format]), _runner(bundle),
         )
         for (name, format), bundle in loaded.items()
@@ -244,7 +245,7 @@ def _count(each: MeasuredBundle, batch: int, length: int) -> int:
     shape = (batch, length) if bundle.decoder.input_axes == 2 else (batch, each.choices, length)
     feed = latency.make_inputs(shape, bundle.tokenizer.get_vocab_size())
     file = each.directory / each.manifest["models"]["fp32"]
-    return peak.count_operations(file, {name: feed[name] for name in each.manifest["inputs"]})
+    return peak.count_operations(file, {name: feed[name] for name in bundle.input_names})
 
 
 def _describe(each: MeasuredBundle, threads: int) -> dict[str, Any]:
@@ -252,7 +253,7 @@ def _describe(each: MeasuredBundle, threads: int) -> dict[str, Any]:
     manifest, models = each.manifest, {}
     for format in each.formats:
         bundle = each.load(format, threads)
-        record = next((record for record in (*each.records[:1], *RECORDS) if _reads(bundle, record)), RECORDS[0])
+        record = next((record for record in _list_records(each) if _reads(bundle, record)), RECORDS[0])
         models[format] = {
             "bytes": count_bytes(each.directory / manifest["models"][format]),
             "metrics": manifest.get("metrics", {}).get(format, {}),
@@ -262,6 +263,13 @@ def _describe(each: MeasuredBundle, threads: int) -> dict[str, Any]:
         "name": each.name, "task": manifest.get("task"), "directory": str(each.directory), "models": models,
         "teacher": manifest.get("teacher"),
     }  # fmt: skip
+
+
+def _list_records(each: MeasuredBundle) -> Iterator[Record]:
+    """Yields records of every form for the command line, one of dev first."""
+    yield from (record for record in each.records[:1] if not isinstance(record, MaskedTokens))
+    yield from RECORDS
+    yield f"a {each.manifest['decoding'].get('mask_token')}"
 
 
 def _reads(bundle: Bundle, record: Record) -> bool:

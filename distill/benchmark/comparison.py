@@ -11,7 +11,7 @@ from distill.benchmark import latency
 from distill.benchmark.settings import BenchmarkSettings
 from distill.console import print_line, print_notice
 from distill.models.checks import longest
-from distill.models.forward import input_names, output_logits
+from distill.models.forward import exported_inputs, run_exported
 
 NOISE = 2.0  # Of p90 over p50; at most 1.2 in a run on a quiet machine.
 
@@ -40,7 +40,7 @@ def compare_models(
     print_line(f"Timing {' and '.join(models)}, each with {threads} thread(s)")
     candidates = []
     for name, (model, files) in models.items():
-        names = input_names(model, tokenizer)
+        names = exported_inputs(model, tokenizer)
         candidates.append(torch_candidate(name, model, names))
         candidates += [
             latency.load_onnx_candidate(name, f"onnx-{format}", path, names, threads) for format, path in files.items()
@@ -68,8 +68,7 @@ def torch_candidate(name: str, model: PreTrainedModel, inputs: Sequence[str]) ->
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
     def run(feed: latency.Inputs) -> Any:
-        inputs = {key: torch.from_numpy(array) for key, array in feed.items()}
         with torch.inference_mode():
-            return output_logits(model, model(**inputs), inputs["attention_mask"])
+            return run_exported(model, {key: torch.from_numpy(array) for key, array in feed.items()})
 
     return latency.Candidate(name, "torch", inputs, size, run)

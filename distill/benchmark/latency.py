@@ -22,7 +22,7 @@ Inputs = Mapping[str, NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """Model in one format: `run` takes the arrays `[B, L]` or `[B, K, L]` named in `inputs`, of `bytes` on disk."""
+    """Model in one format: `run` takes the arrays `[B, L]`, `[B, K, L]` or `[n]` of `inputs`; `bytes` on disk."""
 
     model: str
     format: str
@@ -96,9 +96,11 @@ def _time_in_turns(candidates: Sequence[Candidate], feed: Inputs, seconds: float
 
 
 def make_inputs(shape: tuple[int, ...], vocabulary: int) -> Inputs:
-    """Returns random tokens without padding."""
+    """Returns random tokens without padding; `positions` has the token in the middle of each sequence."""
+    length = shape[-1]
     return {
         "input_ids": np.random.default_rng(0).integers(0, vocabulary, shape, dtype=np.int64),
         "attention_mask": np.ones(shape, dtype=np.int64),
         "token_type_ids": np.zeros(shape, dtype=np.int64),
+        "positions": np.arange(np.prod(shape[:-1]), dtype=np.int64) * length + length // 2,
     }

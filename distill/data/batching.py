@@ -55,8 +55,9 @@ class TokenizedExamples(Dataset[Batch]):
         items_per_example: mean number of items.
         classes_per_item: mean number of classes that an item can have; None for all outputs of the model's head.
         valid: `[N, K]` (bool), which of K sequences of tokens each example has, and a column of the batches. `encoded`
-            has them one after another. The length of an example is then K times its longest sequence, so that examples
-            with sequences of similar length share a batch. None for examples of one sequence.
+            has them one after another. The length of an example is then that of its longest sequence, times the largest
+            number of sequences, so that examples with sequences of similar length share a batch. None for examples of
+            one sequence.
     """
 
     visits: int | None = 1
@@ -77,7 +78,8 @@ class TokenizedExamples(Dataset[Batch]):
         self._per_example = dict(per_example or {})
         self._lengths = np.diff(encoded.offsets)  # Of the sequences.
         self.lengths = self.tokens = self._lengths
-        self.sequences, self._counts, self._firsts = 1, np.ones_like(self._lengths), np.arange(len(self._lengths))
+        self.sequences = self._counts = np.ones_like(self._lengths)
+        self._firsts = np.arange(len(self._lengths))
         if valid is not None:
             self._group(valid)
         self.longest = int(self._lengths.max())
@@ -90,7 +92,8 @@ class TokenizedExamples(Dataset[Batch]):
 
     def _group(self, valid: np.ndarray) -> None:
         """Makes every example of its sequences."""
-        self.sequences, self._counts = valid.shape[1], valid.sum(axis=1)
+        self._counts = valid.sum(axis=1)
+        self.sequences = np.full(len(valid), self._counts.max())
         self._firsts = self._counts.cumsum() - self._counts
         self.tokens = np.add.reduceat(self._lengths, self._firsts)
         self.lengths = self.sequences * np.maximum.reduceat(self._lengths, self._firsts)

@@ -32,15 +32,21 @@ class LabelColumn:
         source: names the split in messages.
         values: of all examples.
         classes: names of the classes of a `datasets.ClassLabel`, whose values are their indices; None for others.
+        rows: the example of each value, where examples have several; None for one value each.
     """
 
     source: str
     values: Sequence[object]
     classes: tuple[str, ...] | None = None
+    rows: Sequence[int] | None = None
 
-    def place(self, row: int) -> str:
-        """Returns the name of an example in messages."""
-        return f"{self.source}, example {row + 1}"
+    def place(self, index: int) -> str:
+        """Returns the name in messages of the example that has a value."""
+        return f"{self.source}, example {self.number(index)}"
+
+    def number(self, index: int) -> int:
+        """Returns the number from 1 of the example that has a value."""
+        return 1 + (index if self.rows is None else self.rows[index])
 
 
 Columns = Mapping[str, LabelColumn]
@@ -146,7 +152,7 @@ def _to_words(column: LabelColumn) -> list[str]:
         (kind, row), (other, other_row) = list(kinds.items())[:2]
         raise UserError(
             f"{column.place(row)}: label {column.values[row]!r} is {kind} and {column.values[other_row]!r} of example "
-            f"{other_row + 1} {other}, expected labels of one kind"
+            f"{column.number(other_row)} {other}, expected labels of one kind"
         )
     for word in set(words):
         try:

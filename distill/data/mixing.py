@@ -48,7 +48,8 @@ class MixedExamples(Dataset[Batch]):
         self.labelled, self.pool, self.share = labelled, pool, share
         self.lengths = np.concatenate([labelled.lengths, pool.lengths])
         self.tokens = np.concatenate([labelled.tokens, pool.tokens])
-        self.sequences, self.longest = labelled.sequences, max(labelled.longest, pool.longest)
+        self.sequences = np.concatenate([labelled.sequences, pool.sequences])
+        self.longest = max(labelled.longest, pool.longest)
         self.truncated = labelled.truncated + pool.truncated
         self.classes_per_item = labelled.classes_per_item
         self.digest = hashlib.sha256(json.dumps([labelled.digest, pool.digest]).encode()).hexdigest()

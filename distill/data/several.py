@@ -33,10 +33,10 @@ class SeveralExamples:
     def __init__(self, parts: Mapping[int, Examples], *, sampling: float = 1.0) -> None:
         self.parts, self.sampling = dict(sorted(parts.items())), sampling
         every = list(self.parts.values())
-        self.lengths, self.tokens = (np.concatenate([getattr(part, name) for part in every]) for name in
-                                     ("lengths", "tokens"))  # fmt: skip
+        self.lengths, self.tokens, self.sequences = (
+            np.concatenate([getattr(part, name) for part in every]) for name in ("lengths", "tokens", "sequences")
+        )
         self.starts = np.cumsum([0, *map(len, every)])  # Of each part, and the end of the last one.
-        self.sequences = max(part.sequences for part in every)
         self.truncated = sum(part.truncated for part in every)
         self.digest = hashlib.sha256(json.dumps([part.digest for part in every]).encode()).hexdigest()
         self.items_per_example = sum(part.items_per_example * len(part) for part in every) / len(self.lengths)

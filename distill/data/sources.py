@@ -102,6 +102,7 @@ class TableSource:
         classes: Sequence[str] | None = None,
         groups: Sequence[str] | None = None,
         group: str = "group",
+        train: Sequence[int] = (),
     ) -> dict[str, Table]:
         """Splits a table into train and dev, the same in every run.
 
@@ -109,21 +110,21 @@ class TableSource:
             classes: of the rows, by which the split is stratified; None draws dev from all rows alike.
             groups: of the rows; those of one group are in one split. None has no groups.
             group: the name of a group in messages.
+            train: rows that are not held out; there are none with classes or groups.
 
         Raises:
             UserError: if train or dev would lack rows, a class, or a group.
         """
         from sklearn.model_selection import GroupShuffleSplit, train_test_split
 
-        path, option, numbers = table.source, f"task.dev_fraction={self.dev_fraction}", np.arange(len(table))
+        path, option, every = table.source, f"task.dev_fraction={self.dev_fraction}", np.arange(len(table))
+        numbers = np.setdiff1d(every, np.asarray(train, dtype=np.int64))
         try:
             if groups is None:
-                train, dev = train_test_split(
-                    numbers, test_size=self.dev_fraction, random_state=0, stratify=classes
-                )  # fmt: skip
+                _, dev = train_test_split(numbers, test_size=self.dev_fraction, random_state=0, stratify=classes)
             else:
                 splitter = GroupShuffleSplit(n_splits=1, test_size=self.dev_fraction, random_state=0)
-                train, dev = next(splitter.split(numbers, groups=np.unique(groups, return_inverse=True)[1]))
+                _, dev = next(splitter.split(numbers, groups=np.unique(groups, return_inverse=True)[1]))
         except ValueError as error:
             held = "every class" if classes is not None else None if groups is None else f"a {group} each"
             condition = "" if held is None else f" so that train and dev hold {held}"
@@ -134,7 +135,7 @@ class TableSource:
         sources = {"train": f"{path} without {option}", "dev": f"{path}, {option}"}
         return {
             name: table.select(np.sort(indices).tolist(), sources[name])
-            for name, indices in (("train", train), ("dev", dev))
+            for name, indices in (("train", np.setdiff1d(every, dev)), ("dev", dev))
         }
 
     def sample(self, splits: "Mapping[str, S]") -> "dict[str, S]":

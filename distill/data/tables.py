@@ -12,6 +12,7 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.data import labels
+from distill.data.label_sets import first_rows, to_label_sets
 from distill.data.labels import LabelColumn
 from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
@@ -44,7 +45,10 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Split:
-    """Raw examples: texts, the second texts of pairs, and labels `[N]`, which are class indices or numbers."""
+    """Raw examples: texts, the second texts of pairs, and labels.
+
+    Labels are class indices or numbers `[N]`, or 0 and 1 `[N, C]` where an example has any number of labels.
+    """
 
     texts: list[str]
     pairs: list[str] | None
@@ -166,6 +170,8 @@ class LabelledText:
         label_names: names of the classes in the order of the data's integers; None uses the labels of the training
             split.
         regression: whether the label is a number.
+        separator: between the labels of an example that has any number of them, as for `to_label_sets`; None where an
+            example has one label.
     """
 
     source: TableSource
@@ -173,6 +179,7 @@ class LabelledText:
     label: tuple[str, ...]
     label_names: tuple[str, ...] | None = None
     regression: bool = False
+    separator: str | None = None
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads `train`, `dev` and the other splits with labels.
@@ -187,21 +194,27 @@ class LabelledText:
         for name, table in self.source.read(cache_dir, self._hold_out_dev).items():
             if name in ("train", "dev") or is_labelled(table, self.label):
                 self._check_columns(table)
-                tables[name] = table if self.regression else leave_out_unlabelled(table, self.label)
+                tables[name] = leave_out_unlabelled(table, self.label) if self._has_one_class else table
         names, numbers = _read_labels(self, tables)
         splits = self.source.sample({name: _create_split(self, table, numbers[name]) for name, table in tables.items()})
         report_shared_texts(splits)
         return LabelledData(labels=names, splits=splits, sha256=_compute_digest(names, splits))
 
     def _hold_out_dev(self, table: Table) -> dict[str, Table]:
-        """Splits a table into train and dev, stratified by class."""
+        """Splits a table into train and dev, stratified by class; of several labels train has every one."""
         self._check_columns(table)
         if self.regression:
             return self.source.hold_out_dev(table)
+        if self.separator is not None:
+            return self.source.hold_out_dev(table, train=first_rows(get_labels(table, self.label), self.separator))
         table = leave_out_unlabelled(table, self.label)
         column = get_labels(table, self.label)
         labels.to_words({"train": column}, self.label_names)  # Checks them.
         return self.source.hold_out_dev(table, classes=list(map(str, column.values)))
+
+    @property
+    def _has_one_class(self) -> bool:
+        return not self.regression and self.separator is None
 
     def _check_columns(self, table: Table) -> None:
         check_columns(table, [*((name,) for name in self.text), self.label], ADVICE)
@@ -245,6 +258,8 @@ def _read_labels(rows: LabelledText, tables: Mapping[str, Table]) -> tuple[tuple
     if rows.regression:
         name = next(column for column in rows.label if column in tables["train"].names)
         return (name,), {split: labels.to_numbers(column) for split, column in columns.items()}
+    if rows.separator is not None:
+        return to_label_sets(columns, rows.label_names, separator=rows.separator)
     return labels.to_classes(columns, rows.label_names)
 
 

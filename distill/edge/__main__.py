@@ -144,6 +144,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--batch-size", type=int, help="texts in a forward pass; by default as many as the bundle recommends"
     )
+    parser.add_argument("--top-k", type=int, metavar="K", help="pieces for each mask, of a bundle that fills masks")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, with all probabilities")
     parser.add_argument(
         "--jsonl", action="store_true",
@@ -171,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = _parse(arguments)
     try:
-        bundle = Bundle(options.bundle, model=options.model, threads=options.threads)
+        bundle = Bundle(options.bundle, model=options.model, threads=options.threads, top_k=options.top_k)
         if options.web:
             _write_page(bundle, options)
             return 0

@@ -24,6 +24,7 @@ from distill.files import hash_file
 MOST_THREADS = 1024
 BATCH_SIZE = 32  # Where the bundle recommends none.
 DATA_FOLDER = "session.model_external_initializers_file_folder_path"  # Option of onnxruntime.
+POSITIONS = "positions"  # The input of a decoder with `at_positions`.
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
@@ -46,6 +47,7 @@ class Bundle:
         directory: contains bundle.json, tokenizer.json and the models.
         model: `fp32`, `int8`, or None for the recommended one.
         threads: number of threads of onnxruntime; None uses its default.
+        top_k: number of pieces for each mask, for a bundle that fills masks; None takes that of bundle.json.
 
     Attributes:
         batch_size: rows in a forward pass unless a call names another number. It is 1 for a model whose predictions
@@ -55,7 +57,14 @@ class Bundle:
         UserError: if the directory is not a bundle or lacks the model, or a file is damaged.
     """
 
-    def __init__(self, directory: str | Path, *, model: str | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        model: str | None = None,
+        threads: int | None = None,
+        top_k: int | None = None,
+    ) -> None:
         if threads is not None:
             _check_count("threads", threads, most=MOST_THREADS)
         self.directory = Path(directory)
@@ -63,7 +72,7 @@ class Bundle:
         self.labels: list[str] = self.manifest["labels"]
         self.pair: bool = self.manifest["pair"]
         self.truncation_side: str = self.manifest["truncation_side"]
-        self.decoder = _create_decoder(self.manifest, self.directory)
+        decoder = _find_decoder(self.manifest, self.directory)
         models: dict[str, str] = self.manifest["models"]
         self.model = self.manifest["recommended"] if model is None else model
         if self.model is None:
@@ -75,13 +84,19 @@ class Bundle:
         self._check_target()
         self.batch_size: int = self.manifest["batch_sizes"].get(self.model, BATCH_SIZE)
         self.threshold: float | None = self.manifest["thresholds"].get(self.model)
-        if self.threshold is not None and "probability" not in self.decoder.fields:
+        if self.threshold is not None and "probability" not in decoder.fields:
             raise UserError(f"{directory} is damaged: the decoder {self.manifest['decoder']} has no thresholds")
         path = self.directory / models[self.model]
         self._check_files(path)
-        self.tokenizer = self._load_tokenizer()
+        self.tokenizer = self._load_tokenizer(cuts=not decoder.cuts)
+        self.decoder = self._create_decoder(decoder, top_k)
         self.session = session(path, threads)
         self._check_model(path)
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the model's inputs."""
+        return [*self.manifest["inputs"], *([POSITIONS] if self.decoder.at_positions else [])]
 
     def item_logits(
         self, records: Sequence[decode.Record], *, batch_size: int | None = None
@@ -131,7 +146,8 @@ class Bundle:
 
         For classes it has `label`, `probability` and the `probabilities` of all labels, for a number `value`, for tags
         `entities`, for a question with a context `answer`, `score`, `start` and `end`, and for one with choices
-        `choice`, `index`, `probability` and `probabilities`; an encoder gives a text its `vector`. The label or choice
+        `choice`, `index`, `probability` and `probabilities`; an encoder gives a text its `vector`, and a language
+        model a text with masks its `masks` and the filled `text`. The label or choice
         is None where the bundle has a threshold and the probability is below. The prediction for a record that was cut
         has `truncated`, which is true.
 
@@ -211,9 +227,9 @@ class Bundle:
             except Exception as error:  # The errors of onnxruntime have no class in common.
                 reason = first_line(error)
                 raise UserError(f"{self.directory}: onnxruntime cannot run {self.model}: {reason}") from error
-            ends = itertools.accumulate(len(rows[i]) for i in batch)
-            for i, end in zip(batch, ends, strict=True):
-                outputs[i] = self._select_items(owners[i], rows[i], logits[end - len(rows[i]) : end])
+            sizes = [self._count_outputs(rows[i]) for i in batch]
+            for i, size, end in zip(batch, sizes, itertools.accumulate(sizes), strict=True):
+                outputs[i] = self._select_items(owners[i], rows[i], logits[end - size : end])
         remaining = iter(outputs)
         return [list(itertools.islice(remaining, len(one.rows))) for one in encoded]
 
@@ -261,6 +277,10 @@ class Bundle:
             encoded.append(Encoded(rows, is_cut or any(sequence.overflowing for sequence in row)))
         return encoded
 
+    def _count_outputs(self, row: decode.Row) -> int:
+        """Returns how many of the logits' first axis belong to a row."""
+        return sum(len(sequence.positions) for sequence in row) if self.decoder.at_positions else len(row)
+
     def _select_items(self, example: decode.Example, row: decode.Row, logits: NDArray[np.floating]) -> decode.Items:
         """Returns the items of a row, from logits `[K, C]` of its sequences or `[K, L, C]` of their tokens."""
         if self.decoder.axes == 3:  # The logits of tokens have padding.
@@ -286,7 +306,21 @@ class Bundle:
                 columns = slice(-len(values), None) if self.manifest["padding_side"] == "left" else slice(len(values))
                 array[place, columns] = values
             inputs[name] = array if self.decoder.input_axes == 2 else array[:, None]
+        if self.decoder.at_positions:
+            inputs[POSITIONS] = self._locate(sequences, length)
         return inputs
+
+    def _locate(self, sequences: Sequence[Any], length: int) -> NDArray[np.int64]:
+        """Returns the positions `[n]` of the predicted tokens, counted over the batch `[B * L]`."""
+        is_left = self.manifest["padding_side"] == "left"
+        return np.array(
+            [
+                place * length + (length - len(sequence.ids) if is_left else 0) + position
+                for place, sequence in enumerate(sequences)
+                for position in sequence.positions
+            ],
+            dtype=np.int64,
+        )
 
     def _check_target(self) -> None:
         """Raises UserError for a model that gives wrong answers on this processor, with the one to take instead."""
@@ -316,8 +350,8 @@ class Bundle:
             if digest != checksums[name]:
                 raise UserError(f"{path} is damaged: its SHA-256 is not the one in bundle.json")
 
-    def _load_tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer, which truncates as in training unless the decoder does, and does not pad."""
+    def _load_tokenizer(self, *, cuts: bool) -> Tokenizer:
+        """Returns the tokenizer, which does not pad; with `cuts` it truncates as in training."""
         path = self.directory / "tokenizer.json"
         try:
             tokenizer = Tokenizer.from_str(path.read_bytes().decode("utf-8"))
@@ -330,32 +364,51 @@ class Bundle:
             raise UserError(
                 f"{self.directory} is damaged: max_length is {length}, less than its {special} special tokens"
             )
-        if self.decoder.cuts:
-            tokenizer.no_truncation()
-        else:  # Training cuts the longer text of a pair first, which is the default here too.
+        if cuts:  # Training cuts the longer text of a pair first, which is the default here too.
             tokenizer.enable_truncation(length, direction=self.truncation_side)
+        else:
+            tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
 
+    def _create_decoder(self, decoder: type[decode.Decoder], top_k: int | None) -> decode.Decoder:
+        decoding: dict[str, Any] = dict(self.manifest["decoding"])
+        if top_k is not None:
+            if not decoder.at_positions:
+                raise UserError(
+                    f"got top_k={top_k}, and {self.directory} is of a {self.manifest['kind']}, which fills no masks: "
+                    "leave it out"
+                )
+            _check_count("top_k", top_k, most=self.tokenizer.get_vocab_size())
+            decoding["top_k"] = int(top_k)
+        try:
+            return decoder(self.labels, self.pair, decoding, self.tokenizer)
+        except UserError as error:
+            raise UserError(f"{self.directory} is damaged: {error}") from error
+
     def _check_model(self, path: Path) -> None:
         """Raises UserError if inputs or outputs of the model are not those of bundle.json."""
-        names, expected = [value.name for value in self.session.get_inputs()], self.manifest["inputs"]
+        names, expected = [value.name for value in self.session.get_inputs()], self.input_names
         if set(names) != set(expected):
             raise UserError(f"{path} has the inputs {', '.join(names)}, bundle.json has {', '.join(expected)}")
         for value in self.session.get_inputs():
-            if len(value.shape) != self.decoder.input_axes:
+            if value.name != POSITIONS and len(value.shape) != self.decoder.input_axes:
                 raise UserError(
                     f"{path} has {value.name} {value.shape}, expected {self.decoder.input_axes} axes for the decoder "
                     f"{self.manifest['decoder']}"
                 )
         shapes = {value.name: value.shape for value in self.session.get_outputs()}
         shape, axes = shapes.get("logits", []), self.decoder.axes
-        is_known = shape and isinstance(shape[-1], int) and not self.decoder.encodes
+        has_labels = not self.decoder.encodes and not self.decoder.at_positions
+        is_known = shape and isinstance(shape[-1], int) and has_labels
         classes = shape[-1] if is_known else len(self.labels)
         if len(shape) != axes or classes != len(self.labels):
             raise UserError(
                 f"{path} has logits {shape}, expected {axes} axes and {len(self.labels)} classes as in bundle.json"
             )
+        tokens = self.tokenizer.get_vocab_size()
+        if self.decoder.at_positions and isinstance(shape[-1], int) and shape[-1] < tokens:
+            raise UserError(f"{path} has logits {shape}, expected one for each of the {tokens} tokens of the tokenizer")
 
 
 def _batches(rows: Sequence[decode.Row], batch_size: int) -> Iterator[list[int]]:
@@ -369,7 +422,7 @@ def _count_tokens(rows: Sequence[decode.Row]) -> int:
     return sum(len(sequence.ids) for row in rows for sequence in row)
 
 
-def _create_decoder(manifest: Mapping[str, Any], directory: Path) -> decode.Decoder:
+def _find_decoder(manifest: Mapping[str, Any], directory: Path) -> type[decode.Decoder]:
     name, labels = manifest["decoder"], manifest["labels"]
     if name not in decode.DECODERS:
         known = ", ".join(decode.DECODERS)
@@ -377,10 +430,7 @@ def _create_decoder(manifest: Mapping[str, Any], directory: Path) -> decode.Deco
     decoder = decode.DECODERS[name]
     if not decoder.accepts(len(labels)):
         raise UserError(f"{directory} is damaged: the decoder {name} does not fit {len(labels)} labels")
-    try:
-        return decoder(labels, manifest["pair"], manifest["decoding"])
-    except UserError as error:
-        raise UserError(f"{directory} is damaged: {error}") from error
+    return decoder
 
 
 def _check_count(name: str, value: object, *, most: int | None = None) -> None:

@@ -10,9 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from distill.edge import spans
 from distill.edge.classes import pad_classes
+from distill.edge.masks import MaskedTokens, fill_masks, show_piece
 from distill.edge.words import (
     OUTSIDE,
     CutEncoding,
@@ -27,10 +29,11 @@ from distill.errors import UserError
 
 Floats = NDArray[np.floating]
 # A text, the two texts of a pair, `{"tokens": [...]}` for the words of a text, `{"question", "context"}`, or a question
-# with its choices, `{"question", "choices"}`, which may have a `context` too. For vectors also a list of texts.
-Record = str | Sequence[str] | Mapping[str, str | Sequence[str]]
-# A JSON object: `label` or `choice` with `probability` and `probabilities`; or `value`; or `entities`; or `answer` with
-# its place; or `vector`.
+# with its choices, `{"question", "choices"}`, which may have a `context` too. For vectors also a list of texts. For
+# masks also `{"text", "top_k"}`, or the tokens of a text.
+Record = str | Sequence[str] | Mapping[str, str | int | Sequence[str]] | MaskedTokens
+# A JSON object: `label` or `choice` with `probability` and `probabilities`; or `labels` with `probabilities`; or
+# `value`; or `entities`; or `answer` with its place; or `vector`; or `masks` with the filled `text`.
 Prediction = dict[str, Any]
 # The items of a row of the model in the form of the decoder, and their logits `[n, C]`.
 Items = tuple[Any, Floats]
@@ -49,7 +52,8 @@ class Example:
     """A record in the form that a tokenizer reads: a text, the second text of a pair, and the words to tag.
 
     With `choices`, the text is a question, and `context` the text that it is about. With `more`, all texts are
-    encoded by themselves.
+    encoded by themselves. With `tokens`, there is no text, and nothing is left to be tokenized. `top_k` is the number
+    of pieces that are wanted for each mask; None for that of the decoder.
     """
 
     text: str
@@ -58,9 +62,13 @@ class Example:
     choices: tuple[str, ...] = ()
     context: str | None = None
     more: tuple[str, ...] = ()
+    tokens: MaskedTokens | None = None
+    top_k: int | None = None
 
     def sequences(self) -> list[str | tuple[str, str]]:
         """Returns the texts of each sequence of tokens that a model reads."""
+        if self.tokens is not None:
+            return []
         if self.choices:
             return list(pair_choices(self.text, self.context, self.choices))
         if self.more:
@@ -95,16 +103,19 @@ class Decoder(Protocol):
         classes_are_tokens: whether the classes are the tokens of a text, so that logits of another tokenizer cannot be
             compared.
         encodes: whether the logits are the vector of a text, whose width has nothing to do with labels.
+        at_positions: whether the model has a further input `positions [n]`, of tokens counted over the batch
+            `[B * L]`, and `logits [n, V]` at these alone. The sequences of a row have `positions` then.
     """
 
     input_axes: int
     axes: int
     encodes: bool
+    at_positions: bool
     fields: tuple[str, ...]
     cuts: bool
     classes_are_tokens: bool
 
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         """Takes the fields of bundle.json; raises UserError if `decoding` lacks a value or has an invalid one."""
         ...
 
@@ -159,8 +170,9 @@ class _WholeText:
     cuts = False
     classes_are_tokens = False
     encodes = False
+    at_positions = False
 
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         self.labels, self.pair = list(labels), pair
 
     def parse(self, line: str) -> Record:
@@ -206,6 +218,44 @@ class Classes(_WholeText):
         return f"{label}\t{prediction['probability']:.4f}"
 
 
+class Labels(_WholeText):
+    """Decodes any number of labels of a text.
+
+    `labels` are those whose probability is at least their threshold, each with `label` and `probability`, the most
+    probable one first. `probabilities` are those of all labels.
+
+    Args:
+        decoding: `thresholds`, a probability for each label.
+    """
+
+    fields: tuple[str, ...] = ("labels", "probabilities")
+
+    @staticmethod
+    def accepts(labels: int) -> bool:
+        return labels > 1
+
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+        super().__init__(labels, pair, decoding, tokenizer)
+        thresholds = decoding.get("thresholds")
+        if not isinstance(thresholds, list) or len(thresholds) != len(labels) or not all(map(_is_share, thresholds)):
+            raise UserError(f"decoding has thresholds {thresholds}, expected a probability for each of the labels")
+        self.thresholds: list[float] = thresholds
+
+    def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
+        [(_, logits)] = rows
+        row = sigmoid(logits[0].astype(np.float64))
+        given = [
+            {"label": self.labels[index], "probability": float(row[index])}
+            for index in np.argsort(-row, kind="stable").tolist()
+            if row[index] >= self.thresholds[index]
+        ]
+        return {"labels": given, "probabilities": dict(zip(self.labels, row.tolist(), strict=True))}
+
+    def format(self, prediction: Prediction) -> str:
+        given = prediction["labels"]
+        return "; ".join(f"{escape(of['label'])}: {of['probability']:.4f}" for of in given) or "-"
+
+
 class Number(_WholeText):
     """Decodes the number of a regression: `value`."""
 
@@ -237,12 +287,13 @@ class Tags:
     cuts = True
     classes_are_tokens = False
     encodes = False
+    at_positions = False
 
     @staticmethod
     def accepts(labels: int) -> bool:
         return labels > 1
 
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         self.labels, self.scheme = list(labels), TagScheme(labels)
 
     def parse(self, line: str) -> Record:
@@ -307,12 +358,13 @@ class Spans:
     cuts = True
     classes_are_tokens = True
     encodes = False
+    at_positions = False
 
     @staticmethod
     def accepts(labels: int) -> bool:
         return labels == 2
 
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         for name in ("n_best", "max_answer_length"):
             value = decoding.get(name)
             if not isinstance(value, int) or value < 1:
@@ -380,12 +432,13 @@ class Choices:
     cuts = False
     classes_are_tokens = False
     encodes = False
+    at_positions = False
 
     @staticmethod
     def accepts(labels: int) -> bool:
         return labels == 0
 
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         pass
 
     def parse(self, line: str) -> Record:
@@ -442,12 +495,13 @@ class Vectors:
     cuts = False
     classes_are_tokens = False
     encodes = True
+    at_positions = False
 
     @staticmethod
     def accepts(labels: int) -> bool:
         return labels == 0
 
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any]) -> None:
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         pass
 
     def parse(self, line: str) -> Record:
@@ -455,8 +509,7 @@ class Vectors:
 
     def read(self, record: Record) -> Example:
         texts = [record] if isinstance(record, str) else record
-        is_list = isinstance(texts, list | tuple) and bool(texts)
-        if not is_list or not all(isinstance(text, str) and text.strip() for text in texts):
+        if not isinstance(texts, list | tuple) or not texts or not all(isinstance(t, str) and t.strip() for t in texts):
             raise UserError(f"got {shorten(record)}, expected a text or a list of texts, and no empty text")
         first, *more = map(_check_text, texts)
         return Example(first, more=tuple(more))
@@ -479,9 +532,104 @@ class Vectors:
         return " ".join(f"{number:.4g}" for number in prediction["vector"])
 
 
+class Masks:
+    """Decodes the masks of a text: the most probable pieces of each, and the `text` with the best ones in their place.
+
+    An entry of `masks` has `start` and `end` of the mask in code points, and `pieces`, each a `piece` of text with its
+    `probability`, the most probable one first. A record is a text, or `{"text": ..., "top_k": ...}` with the number of
+    pieces. A mask that was cut off has no entry and stays in the text.
+
+    Args:
+        decoding: `mask_token`, and `top_k`, the number of pieces for a record that gives none.
+    """
+
+    input_axes = 2
+    axes = 2
+    fields: tuple[str, ...] = ("masks", "text")
+    cuts = False
+    classes_are_tokens = True
+    encodes = False
+    at_positions = True
+
+    @staticmethod
+    def accepts(labels: int) -> bool:
+        return labels == 0
+
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.size = tokenizer, tokenizer.get_vocab_size()
+        mask_token = decoding.get("mask_token")
+        mask_id = tokenizer.token_to_id(mask_token) if isinstance(mask_token, str) else None
+        if mask_id is None:
+            raise UserError(f"decoding has mask_token {shorten(mask_token)}, expected a token of tokenizer.json")
+        self.mask_token, self.mask_id = str(mask_token), int(mask_id)
+        self.top_k = decoding.get("top_k")
+        if not self._is_number(self.top_k):
+            raise UserError(f"decoding has top_k {shorten(self.top_k)}, expected {self._numbers()}")
+
+    def _is_number(self, value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= self.size
+
+    def _numbers(self) -> str:
+        return f"a whole number from 1 to {self.size}, the tokens of the vocabulary"
+
+    def parse(self, line: str) -> Record:
+        return line
+
+    def read(self, record: Record) -> Example:
+        if isinstance(record, MaskedTokens):
+            return Example("", tokens=record)
+        text = record.get("text") if isinstance(record, Mapping) else record
+        top_k = record.get("top_k") if isinstance(record, Mapping) else None
+        if not isinstance(text, str):
+            raise UserError(f'got {shorten(record)}, expected a text or {{"text": ..., "top_k": ...}}')
+        if top_k is not None and not self._is_number(top_k):
+            raise UserError(f"got top_k={shorten(top_k)}, expected {self._numbers()}")
+        if self.mask_token not in text:
+            raise UserError(f"got {shorten(text)} without a mask, expected {self.mask_token} at each place to fill")
+        return Example(_check_text(text), top_k=top_k)  # type: ignore[arg-type]  # It is a number.
+
+    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+        if example.tokens is not None:
+            return [[example.tokens]]
+        [encoding] = row
+        tokens = MaskedTokens.find(encoding, example.text, self.mask_id)
+        if not tokens.positions:
+            raise ValueError(f"its masks are beyond the {max_length} tokens that the bundle reads: shorten the text")
+        return [[tokens]]
+
+    def select(self, example: Example, row: Row, logits: Floats) -> Items:
+        return row[0], logits
+
+    def truncated_item(self) -> Floats | None:
+        return None
+
+    def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
+        [(tokens, logits)] = rows
+        probabilities = softmax(logits.astype(np.float64))[:, : self.size]  # A model may have more rows than tokens.
+        best = np.argsort(-probabilities, axis=-1, kind="stable")[:, : example.top_k or self.top_k]
+        spans = tokens.spans or [(None, None)] * len(best)  # Tokens that were made elsewhere have no text.
+        masks = [
+            {"start": start, "end": end, "pieces": [
+                {"piece": show_piece(self.tokenizer, token), "probability": float(of_mask[token])}
+                for token in ids.tolist()
+            ]}
+            for (start, end), ids, of_mask in zip(spans, best, probabilities, strict=True)
+        ]  # fmt: skip
+        is_text = example.tokens is None
+        text = fill_masks(self.tokenizer, example.text, tokens, best[:, 0].tolist()) if is_text else None
+        return {"masks": masks, "text": text}
+
+    def format(self, prediction: Prediction) -> str:
+        pieces = (
+            ", ".join(f"{escape(of['piece'].strip())} {of['probability']:.4f}" for of in mask["pieces"])
+            for mask in prediction["masks"]
+        )
+        return f"{escape(prediction['text'])}\t{'; '.join(pieces)}"
+
+
 DECODERS: Mapping[str, type[Decoder]] = {
-    "classes": Classes, "number": Number, "tags": Tags, "spans": Spans, "choices": Choices,
-    "vectors": Vectors,
+    "classes": Classes, "labels": Labels, "number": Number, "tags": Tags, "spans": Spans, "choices": Choices,
+    "vectors": Vectors, "masks": Masks,
 }  # fmt: skip
 
 
@@ -526,8 +674,17 @@ def _check_text(text: str) -> str:
     return text
 
 
+def _is_share(value: object) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool) and 0 <= value <= 1
+
+
 def softmax(logits: Floats) -> Floats:
     """Returns the probabilities along the last axis of `logits [..., C]`."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     exponentials = np.exp(shifted)
     return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
+
+
+def sigmoid(logits: Floats) -> Floats:
+    """Returns the probability of each of `logits [...]`, the log-odds of a label."""
+    return np.asarray(np.exp(-np.logaddexp(0.0, -logits)))

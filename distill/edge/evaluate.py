@@ -165,6 +165,34 @@ class ClassRows(_Texts):
         }  # fmt: skip
 
 
+class LabelRows(_Texts):
+    """Rows with any number of labels: a list, or a text with the separator of the task between them."""
+
+    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
+        super().__init__(bundle, columns, names)
+        self.separator = str(bundle.manifest["decoding"].get("separator") or "|")
+
+    def read(self, row: Values) -> tuple[decode.Record, NDArray[np.bool_]]:
+        value = _value(row, self.label)
+        labels = value if isinstance(value, list) else [] if value is None else str(value).split(self.separator)
+        chosen = np.zeros(len(self.labels), dtype=bool)
+        if labels != [""]:
+            chosen[[find_label(label, self.labels) for label in labels]] = True
+        return self.record(row), chosen
+
+    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[NDArray[np.bool_]]) -> Metrics:
+        """Returns F1 of all labels together, the mean of their F1, and the share of rows with the right labels."""
+        given = [{each["label"] for each in prediction["labels"]} for prediction in predictions]
+        found = np.array([[name in of_row for name in self.labels] for of_row in given])
+        expected = np.array(labels)
+        correct, total = (found & expected).sum(axis=0), found.sum(axis=0) + expected.sum(axis=0)
+        return {
+            "micro_f1": float(2 * correct.sum() / max(1, total.sum())),
+            "macro_f1": float((2 * correct / np.maximum(1, total)).mean()),
+            "subset_accuracy": float((found == expected).all(axis=-1).mean()),
+        }
+
+
 class NumberRows(_Texts):
     """Rows with a number."""
 
@@ -275,9 +303,37 @@ class ChoiceRows:
         }
 
 
+class MaskRows:
+    """Rows with a text with masks, and the right piece of its only mask or the list of those of all."""
+
+    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
+        self.text, self.label = (columns.texts or ["text"])[0], columns.label or "label"
+
+    def read(self, row: Values) -> tuple[decode.Record, list[str]]:
+        text, label = _value(row, self.text), _value(row, self.label)
+        pieces = label if isinstance(label, list) else [label]
+        if not all(isinstance(piece, str) and piece for piece in pieces):
+            raise UserError(f"got {decode.shorten(label)}, expected the piece of each mask")
+        return text, pieces  # type: ignore[return-value]  # The decoder checks it.
+
+    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[list[str]]) -> Metrics:
+        """Returns the share of masks whose most probable piece is the right one. Those that are cut off count as wrong.
+
+        Raises:
+            UserError: for a text with another number of masks than it has pieces.
+        """
+        right = 0
+        for number, (prediction, pieces) in enumerate(zip(predictions, labels, strict=True), 1):
+            best = [mask["pieces"][0]["piece"].strip() for mask in prediction["masks"]]
+            if len(best) != len(pieces) and not prediction.get("truncated"):
+                raise UserError(f"row {number} has {len(best)} masks and {len(pieces)} pieces, expected one for each")
+            right += sum(map(str.__eq__, best, pieces))
+        return {"accuracy": right / sum(map(len, labels))}
+
+
 READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[str]], LabelledRows]] = {
-    "classes": ClassRows, "number": NumberRows, "tags": TagRows, "spans": SpanRows, "choices": ChoiceRows,
-    "vectors": VectorRows,
+    "classes": ClassRows, "labels": LabelRows, "number": NumberRows, "tags": TagRows, "spans": SpanRows,
+    "choices": ChoiceRows, "vectors": VectorRows, "masks": MaskRows,
 }  # fmt: skip
 
 

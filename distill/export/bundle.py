@@ -2,21 +2,20 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.console import print_notice
-from distill.contracts import Scores, Splits, Task
+from distill.contracts import ScoredSplits, Scores, Splits, Task
 from distill.edge import bundle as edge
 from distill.edge import decode
-from distill.edge.classes import pad_classes
 from distill.edge.manifest import FORMAT
 from distill.edge.processor import ANY, weight_bits
 from distill.errors import UserError
@@ -35,36 +34,9 @@ FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 HALF = "fp16"  # The name of the file with float16 weights, which few students need.
 CALIBRATION = 256  # Training texts on which ranges of activations are measured, if there are so many.
 CALIBRATION_BATCH = 8
+LOGITS_AT_ONCE = 2**26  # 256 MiB in float32.
 COMPARED = 256  # Examples on which a file with another vocabulary is compared with torch.
 FP32_LOGIT_DIFF = 1e-3
-
-
-class RawSplit(Protocol):
-    """The raw examples of a split."""
-
-    def records(self) -> Sequence[decode.Record]:
-        """Returns the examples in the form that `edge.Bundle` reads."""
-        ...
-
-
-class ScoredSplits(Splits, Protocol):
-    """The data of a task whose students are exported."""
-
-    def labelled_texts(self) -> Iterable[str]:
-        """Returns the texts of the labelled rows that are trained on."""
-        ...
-
-    def unlabelled_texts(self) -> Iterable[str]:
-        """Returns the texts that only a teacher labels."""
-        ...
-
-    def training(self) -> RawSplit:
-        """Returns the labelled rows that are trained on."""
-        ...
-
-    def scored(self) -> Mapping[str, RawSplit]:
-        """Returns the splits that are scored, dev first."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -110,7 +82,7 @@ def write_bundle(
     about = {"teacher": teacher, "decoding": dict(scores["dev"].decoding)}
     manifest = _create_manifest(model=exported, tokenizer=reader, task=task, splits=splits) | about
     _update(manifest, directory, {"fp32": fp32.name})
-    scorer = Scorer(edge.Bundle(directory, model="fp32"), splits, scores)
+    scorer = Scorer(edge.Bundle(directory, model="fp32"), splits, scores, task)
     fp32_scores = scorer.score_splits(fp32)
     if is_cut:
         scorer = scorer.marking_reread(fp32_scores)
@@ -194,6 +166,7 @@ class Scorer:
     bundle: edge.Bundle
     splits: ScoredSplits
     scores: Mapping[str, Scores]
+    task: Task
     reread: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def marking_reread(self, fp32_scores: Mapping[str, Scores]) -> "Scorer":
@@ -217,23 +190,60 @@ class Scorer:
             ValueError: if an example has other items than in the torch model for another reason.
         """
         records = self.splits.scored()[split].records()
-        return self.mark(split, self._place(self._load(path).item_logits(records), self.scores[split]))
+        scores, expected = self._score(self._load(path), records, self.scores[split]), self.scores[split]
+        if len(scores.labels) != len(expected.labels):
+            raise ValueError(f"the bundle has {len(scores.labels)} items, expected {len(expected.labels)} as in torch")
+        return self.mark(split, scores)
 
     def mark(self, split: str, scores: Scores) -> Scores:
         """Returns the scores of a split with the column `REREAD`, if the vocabulary is smaller."""
         marks = {REREAD: self.reread[split]} if split in self.reread else {}
         return replace(scores, columns={**scores.columns, **marks})
 
-    def compare_batches(self, path: Path, task: Task) -> BatchSensitivity:
+    def compare_batches(self, path: Path) -> BatchSensitivity:
         """Returns how far the predictions of a file for the beginning of dev depend on the batch."""
         bundle, records = self._load(path), self.splits.scored()["dev"].records()[:SAMPLED]
-        batches = (records[start : start + BATCH] for start in range(0, len(records), BATCH))
-        alone = bundle.item_logits(records, batch_size=1)
-        together = [row for batch in batches for row in bundle.item_logits(batch, batch_size=BATCH)]
-        reference = self.scores["dev"].select(self.scores["dev"].example_id < len(alone))
-        return measure_sensitivity(
-            task, self._place(together, reference), self._place(alone, reference), examples=len(records)
-        )
+        reference = self.scores["dev"]
+        alone = self._score(bundle, records, reference, batch_size=1)
+        together = self._score(bundle, records, reference, batch_size=BATCH, together=BATCH)
+        return measure_sensitivity(self.task, together, alone, examples=len(records))
+
+    def _score(
+        self,
+        bundle: edge.Bundle,
+        records: Sequence[decode.Record],
+        reference: Scores,
+        *,
+        batch_size: int | None = None,
+        together: int | None = None,
+    ) -> Scores:
+        """Returns the scores of a bundle on records, in the place of those of `reference`.
+
+        Args:
+            batch_size: records in a forward pass.
+            together: neighbouring records that are sorted into batches together; None for as many as have logits that
+                fit into memory at once.
+        """
+        together = self._count_together(bundle, reference) or len(records) if together is None else together
+        parts, rows = list[Scores](), 0
+        for first in range(0, len(records), together):
+            logits = bundle.item_logits(records[first : first + together], batch_size=batch_size)
+            own = reference.select((reference.example_id >= rows) & (reference.example_id < rows + len(logits)))
+            placed = self._place(logits, replace(own, example_id=own.example_id - rows))
+            parts.append(replace(placed, example_id=own.example_id))
+            rows += len(logits)
+        if any(TRUNCATED in part.columns for part in parts):
+            none = [{TRUNCATED: np.zeros(len(part.labels), dtype=bool)} for part in parts]
+            parts = [replace(part, columns=of | dict(part.columns)) for of, part in zip(none, parts, strict=True)]
+        return Scores.join(parts)
+
+    def _count_together(self, bundle: edge.Bundle, reference: Scores) -> int | None:
+        """Returns the number of examples whose logits fit into memory at once; None for all."""
+        width = next(value.shape[-1] for value in bundle.session.get_outputs() if value.name == "logits")
+        if not self.bundle.decoder.at_positions or not isinstance(width, int):
+            return None
+        items = len(reference.labels) / (int(reference.example_id.max()) + 1)
+        return max(BATCH, int(LOGITS_AT_ONCE / (items * width)))
 
     def _load(self, path: Path) -> edge.Bundle:
         """Returns the bundle with another file."""
@@ -243,17 +253,12 @@ class Scorer:
 
     def _place(self, rows: Sequence[np.ndarray], reference: Scores) -> Scores:
         """Returns the logits of each row in the place of those of `reference`."""
-        width = reference.columns["logits"].shape[-1]
-        logits = [pad_classes(of_row, width) for of_row in rows]
-        expected = np.bincount(reference.example_id, minlength=len(logits)).tolist()
-        if len(logits) != len(expected):
-            raise ValueError(f"the bundle has {len(logits)} rows, expected {len(expected)} as in torch")
-        # Everything else in the scores follows from the data.
-        if [len(of_row) for of_row in logits] == expected:
-            return replace(reference, columns={**reference.columns, "logits": np.concatenate(logits)})
-        filled, truncated = zip(*map(self._fill, itertools.count(1), logits, expected), strict=True)
-        columns = {"logits": np.concatenate(filled), TRUNCATED: np.concatenate(truncated)}
-        return replace(reference, columns={**reference.columns, **columns})
+        expected = np.bincount(reference.example_id, minlength=len(rows)).tolist()
+        if [len(of_row) for of_row in rows] == expected:
+            return self.task.rescore(reference, rows)
+        filled, truncated = zip(*map(self._fill, itertools.count(1), rows, expected), strict=True)
+        scores = self.task.rescore(reference, filled)
+        return replace(scores, columns={**scores.columns, TRUNCATED: np.concatenate(truncated)})
 
     def _fill(self, example: int, logits: np.ndarray, expected: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns logits `[expected, C]` of an example, and which of them `[expected]` are those of truncated items."""
@@ -331,7 +336,7 @@ def _describe(
 ) -> ExportedFile:
     """Returns the entry of a file in run.json's `export`."""
     comparison = compare(scores, scorer.scores, task=task)
-    share, sensitivity = settings.abstain, scorer.compare_batches(path, task)
+    share, sensitivity = settings.abstain, scorer.compare_batches(path)
     return {
         "file": entry.file, "bytes": edge.count_bytes(path), **comparison,
         "gate": judge(comparison, settings, target=entry.target),

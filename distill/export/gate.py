@@ -28,11 +28,12 @@ class Comparison(TypedDict):
     """Comparison of an exported file with the torch model on dev.
 
     Attributes:
-        max_abs_diff: largest difference of the logits.
+        max_abs_diff: largest difference of the logits; of a language model, of the log-probability of the right token.
         max_probability_diff: largest difference of the probabilities; of numbers, as a share of their range.
         agreement: share of the items with the same prediction.
         metrics: metrics of the exported file, on every split.
-        drop: decrease of the task's metric, negative if it increased.
+        drop: decrease of the task's metric, negative if it increased; of a metric of which less is better, its increase
+            as a share of that of the torch model.
         interval: the ends of the 95% interval of the drop, by a paired bootstrap over the examples.
         ece: expected calibration error; None for a task without probabilities.
         ece_rise: increase of it.
@@ -79,19 +80,22 @@ def compare(scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, ta
     Logits, probabilities and calibration are compared at the others.
     """
     both = _select_common(scores["dev"], reference["dev"])
-    logits, expected = (of.columns["logits"] for of in both)
+    values, expected = (of.columns[task.compared_column] for of in both)
     metrics = split_metrics(task, scores)
     difference = compare_examples(task, reference["dev"], scores["dev"])
     assert difference is not None  # As it may be with `only_means` alone.
-    interval = difference["interval"]
+    drop, interval = difference["difference"], difference["interval"]
     assert interval is not None
+    if task.selects == "min":
+        scale = -task.metrics(reference["dev"])[task.metric]
+        drop, interval = drop / scale, [end / scale for end in reversed(interval)]
     errors = [task.calibration_error(of) for of in both]
     return {
-        "max_abs_diff": float(np.abs(logits - expected).max()),
+        "max_abs_diff": float(np.abs(values - expected).max()),
         "max_probability_diff": task.probability_diff(*both),
         "agreement": task.agreement(scores["dev"], reference["dev"]),
         "metrics": metrics,
-        "drop": difference["difference"],
+        "drop": drop,
         "interval": interval,
         "ece": errors[0],
         "ece_rise": None if errors[0] is None or errors[1] is None else errors[0] - errors[1],

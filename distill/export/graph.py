@@ -38,7 +38,8 @@ def load(path: Path) -> onnx.ModelProto:
 
     The shapes that the exporter noted for its example are dropped, because they contradict a quantized graph. Constants
     that a recurrent layer reads through other nodes are folded, or its weights would stay in float. A `Gemm` becomes a
-    product and a sum, so that all products with a constant matrix have one form and keep their names.
+    product and a sum, so that all products with a constant matrix have one form and keep their names. A head that reads
+    the table of the embeddings gets a transposed copy of it, because the two are quantized by columns and by rows.
     """
     model = onnx.load(str(path))
     if any(node.op_type in RECURRENT for node in model.graph.node):
@@ -46,6 +47,7 @@ def load(path: Path) -> onnx.ModelProto:
     del model.graph.value_info[:]
     for node in [node for node in model.graph.node if node.op_type == "Gemm"]:
         _split_gemm(model, node)
+    _fold_transposed(model)
     return model
 
 
@@ -215,6 +217,17 @@ def _split_gemm(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
         helper.make_node("Add", [product, node.input[2]], list(node.output), name=f"{node.name}_bias"),
     ]
     _replace(model, node, replacement)
+    drop_unused(model)
+
+
+def _fold_transposed(model: onnx.ModelProto) -> None:
+    """Replaces the transposition of a constant matrix by a transposed constant."""
+    for node in [node for node in model.graph.node if node.op_type == "Transpose"]:
+        matrix = constants(model).get(node.input[0])
+        if matrix is not None and len(matrix.dims) == 2:
+            values = np.ascontiguousarray(numpy_helper.to_array(matrix).T)
+            model.graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
+            model.graph.node.remove(node)
     drop_unused(model)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.models.forward import input_names, output_logits, takes_choices
+from distill.models.forward import POSITIONS, exported_inputs, run_exported, takes_choices
 
 OPSET = 20
 # From here on the weights are in a second file `NAME.data`, because a protobuf message holds 2 GB at most.
@@ -27,14 +27,14 @@ class _Logits(nn.Module):
         self.model, self.names = model, names
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        named = dict(zip(self.names, inputs, strict=True))
-        return output_logits(self.model, self.model(**named), named["attention_mask"])
+        return run_exported(self.model, dict(zip(self.names, inputs, strict=True)))
 
 
 def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
     """Writes `model` as float32 ONNX: inputs `[B, L]` -> `logits`, with dynamic B and L.
 
-    A model that `takes_choices` has inputs `[B, K, L]` and `logits [B, K]`, with dynamic K too. The `logits` of an
+    A model that `takes_choices` has inputs `[B, K, L]` and `logits [B, K]`, with dynamic K too. One that
+    `predicts_tokens` has the further input `positions [n]` and `logits [n, V]`, as `run_exported`. The `logits` of an
     encoder of vectors are these, `[B, H]`.
 
     The files are those of `edge.bundle.list_model_files`, two for a large model.
@@ -42,7 +42,7 @@ def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedToke
     Args:
         tokenizer: makes the inputs; None for all that the model accepts.
     """
-    names = input_names(model, tokenizer)
+    names = exported_inputs(model, tokenizer)
     exported = copy.deepcopy(model).cpu().float().eval()
     # The exporter would treat 0, 1 or a size of the model as a fixed size.
     axes = {"batch": 2, "choices": 5, "length": 9} if takes_choices(model) else {"batch": 2, "length": 9}
@@ -51,6 +51,7 @@ def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedToke
         "input_ids": torch.randint(0, model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0)),
         "attention_mask": torch.ones(shape, dtype=torch.long),
         "token_type_ids": torch.zeros(shape, dtype=torch.long),
+        POSITIONS: torch.tensor([1, 3, 10]),
     }
     example["attention_mask"][1, ..., axes["length"] // 2 :] = 0
     # The cache entry of an exported LSTM would fix the length in the next export.
@@ -63,7 +64,7 @@ def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedToke
             opset_version=OPSET,
             input_names=list(names),
             output_names=["logits"],
-            dynamic_shapes=(tuple(dict(enumerate(axes)) for _ in names),),
+            dynamic_shapes=(tuple({0: "tokens"} if name == POSITIONS else dict(enumerate(axes)) for name in names),),
             verbose=False,
         )
     assert program is not None

@@ -121,7 +121,7 @@ def write_weight_only(material: Material, path: Path) -> None:
 
 def write_float16(material: Material, path: Path) -> None:
     """Writes weights in float16; everything is computed in float32."""
-    model = material.graph()
+    model = onnx.load(str(material.fp32))  # With a table that embeddings and head share, if they do.
     graph.halve_weights(model)
     graph.save(model, path)
 

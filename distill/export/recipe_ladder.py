@@ -182,8 +182,9 @@ class RecipeLadder:
 
     def _error(self, path: Path, keep: list[str]) -> float:
         quantization.write_dynamic(self.material, path, keep=keep, smoothed=True)
-        logits, expected = self.score(path).columns["logits"], self.reference["dev"].columns["logits"]
-        return float(np.square(logits - expected).mean())
+        column = self.task.compared_column
+        values, expected = (scores.columns[column] for scores in (self.score(path), self.reference["dev"]))
+        return float(np.square(values - expected).mean())
 
 
 def closest(rungs: list[Rung]) -> Rung | None:

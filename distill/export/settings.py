@@ -19,7 +19,10 @@ class ExportSettings:
     """Settings of an export, the keys of `conf/export`.
 
     Args:
-        max_drop: largest drop of the task's metric on dev with which an exported file passes.
+        enabled: whether the trained model is exported; `auto` for a student, and not for a language model without a
+            teacher.
+        max_drop: largest drop of the task's metric on dev with which an exported file passes; a share of the metric
+            where less of it is better.
         min_agreement: smallest share of the items on which an int8 file and the torch model predict alike.
         max_probability_diff: largest difference of a probability of an int8 file; of numbers, a share of their range.
         max_ece_rise: largest increase of the expected calibration error of an int8 file.
@@ -34,6 +37,7 @@ class ExportSettings:
         abstain: share of dev with the lowest confidence on which an exported file gives no label; None for none.
     """
 
+    enabled: Literal["auto"] | bool = "auto"
     max_drop: NonNegativeFloat = 0.01
     min_agreement: Share = 0.97
     max_probability_diff: Share = 0.3

@@ -15,7 +15,7 @@ from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import __version__, tasks
-from distill.benchmark import latency, plot
+from distill.benchmark import latency
 from distill.benchmark.bundles import CHOICES, MeasuredBundle, list_formats, measure_bundles
 from distill.benchmark.comparison import torch_candidate
 from distill.console import console, print_line, print_notice, silence_libraries
@@ -28,9 +28,11 @@ from distill.export.quantization import Material, write_dynamic
 from distill.files import JsonObject, write_json, write_text
 from distill.jobs import build
 from distill.jobs.upgrade import upgrade
-from distill.models.forward import input_names
+from distill.models.forward import exported_inputs
+from distill.records.figures import standalone
 from distill.records.record import RECORD, create_run
 from distill.records.report import MISSING, render_table
+from distill.records.sweep_plots import Point, draw_cost
 
 READ = ("job=", "job.", "bundles=", "benchmark.", "output_dir=", "+teacher=", "teacher.")
 SAMPLED = 256  # Records of dev.
@@ -115,12 +117,26 @@ def _read_dev(directory: Path) -> tuple[Sequence[Record], int | None]:
     config = upgrade(OmegaConf.load(path))  # type: ignore[arg-type]
     try:
         task = build.instantiate(config.task)
-        records = task.read(build.cache_dir(config)).scored()["dev"].records()
+        cache_dir = build.cache_dir(config)
+        splits = task.read(cache_dir)
+        data = task.scored_data(splits, lambda: task.encode(splits, _load_tokenizer(directory), cache_dir))
+        records = data.scored()["dev"].records()
     except UserError as error:
         print_notice(f"the lengths of the dev split of {directory} are not measured: {error}")
         return (), None
     number = min(SAMPLED, len(records))
     return [records[row] for row in np.random.default_rng(0).choice(len(records), number, replace=False)], task.choices
+
+
+def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer that is saved with the model of a bundle's run."""
+    from transformers import AutoTokenizer
+
+    run = directory.absolute().parent
+    saved = next((path for path in (run / "student", run / "teacher" / "model") if path.is_dir()), None)
+    if saved is None:
+        raise UserError(f"{run} has neither student nor teacher/model, whose tokenizer makes the sequences of dev")
+    return AutoTokenizer.from_pretrained(saved, local_files_only=True)
 
 
 @dataclass(frozen=True)
@@ -138,7 +154,7 @@ class _Teacher:
     def candidates(self, threads: int) -> list[latency.Candidate]:
         """Returns the teacher in every format, with so many threads."""
         torch.set_num_threads(threads)
-        names = input_names(self.model, self.tokenizer)
+        names = exported_inputs(self.model, self.tokenizer)
         files = [
             latency.load_onnx_candidate(TEACHER, f"onnx-{format}", path, names, threads)
             for format, path in self.files.items()
@@ -247,7 +263,7 @@ def _write_plots(content: JsonObject, directory: Path) -> None:
         if metric is None:
             continue
         points = [
-            plot.Point(timing["p50_ms"], model["metrics"][metric], f"{name} {format}")
+            Point(timing["p50_ms"], model["metrics"][metric], f"{name} {format}")
             for name, format, model in measured
             if (timing := _first_timing(content, name, f"onnx-{format}")) is not None and metric in model["metrics"]
         ]
@@ -255,13 +271,16 @@ def _write_plots(content: JsonObject, directory: Path) -> None:
         value = teacher["metrics"].get(metric) if teacher else None
         timing = _first_timing(content, TEACHER, "torch")
         if value is not None and timing is not None:
-            points.append(plot.Point(timing["p50_ms"], value, f"{TEACHER} (torch)"))
+            points.append(Point(timing["p50_ms"], value, f"{TEACHER} (torch)"))
+        if not points:
+            continue
         row = content["timings"][0]
-        svg = plot.draw_latency(
-            points, metric=metric, reference=None if value is None else (TEACHER, value),
-            title=f"{task}: batch {row['batch']}, length {row['length']}, {row['threads']} thread(s)",
+        conditions = f"batch {row['batch']}, length {row['length']}, {row['threads']} thread(s)"
+        figure = draw_cost(
+            points, metric=metric, cost=f"p50 in ms: {conditions}", caption=f"{task}: {metric} against latency",
+            reference=value,
         )  # fmt: skip
-        write_text(directory / f"latency-{task}.svg", svg)
+        write_text(directory / f"latency-{task}.svg", standalone(figure))
 
 
 def _first_timing(content: JsonObject, model: str, format: str) -> JsonObject | None:

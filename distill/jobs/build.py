@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from distill.errors import UserError
 from distill.plan import Plan, Student
+from distill.teaching.features import Features
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.teacher import SeveralWeights, TeacherSource, WeightsByTask, make_by_task, make_ensemble
 
@@ -72,10 +73,19 @@ def _source(
     settings = values.pop("finetune", False)
     values.pop("cache", None)
     accept_weak = values.pop("accept_weak", False)
+    name, sizes = values.pop("features", None), values.pop("bilstm", None)
     # Instantiated from the configuration, so that errors have the full names of the options.
     finetune = instantiate(config.finetune) if settings else None
+    features: Features | None = None
+    if name is not None:
+        if sizes is None:
+            raise UserError("the teacher's YAML has no bilstm: add /features@_here_: default to its defaults list")
+        features = Features(name, instantiate(config.bilstm))
+        finetune, substitute = features.bilstm.trainer, None  # The substitute has no pre-trained encoder.
     weights = hydra.utils.instantiate(values)
-    make = partial(TeacherSource, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak)
+    make = partial(
+        TeacherSource, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak, features=features
+    )
     if isinstance(weights, WeightsByTask):
         return make_by_task({task: make(weights=of_task) for task, of_task in weights.tasks.items()})
     if isinstance(weights, SeveralWeights):

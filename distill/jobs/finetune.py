@@ -10,6 +10,7 @@ from distill.jobs import build, pretrain
 from distill.part import save_model, task_record
 from distill.records.predictions import write_predictions
 from distill.records.record import Run
+from distill.records.run_report import write_report
 from distill.teaching import teacher as teaching
 from distill.training.settings import TrainerSettings
 
@@ -27,6 +28,7 @@ def run_finetune(config: DictConfig, run: Run) -> None:
         return
     silence_libraries()
     requested, cache_dir = build.single_source(config), build.cache_dir(config)
+    teaching.check_features(requested, task)
     settings: TrainerSettings = requested.finetune or build.instantiate(config.trainer)
     make_directory(cache_dir)
     source, substituted = teaching.locate(requested, task)
@@ -49,4 +51,5 @@ def run_finetune(config: DictConfig, run: Run) -> None:
     print_line(f"Teacher {teacher.resolved} on {task.name} ({teacher.origin}): dev {metrics}")
     directory = run.directory / "teacher" / "model"
     save_model(teacher.model, teacher.tokenizer, directory)
+    print_line(f"Report in {write_report(run.directory, {**run.record, 'status': 'finished'})}")
     print_line(f"Saved in {directory}")

@@ -1,29 +1,35 @@
 """The job `pretrain`, and the job `finetune` on raw text, which train a language model without a teacher."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import preflight
 from distill.console import console, print_line, print_notice, silence_libraries
-from distill.contracts import EncodedSplits, Loader
+from distill.contracts import EncodedSplits, Loader, ScoredSplits
 from distill.data import batching
 from distill.errors import UserError
-from distill.files import make_directory, write_text
+from distill.export.bundle import write_bundle
+from distill.export.settings import ExportSettings
+from distill.files import atomic_directory, make_directory, write_text
 from distill.jobs import build
 from distill.models import checks
 from distill.models.loading import Start
 from distill.part import save_model, task_record
+from distill.plan import check_export
 from distill.records import report
 from distill.records.record import Run
+from distill.records.run_report import write_report
 from distill.stages import training_record
 from distill.tasks import MaskedLM
 from distill.tasks.masked_lm import TextData
-from distill.teaching.teacher import TeacherSource, adopt_special_tokens
+from distill.teaching.teacher import TeacherSource, adopt_special_tokens, check_features
 from distill.training import auto, fitting
-from distill.training.evaluate import evaluate
+from distill.training.evaluate import evaluate, evaluate_splits
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings, check_budget, check_processes
 
@@ -37,8 +43,8 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     """Trains a language model on raw text with the `trainer`, and saves it in the run's directory."""
     settings = auto.for_text(build.instantiate(config.trainer))
     task: MaskedLM = build.instantiate(config.task)
-    source = build.single_source(config)
-    _check(config, settings, task, source, from_scratch=from_scratch)
+    source, export = build.single_source(config), build.instantiate(config.export)
+    _check(config, settings, task, source, export, from_scratch=from_scratch)
     silence_libraries()
     make_directory(build.cache_dir(config))
     splits = task.read(build.cache_dir(config))
@@ -77,21 +83,30 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     )  # fmt: skip
     directory = run.directory / "teacher" / "model"
     save_model(module.student.eval().cpu(), start.tokenizer, directory)
-    write_text(run.directory / "report.md", report.render_report(run.record))
-    console.print()
-    console.print(report.summary_table(run.record))
-    print_line(f"Report  {run.directory / 'report.md'}")
-    print_line(f"Model   {directory}")
+    if export.enabled is True:
+        _export(module.student, start.tokenizer, task, task.scored_data(splits, lambda: examples), dev, run, export)
+    _close(run, directory)
 
 
 def _check(
-    config: DictConfig, settings: TrainerSettings, task: MaskedLM, source: TeacherSource, *, from_scratch: bool
+    config: DictConfig,
+    settings: TrainerSettings,
+    task: MaskedLM,
+    source: TeacherSource,
+    export: ExportSettings,
+    *,
+    from_scratch: bool,
 ) -> None:
     """Raises UserError for options that contradict each other, before anything is read."""
     if not task.over_vocabulary:
         raise UserError(f"job={config.job.name} is not for task={task.name}: take a task over text, task=mlm")
+    check_features(source, task)
     if config.baseline:
         raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
+    if export.enabled is True:
+        check_export(export, task)
+        if task.pair:
+            raise UserError("a bundle fills the masks of single texts: set task.pair=null, or export.enabled=auto")
     check_processes(settings, "trainer")
     check_budget(settings.batch_tokens, task.max_length, "trainer")
     if source.weights.is_new != from_scratch:
@@ -102,6 +117,38 @@ def _check(
             else f"job=finetune begins with a trained model, and teacher {config.teacher.name} has random weights: "
             "job=pretrain trains it"
         )
+
+
+def _close(run: Run, model: Path) -> None:
+    """Writes the report and prints where everything is."""
+    page = write_report(run.directory, {**run.record, "status": "finished"})
+    console.print()
+    console.print(report.summary_table(run.record))
+    print_line(f"Report  {page}")
+    print_line(f"Model   {model}")
+    if run.record["export"]:
+        bundle = run.directory / "bundle"
+        print_line(f"Bundle  {bundle}")
+        print_line(f"Try it  python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")
+
+
+def _export(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: MaskedLM,
+    splits: ScoredSplits,
+    dev: Loader,
+    run: Run,
+    settings: ExportSettings,
+) -> None:
+    """Writes the bundle of the trained model, with its model card."""
+    scores = evaluate_splits(model, task, {"dev": dev})
+    with atomic_directory(run.directory / "bundle") as directory:
+        exported = write_bundle(
+            directory, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores, settings=settings
+        )
+        run.update(export=exported.formats, ladder=exported.ladder)
+        write_text(directory / "README.md", report.render_model_card(run.record, splits.labels))
 
 
 def _load(source: TeacherSource, task: MaskedLM, splits: TextData, *, seed: int) -> Start:

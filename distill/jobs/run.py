@@ -25,7 +25,7 @@ from distill.jobs.distill import run_distill
 from distill.jobs.finetune import run_finetune
 from distill.jobs.pretrain import run_pretrain
 from distill.jobs.upgrade import upgrade
-from distill.records.comparison import SWEEP_RUNS
+from distill.records.collection import SWEEP_RUNS
 from distill.records.record import Run, create_run, open_run
 from distill.records.tracking import tracked
 
@@ -48,7 +48,7 @@ _IGNORED_WITHOUT_STUDENT = (
     "augment",
 )
 _IGNORED_ON_TEXT = {
-    "distill": ("teacher.finetune", "export", "benchmark", "budget"),
+    "distill": ("teacher.finetune",),
     "finetune": _IGNORED_WITHOUT_STUDENT,
     "pretrain": _IGNORED_WITHOUT_STUDENT,
 }
@@ -70,7 +70,7 @@ _IGNORED = {
     ),
 }
 # Options that do not change the results of a run.
-_NOT_IN_DIGEST = ("resume", "output_dir", "cache_dir", "dry_run")
+_NOT_IN_DIGEST = ("resume", "output_dir", "cache_dir", "dry_run", "paper")
 _PATHS = ("task.data_dir", "teacher.path", "teacher.tokenizer", "student.path", "cache_dir")
 _PATHS_OR_IDS = ("task.unlabelled", "augment.model")  # An id of the Hub is no path that can be missing.
 # Mappings with options of several tasks, and the names of those that are paths; empty for the values themselves.
@@ -88,7 +88,7 @@ def run_job(config: DictConfig) -> Path | None:
         job = _select_job(config)
         _list_in_sweep(run)
         if run.record["status"] == "finished":
-            print_line(f"{run.directory} is finished already: see {run.directory / 'report.md'}")
+            print_line(f"{run.directory} is finished already: see {run.directory / 'report.html'}")
             return run.directory
         _check_paths(config, run)
         print_line(f"Resuming {run.directory}")
@@ -133,6 +133,8 @@ def _check_options(config: DictConfig, job: str, *, over_vocabulary: bool) -> No
     if not HydraConfig.initialized() or config.resume not in (False, True):
         return
     prefixes = (_IGNORED_ON_TEXT if over_vocabulary else _IGNORED).get(job, ())
+    if over_vocabulary and config.export.enabled is True:
+        prefixes = tuple(prefix for prefix in prefixes if prefix != "export")
     names = {option: option.lstrip("+~").partition("=")[0] for option in HydraConfig.get().overrides.task}
     ignored = [
         option
@@ -204,7 +206,7 @@ def _create_run(config: DictConfig) -> Run:
 
 
 def _list_in_sweep(run: Run) -> None:
-    """Adds the run to the list of its sweep, which job=compare reads."""
+    """Adds the run to the list of its sweep, which job=report reads."""
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
         sweep = Path(str(HydraConfig.get().sweep.dir))
         make_directory(sweep)

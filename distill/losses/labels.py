@@ -3,12 +3,21 @@
 from torch import Tensor
 
 from distill.contracts import IGNORED, Items, Outputs
-from distill.losses.term import Term, cross_entropy_sum, get_logits, mask_logits, squared_error_sum
+from distill.losses.term import (
+    Term,
+    binary_cross_entropy_sum,
+    cross_entropy_sum,
+    get_logits,
+    mask_logits,
+    squared_error_sum,
+)
 
 
 class HardLabels(Term):
     """Cross-entropy to the true classes of the labelled items, or the squared error of a regression.
 
+    Where an item has any number of labels, it is the mean binary cross-entropy of the C labels y with the sigmoid s,
+    `-1/C sum_c (y_c log s(z_c) + (1 - y_c) log(1 - s(z_c)))`, as `torch.nn.BCEWithLogitsLoss` has it.
     With weights of the items it is `sum_i w_i CE_i / sum_i w_i`, as `torch.nn.CrossEntropyLoss(weight=...)` has it.
     """
 
@@ -22,6 +31,8 @@ class HardLabels(Term):
         if items.likelihood == "gaussian":
             targets = items.labels[items.labelled].unsqueeze(-1)
             return squared_error_sum(logits[items.labelled], targets), self.count(items)
+        if items.likelihood == "sigmoid":
+            return binary_cross_entropy_sum(logits[items.labelled], items.labels[items.labelled]), self.count(items)
         return cross_entropy_sum(mask_logits(logits, items.valid), items.labels, items.weights), self.count(items)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from distill.contracts import Items, Likelihood, Outputs
 from distill.losses.term import (
     Term,
+    binary_cross_entropy_sum,
     count_items,
     cross_entropy_sum,
     get_logits,
@@ -23,7 +24,9 @@ class SoftTargets(Term):
 
     `-T^2 * sum_j softmax(v/T)_j * log softmax(z/T)_j` for each item: summed over classes, averaged over items.
     The factor makes the size of the gradient independent of T. For a regression it is the squared error to the
-    teacher's number, because there is no distribution to soften.
+    teacher's number, because there is no distribution to soften. Where an item has any number of labels it is the mean
+    over the C labels of the binary cross-entropy to the teacher's softened probabilities, with the sigmoid s:
+    `-T^2/C sum_c (s(v_c/T) log s(z_c/T) + (1 - s(v_c/T)) log(1 - s(z_c/T)))`.
 
     Args:
         positions: tokens of a task over a vocabulary: those chosen for prediction (`masked`), or `all` except padding.
@@ -49,6 +52,10 @@ class SoftTargets(Term):
         student_logits, teacher_logits = get_logits(student), teacher.logits_at(self.temperature)
         if teacher_logits is None:
             raise ValueError("got no logits from the teacher, expected [n, C] at the items")
+        if items.likelihood == "sigmoid":
+            teacher_probs = (teacher_logits.float() / self.temperature).sigmoid()
+            total = binary_cross_entropy_sum(student_logits.float() / self.temperature, teacher_probs)
+            return self.temperature**2 * total, self.count(items)
         valid = items.valid
         if not self.reads_every_token:
             student_logits, teacher_logits = select_chosen(student_logits, items), select_chosen(teacher_logits, items)

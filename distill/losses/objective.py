@@ -1,6 +1,6 @@
 """The weighted sum of loss terms, which owns their learned projections."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -138,6 +138,17 @@ class Objective(nn.Module):
         pairs = [pair for term in self._terms() for pair in term.attention_layers(student.layers, teacher.layers)]
         layers_of_student, layers_of_teacher = (tuple(sorted({pair[model] for pair in pairs})) for model in (0, 1))
         self._attention_layers = layers_of_student, layers_of_teacher
+
+    @property
+    def fits_teacher(self) -> bool:
+        """Returns whether `fit` must be called before the training."""
+        return any(term.fits_teacher for term in self._terms())
+
+    def fit(self, teacher_logits: Sequence[Tensor]) -> None:
+        """Fits the terms to the teacher's logits on train, batches of `[n, C]`. Call it after `connect`."""
+        for term in self._terms():
+            if term.fits_teacher:
+                term.fit(teacher_logits)
 
     def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
         """Returns the indices of the teacher's hidden states that the terms read; 0 is the output of the embeddings."""

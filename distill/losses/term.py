@@ -1,5 +1,6 @@
 """The contract of a loss term, and the sums that several terms share."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +48,7 @@ class Term(nn.Module):
         over_vocabulary_only: whether the term is only for tasks over a vocabulary.
         across_examples: whether the term compares the examples of a micro-batch with each other.
         needs_data: the examples that the term learns from, in words, if not every task has them; else empty.
+        fits_teacher: whether `fit` must be called with the teacher's logits before the training, after `connect`.
     """
 
     needs: frozenset[str] = frozenset()
@@ -56,10 +58,11 @@ class Term(nn.Module):
     reads_logits = True
     reads_every_token = False
     accepts_top_k = False
-    likelihoods: frozenset[Likelihood] = frozenset({"softmax", "gaussian"})
+    likelihoods: frozenset[Likelihood] = frozenset({"softmax", "sigmoid", "gaussian"})
     over_vocabulary_only = False
     across_examples = False
     needs_data = ""
+    fits_teacher = False
 
     def __init__(self, *, weight: float = 1.0) -> None:
         super().__init__()
@@ -72,6 +75,9 @@ class Term(nn.Module):
 
     def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
         """Prepares for encoders of these sizes. Terms that compare only logits ignore it."""
+
+    def fit(self, teacher_logits: Iterable[Tensor]) -> None:
+        """Takes what the term needs from the teacher's logits on train, batches of `[n, C]`."""
 
     def attention_layers(self, student_depth: int, teacher_depth: int) -> tuple[tuple[int, int], ...]:
         """Returns pairs of a student's and a teacher's layer, from 1, whose attention vectors the term compares."""
@@ -134,6 +140,17 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, weights: Tensor | None = N
         losses = F.cross_entropy(logits[labelled].float(), labels[labelled], reduction="none")
         return (losses * weights[labelled]).sum()
     return F.cross_entropy(logits[labelled].float(), labels[labelled], reduction="sum")
+
+
+def binary_cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
+    """Returns the sum over the items of the mean binary cross-entropy of their labels.
+
+    Args:
+        logits: `[n, C]`, the log-odds of each label.
+        targets: `[n, C]`, the probability of each label, 0 or 1 for true labels.
+    """
+    losses = F.binary_cross_entropy_with_logits(logits.float(), targets.float(), reduction="none")
+    return losses.mean(dim=-1).sum()
 
 
 def squared_error_sum(values: Tensor, targets: Tensor) -> Tensor:

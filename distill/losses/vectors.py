@@ -1,5 +1,6 @@
 """Loss terms on the vectors of texts, `[n, D]` in the place of logits."""
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import torch
@@ -7,6 +8,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 
+from distill.console import print_line
 from distill.contracts import CROSS_SCORES, Items, Likelihood, Outputs
 from distill.errors import UserError
 from distill.losses.term import EncoderSize, Term, count_items, cross_entropy_sum, get_logits
@@ -22,31 +24,77 @@ class EmbeddingMSE(Term):
     width too. Where the widths differ, the learned projection `W` maps the student's vector to the teacher's width. It
     is not part of the student.
 
+    With `projection=pca` it is `||u - P v||^2`. The rows of `P` are the directions of the largest variance of the
+    teacher's vectors of train, as many as the student's vector has numbers. The vectors are not centred before they are
+    projected, as in the distillation example of sentence-transformers, the code of arXiv 1908.10084. `P` is computed
+    once before the training, and is part of the checkpoints. Nothing projects the student's own vectors.
+
     Args:
-        projection: `learned`, or None to refuse vectors of other widths.
+        projection: for vectors of other widths `learned`, or `pca` where the student's are narrower, or None to refuse
+            them.
     """
 
     likelihoods = VECTORS
+    components: Tensor | None  # P, `[student's width, teacher's width]`; None without PCA.
 
     @check_arguments
-    def __init__(self, *, weight: float = 1.0, projection: Literal["learned"] | None = "learned") -> None:
+    def __init__(self, *, weight: float = 1.0, projection: Literal["learned", "pca"] | None = "learned") -> None:
         super().__init__(weight=weight)
         self.projection = projection
         self.map: nn.Module = nn.Identity()
+        self.register_buffer("components", None)  # Part of the checkpoints.
 
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
-        if student.width != teacher.width and self.projection is None:
+        if student.width == teacher.width:
+            return
+        widths = f"compares vectors {teacher.width} wide (teacher) and {student.width} wide (student)"
+        if self.projection is None:
             raise UserError(
-                f"compares vectors {teacher.width} wide (teacher) and {student.width} wide (student) without a "
-                "projection: set projection=learned, or take a student of the teacher's width"
+                f"{widths} without a projection: set projection=learned, or projection=pca for a narrower student, or "
+                "take a student of the teacher's width"
+            )
+        if self.projection == "pca" and student.width > teacher.width:
+            raise UserError(
+                f"{widths}, and projection=pca makes the teacher's narrower: set projection=learned, or take a "
+                "narrower student"
             )
 
     def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
-        if student.width != teacher.width:
+        if student.width == teacher.width:
+            return
+        if self.projection == "pca":
+            self.components = torch.full((student.width, teacher.width), torch.nan)  # Until `fit`.
+            self.fits_teacher = True
+        else:
             self.map = nn.Linear(student.width, teacher.width, bias=False)
+
+    def fit(self, teacher_logits: Iterable[Tensor]) -> None:
+        """Sets the projection to the principal components of the teacher's vectors, batches of `[n, D]`."""
+        assert self.components is not None
+        width = self.components.shape[1]
+        number, total = 0, torch.zeros(width, dtype=torch.float64)
+        products = torch.zeros(width, width, dtype=torch.float64)
+        for batch in teacher_logits:
+            vectors = batch.detach().cpu().double()
+            number, total = number + len(vectors), total + vectors.sum(dim=0)
+            products += vectors.T @ vectors
+        if not number:
+            raise ValueError("got no vectors of the teacher, expected those of train")
+        mean = total / number
+        variances, directions = torch.linalg.eigh(products / number - torch.outer(mean, mean))  # From the smallest.
+        chosen = directions[:, -len(self.components) :].flip(dims=[1]).T  # [student's width, teacher's width]
+        # The sign of a direction is arbitrary: its largest number is positive, on every machine.
+        largest = chosen.gather(1, chosen.abs().argmax(dim=1, keepdim=True))
+        self.components.copy_(chosen * largest.sign())
+        kept, whole = float(variances[-len(chosen) :].sum()), float(variances.sum())
+        share = f"{kept / whole:.1%} of " if whole > 0 else ""
+        print_line(f"PCA: {len(chosen)} of {width} directions hold {share}the variance of the teacher's vectors")
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
         student_vectors, teacher_vectors = self.map(get_logits(student)).float(), get_logits(teacher).float()
+        if self.components is not None:
+            with torch.autocast(teacher_vectors.device.type, enabled=False):
+                teacher_vectors = teacher_vectors @ self.components.T
         return (student_vectors - teacher_vectors).square().sum(), self.count(items)
 
 

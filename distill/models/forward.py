@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ModelOutput
 
-from distill.contracts import Items, Outputs
+from distill.contracts import ENCODER_FEATURES, Items, Outputs
 from distill.models.attention import layers_of, record_attention
 from distill.models.pooling import pool, vector_settings
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+POSITIONS = "positions"  # An input of exported files alone, as in `run_exported`.
 ENCODE = "run_encoder"  # Method of a model sharded by FSDP, which gathers the weights and runs the encoder.
 
 
@@ -96,6 +97,28 @@ def output_logits(model: PreTrainedModel, output: ModelOutput, attention_mask: T
     return logits
 
 
+def run_exported(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Returns the logits of a model's exported file, from the inputs `exported_inputs`.
+
+    A model that `predicts_tokens` has `logits [n, V]` at `positions [n]` alone, counted over the batch `[B * L]`. At
+    all tokens the head would take as long as the encoder.
+    """
+    named = dict(inputs)
+    positions = named.pop(POSITIONS, None)
+    if positions is None:
+        return output_logits(model, model(**named), named["attention_mask"])
+
+    def select_states(encoder: nn.Module, arguments: object, output: ModelOutput) -> ModelOutput:
+        output.last_hidden_state = output.last_hidden_state.flatten(0, 1).index_select(0, positions).unsqueeze(0)
+        return output
+
+    handle = model.base_model.register_forward_hook(select_states)
+    try:
+        return output_logits(model, model(**named), named["attention_mask"])[0]
+    finally:
+        handle.remove()
+
+
 def _run(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], needs: frozenset[str]) -> ModelOutput:
     layers = layers_of(needs, model.config.num_hidden_layers)
     if layers is not None:
@@ -107,7 +130,7 @@ def _run(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], n
 
 
 def _call(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], needs: frozenset[str]) -> ModelOutput:
-    inputs = {name: batch[name] for name in input_names(model) if name in batch}
+    inputs = {name: batch[name] for name in (*input_names(model), ENCODER_FEATURES) if name in batch}
     if part is model and takes_choices(model):
         inputs = {name: tensor.unsqueeze(1) for name, tensor in inputs.items()}  # [S, 1, L]
     output: ModelOutput = part(
@@ -125,7 +148,16 @@ def count_outputs(model: PreTrainedModel) -> int:
 
 def takes_choices(model: PreTrainedModel) -> bool:
     """Returns whether the model scores choices: its inputs are `[B, K, L]`, and its logits `[B, K]`."""
-    head = model_class("AutoModelForMultipleChoice", type(model.config))
+    return _has_head(model, "AutoModelForMultipleChoice")
+
+
+def predicts_tokens(model: PreTrainedModel) -> bool:
+    """Returns whether the model has a head over its vocabulary, for masked tokens."""
+    return _has_head(model, "AutoModelForMaskedLM")
+
+
+def _has_head(model: PreTrainedModel, auto_class: str) -> bool:
+    head = model_class(auto_class, type(model.config))
     return head is not None and isinstance(model, head)
 
 
@@ -185,3 +217,8 @@ def input_names(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | Non
     # Every batch has a mask, whatever the tokenizer returns.
     held = {"input_ids", "attention_mask"} | set(_INPUTS if tokenizer is None else tokenizer.model_input_names)
     return [name for name in _INPUTS if name in accepted and name in held]
+
+
+def exported_inputs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> list[str]:
+    """Returns the names of the inputs of the model's exported file, `input_names` and maybe `positions`."""
+    return input_names(model, tokenizer) + ([POSITIONS] if predicts_tokens(model) else [])

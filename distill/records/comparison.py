@@ -6,31 +6,63 @@ A row is compared with the row of the same options and the objective `supervised
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from rich.table import Table
 
-from distill.console import print_notice
-from distill.errors import UserError
 from distill.files import JsonObject
-from distill.records.record import RECORD, open_run
-from distill.records.report import MISSING, format_points, format_spread
+from distill.records.report import MISSING, find_teacher_bytes, format_points, format_spread, select_timing
 from distill.training.statistics import Difference, Spread, compare_seeds, spread
 
-SWEEP_RUNS = "runs.txt"  # In the directory of a sweep: the directory of each run, relative to it.
 REFERENCE = "supervised"
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # In C it takes a tenth of the time.
 # Options that differ between runs of one row.
 NOT_COMPARED = ("seed", "seeds", "trainer.seed", "resume", "output_dir", "cache_dir", "dry_run", "job.name")
+_GROUPS_NOT_COMPARED = ("logger.", "paper.")
 NOTE = (
     "The metric is that of the exported fp32 file on dev, or of the student in torch without one: mean ± standard "
     f"deviation over the seeds. The difference from {REFERENCE}, the student without a teacher, is paired by seed, in "
     "points, with its 95% interval by Student's t. Of many rows, one in twenty has an interval without 0 by chance."
 )
+OPTIONAL = ("int8", "MB", "p50 ms", "speed-up")  # Columns of the table.
 Options = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class FileResult:
+    """An exported file of a row.
+
+    Attributes:
+        file: its name.
+        values: its metric by seed.
+        bytes: its size in the last run.
+        p50_ms: of the last run that was timed; None without one.
+        passed: whether it passed its gate with every seed.
+    """
+
+    file: str
+    values: Mapping[int, float]
+    bytes: int | None
+    p50_ms: float | None
+    passed: bool
+
+    def spread(self) -> Spread | None:
+        """Returns mean and standard deviation over the seeds."""
+        return spread(list(self.values.values())) if self.values else None
+
+
+@dataclass(frozen=True)
+class TeacherResult:
+    """The teacher of a row: its name, its metric on dev, its p50 in ms in torch, and the bytes of its weights."""
+
+    name: str
+    metric: float | None
+    p50_ms: float | None
+    bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -39,8 +71,12 @@ class Row:
 
     Attributes:
         label: the options in which the row differs from others.
+        options: these options with their values.
         task: the `task` of run.json; empty if no run got that far.
         values: the metric of each seed.
+        files: the exported files by format.
+        teacher: None if no run has one yet.
+        conditions: of the times, with the processor; None without times.
         kept: share of the teacher's metric, the mean over seeds.
         difference: from the reference; None for the reference itself and without one.
         seconds: of one training, the mean over seeds.
@@ -48,8 +84,12 @@ class Row:
     """
 
     label: str
+    options: Options
     task: JsonObject
     values: Mapping[int, float]
+    files: Mapping[str, FileResult]
+    teacher: TeacherResult | None
+    conditions: str | None
     kept: float | None
     seconds: float | None
     error: str | None
@@ -61,45 +101,18 @@ class Row:
         return spread(list(self.values.values())) if self.values else None
 
 
-def find_runs(directory: Path) -> list[tuple[Path, JsonObject]]:
-    """Returns the distillations of a sweep, or of all runs below a directory, oldest first.
-
-    Raises:
-        UserError: if there is none.
-    """
-    if not directory.is_dir():
-        raise UserError(f"job.runs={directory} is no directory: give that of a sweep, or one with runs below it")
-    listed = directory / SWEEP_RUNS
-    if listed.is_file():
-        lines = dict.fromkeys(listed.read_text(encoding="utf-8").splitlines())
-        found = [Path(directory / line).resolve() for line in lines]
-    else:
-        found = sorted((path.parent for path in directory.rglob(RECORD)), key=lambda path: path.name)
-    runs: list[tuple[Path, JsonObject]] = []
-    for path in found:
-        try:
-            record = open_run(path).record
-        except UserError as error:
-            print_notice(f"{error}; it is left out")
-            continue
-        if record["job"] == "distill":
-            runs.append((path, record))
-    if not runs:
-        raise UserError(f"job.runs={directory} has no distillation: give the directory of a sweep, or one with runs")
-    return runs
-
-
 def compare_runs(runs: Sequence[tuple[Path, JsonObject]]) -> list[Row]:
     """Returns one row for all runs with the same options but for the seed, the best ones first."""
     groups: dict[str, list[tuple[Path, JsonObject]]] = {}
     options: dict[str, Options] = {}
     for directory, record in runs:
-        flat = _read_options(directory, record)
+        flat = read_options(directory, record)
         key = json.dumps(flat, sort_keys=True, default=str)
         options[key] = flat
         groups.setdefault(key, []).append((directory, record))
-    labels = _labels(list(options.values()))
-    rows = {key: _create_row(label, groups[key]) for key, label in zip(groups, labels, strict=True)}
+    typed = {word.lstrip("+~").partition("=")[0] for _, record in runs for word in record.get("command") or ()}
+    shown = _select_shown(list(options.values()), typed)
+    rows = {key: _create_row(options[key], chosen, groups[key]) for key, chosen in zip(groups, shown, strict=True)}
     references = {_without_objective(options[key]): row for key, row in rows.items() if _is_reference(options[key])}
     compared = []
     for key, row in rows.items():
@@ -109,17 +122,23 @@ def compare_runs(runs: Sequence[tuple[Path, JsonObject]]) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Returns the cells of the table, the header first."""
+    """Returns the cells of the table, the header first; a column of files or times is left out if it is empty."""
     metrics = {str(row.task["metric"]) for row in rows if row.task}
     metric = metrics.pop() if len(metrics) == 1 else "metric"
-    header = ("run", metric, "seeds", "of the teacher", f"against {REFERENCE}", "seconds", "error")
-    return [header, *(_cells(row) for row in rows)]
+    header = (
+        "run", metric, "seeds", "of the teacher", f"against {REFERENCE}", "int8", "MB", "p50 ms", "speed-up", "seconds",
+        "error",
+    )  # fmt: skip
+    cells = [header, *(_cells(row) for row in rows)]
+    columns = list(zip(*cells, strict=True))
+    used = [column for column in columns if column[0] not in OPTIONAL or set(column[1:]) != {MISSING}]
+    return list(zip(*used, strict=True))
 
 
-def terminal_table(rows: Sequence[Row]) -> Table:
+def terminal_table(rows: Sequence[Row], *, title: str | None = None) -> Table:
     """Returns the table for a terminal."""
     header, *cells = table(rows)
-    result = Table()
+    result = Table(title=title, title_justify="left", title_style="bold")
     for column in header:
         result.add_column(column, justify="left" if column in ("run", "error") else "right", overflow="fold")
     for row in cells:
@@ -133,34 +152,56 @@ def to_csv(rows: Sequence[Row]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     names = ("difference", "low", "high", "p")
     writer.writerow(
-        ("run", "task", "metric", "mean", "std", "seeds", "share_kept", *names, "seconds", "error", "directories")
-    )
+        (
+            "run", "task", "metric", "mean", "std", "seeds", "share_kept", *names, "seconds", "error", "directories",
+            "teacher_metric", "int8_mean", "int8_std", "int8_bytes", "int8_p50_ms", "teacher_p50_ms",
+        )
+    )  # fmt: skip
     for row in rows:
         found, difference = row.spread(), row.difference
         numbers: tuple[float | None, ...] = (None,) * len(names)
         if difference is not None:
             numbers = (difference["difference"], *(difference["interval"] or (None, None)), difference["p"])
+        small, teacher = row.files.get("int8"), row.teacher
+        small_spread = small.spread() if small else None
         writer.writerow(
             (
                 row.label, row.task.get("name"), row.task.get("metric"), found and found["mean"],
                 found and found["std"], " ".join(map(str, row.values)), row.kept, *numbers, row.seconds, row.error,
-                " ".join(map(str, row.directories)),
+                " ".join(map(str, row.directories)), teacher and teacher.metric,
+                small_spread and small_spread["mean"], small_spread and small_spread["std"], small and small.bytes,
+                small and small.p50_ms, teacher and teacher.p50_ms,
             )
         )  # fmt: skip
     return text.getvalue()
 
 
-def _read_options(directory: Path, record: JsonObject) -> Options:
+def read_options(directory: Path, record: JsonObject) -> Options:
     """Returns the options that the results depend on, by their full names; from Python there is only the record."""
+    flat = _flatten(read_config(directory) or _reconstruct_config(record), "")
+    return {
+        name: value
+        for name, value in flat.items()
+        if name not in NOT_COMPARED and not name.startswith(_GROUPS_NOT_COMPARED)
+    }
+
+
+def read_config(directory: Path) -> JsonObject | None:
+    """Returns the config.yaml of a run; None without one, or with one that is no YAML."""
     path = directory / "config.yaml"
-    if path.is_file():
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    else:
-        names = {name: {"name": (record.get(name) or {}).get("name")} for name in ("task", "student")}
-        teacher = {"name": (record.get("teacher") or {}).get("requested")}
-        content = {**names, "teacher": teacher, "objective": record.get("objective")}
-    flat = _flatten(content, "")
-    return {name: value for name, value in flat.items() if name not in NOT_COMPARED and not name.startswith("logger.")}
+    if not path.is_file():
+        return None
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8", errors="replace"), _LOADER)
+    except yaml.YAMLError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _reconstruct_config(record: JsonObject) -> JsonObject:
+    names = {name: {"name": (record.get(name) or {}).get("name")} for name in ("task", "student")}
+    teacher = {"name": (record.get("teacher") or {}).get("requested")}
+    return {**names, "teacher": teacher, "objective": record.get("objective")}
 
 
 def _flatten(node: object, name: str) -> dict[str, object]:
@@ -170,50 +211,88 @@ def _flatten(node: object, name: str) -> dict[str, object]:
     return {key: value for inner, below in node.items() for key, value in _flatten(below, f"{prefix}{inner}").items()}
 
 
-def _labels(options: Sequence[Options]) -> list[str]:
-    """Returns the options in which each row differs from others: of another objective, student, ... only the name."""
+def _select_shown(options: Sequence[Options], typed: Collection[str]) -> list[Options]:
+    """Returns the options that tell rows apart: names of groups, what was typed, and of the rest only what is needed.
+
+    Args:
+        typed: the names on the command lines.
+    """
     names = list(dict.fromkeys(name for row in options for name in row))
-    varying = [name for name in names if len({repr(row.get(name)) for row in options}) > 1]
-    labels = []
-    for row in options:
-        shown = [name for name in varying if name in row and _is_shown(name, row, options)]
-        short = {name: name.removesuffix(".name") for name in shown}
-        labels.append(" ".join(f"{short[name]}={row[name]}" for name in shown) or _objective(row))
-    return labels
+    values = {name: [repr(row.get(name)) for row in options] for name in names}
+    varying = [name for name in names if len(set(values[name])) > 1]
+    chosen = [name for name in varying if name in typed or name.endswith(".name")]
+    keys = list(zip(*(values[name] for name in chosen), strict=True)) or [()] * len(options)
+    for name in varying:
+        finer = [(*key, value) for key, value in zip(keys, values[name], strict=True)]
+        if name not in chosen and len(set(finer)) > len(set(keys)):
+            chosen.append(name)
+            keys = finer
+    chosen.sort(key=names.index)
+    return [{name.removesuffix(".name"): row[name] for name in chosen if name in row} for row in options]
 
 
-def _objective(row: Options) -> str:
-    """Returns the label of the only row; a run that failed early may have no objective."""
-    return f"objective={row.get('objective.name') or 'unknown'}"
-
-
-def _is_shown(name: str, row: Options, options: Sequence[Options]) -> bool:
-    """Returns whether a varying option is more than a part of a group whose name already differs."""
-    group = f"{name.partition('.')[0]}.name"
-    if name == group or group not in row:
-        return True
-    same = [other for other in options if other.get(group) == row[group]]
-    return len({repr(other.get(name)) for other in same}) > 1
-
-
-def _create_row(label: str, runs: Sequence[tuple[Path, JsonObject]]) -> Row:
+def _create_row(options: Options, shown: Options, runs: Sequence[tuple[Path, JsonObject]]) -> Row:
     """Returns the row of runs that differ in their seeds; of two runs with the same seed the later one counts."""
     entries: dict[int, JsonObject] = {}
     task: JsonObject = {}
-    error = None
+    error = teacher = None
+    timed: JsonObject = {}
     for _, record in runs:
         task = record["task"] or task
         entries |= {int(entry["seed"]): entry for entry in record.get("seeds") or _only_seed(record)}
+        timed = record if record["benchmark"] else timed
+        teacher = _describe_teacher(record, task) or teacher
         if record["status"] != "finished":
             error = str(record["error"] or "unfinished")
     shares = [
-        (entry["retention"] or {}).get("fp32", (entry["retention"] or {}).get("torch")) for entry in entries.values()
+        (entry.get("retention") or {}).get("fp32", (entry.get("retention") or {}).get("torch"))
+        for entry in entries.values()
     ]
+    label = " ".join(f"{name}={value}" for name, value in shown.items())
+    metrics = {seed: _metric(entries[seed], str(task["metric"])) for seed in sorted(entries)}
     return Row(
-        label=label, task=task, error=error, directories=[directory for directory, _ in runs],
-        values={seed: _metric(entries[seed], str(task["metric"])) for seed in sorted(entries)},
-        kept=_mean(shares), seconds=_mean([entry["seconds"] for entry in entries.values()]),
+        label=label or f"objective={options.get('objective.name') or 'unknown'}", options=shown, task=task, error=error,
+        directories=[directory for directory, _ in runs], files=_collect_files(entries, task, timed), teacher=teacher,
+        values={seed: value for seed, value in metrics.items() if value is not None},
+        conditions=_describe_conditions(timed), kept=_mean(shares),
+        seconds=_mean([entry.get("seconds") for entry in entries.values()]),
     )  # fmt: skip
+
+
+def _describe_teacher(record: JsonObject, task: JsonObject) -> TeacherResult | None:
+    teacher = record["teacher"]
+    if not teacher or not task:
+        return None
+    timing = select_timing(record, "teacher", "torch")
+    return TeacherResult(
+        str(teacher["resolved"]), teacher["metrics"].get(task["metric"]), timing["p50_ms"] if timing else None,
+        find_teacher_bytes(record),
+    )  # fmt: skip
+
+
+def _describe_conditions(record: JsonObject) -> str | None:
+    """Returns batch size, length, threads and processor of the times of a run; None without times."""
+    timing = min(record.get("benchmark") or (), key=lambda row: (row["batch"], row["length"]), default=None)
+    if timing is None:
+        return None
+    processor = (record.get("environment") or {}).get("cpu") or "an unknown processor"
+    return f"batch {timing['batch']}, length {timing['length']}, {timing['threads']} thread(s) of {processor}"
+
+
+def _collect_files(entries: Mapping[int, JsonObject], task: JsonObject, timed: JsonObject) -> dict[str, FileResult]:
+    """Returns the exported files of all seeds by format, with the times of the last run that was timed."""
+    found: dict[str, FileResult] = {}
+    for format in dict.fromkeys(format for entry in entries.values() for format in entry["export"]):
+        files = {seed: entries[seed]["export"][format] for seed in sorted(entries) if format in entries[seed]["export"]}
+        metrics = {seed: file["metrics"].get(task["metric"]) for seed, file in files.items()}
+        timing = select_timing(timed, "student", f"onnx-{format}") if timed else None
+        last = list(files.values())[-1]
+        found[format] = FileResult(
+            file=last["file"], values={seed: float(value) for seed, value in metrics.items() if value is not None},
+            bytes=last["bytes"], p50_ms=timing["p50_ms"] if timing else None,
+            passed=all(file["gate"] == "passed" for file in files.values()),
+        )  # fmt: skip
+    return found
 
 
 def _only_seed(record: JsonObject) -> list[dict[str, Any]]:
@@ -221,14 +300,15 @@ def _only_seed(record: JsonObject) -> list[dict[str, Any]]:
         return []
     return [
         {
-            "seed": record["seed"], "metrics": record["student"]["metrics"], "export": record["export"],
-            "retention": record["retention"], "seconds": record["training"]["seconds"],
+            "seed": record["seed"] or 0, "metrics": record["student"]["metrics"], "export": record["export"],
+            "retention": record["retention"], "seconds": (record["training"] or {}).get("seconds"),
         }
     ]  # fmt: skip
 
 
-def _metric(entry: JsonObject, metric: str) -> float:
-    return float(entry["export"].get("fp32", entry)["metrics"][metric])
+def _metric(entry: JsonObject, metric: str) -> float | None:
+    value = entry["export"].get("fp32", entry)["metrics"].get(metric)
+    return None if value is None else float(value)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -253,7 +333,7 @@ def _compare(row: Row, reference: Row | None) -> Row:
     if not seeds:
         return row
     values = [[of.values[seed] for seed in seeds] for of in (row, reference)]
-    return Row(**{**vars(row), "difference": compare_seeds(*values)})
+    return replace(row, difference=compare_seeds(*values))
 
 
 def _order(row: Row) -> tuple[bool, str, float]:
@@ -271,8 +351,13 @@ def _cells(row: Row) -> tuple[str, ...]:
         if difference["interval"] is not None:
             low, high = (format_points(end, row.task) for end in difference["interval"])
             shown += f" ({low} to {high})"
+    small = row.files.get("int8")
+    size, p50 = (small.bytes, small.p50_ms) if small else (None, None)
+    before = row.teacher.p50_ms if row.teacher else None
     return (
         row.label, format_spread(row.spread()), str(len(row.values)),
-        MISSING if row.kept is None else f"{row.kept:.1%}", shown,
-        MISSING if row.seconds is None else f"{row.seconds:.0f}", row.error or "",
+        MISSING if row.kept is None else f"{row.kept:.1%}", shown, format_spread(small.spread() if small else None),
+        MISSING if size is None else f"{size / 1e6:.1f}", MISSING if p50 is None else f"{p50:.2f}",
+        f"{before / p50:.1f}x" if before and p50 else MISSING, MISSING if row.seconds is None else f"{row.seconds:.0f}",
+        row.error or "",
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 One row an example. The columns are `split`, `index`, those of the texts, `label`, and for each model NAME
 `NAME_prediction` and `NAME_probability`. A task gives the last three in the form of its own: names of classes, numbers,
-lists of tags, or indices of choices. The texts are `text` and `second_text`, or `question`, `context` and `choices`.
+lists of labels or of tags, or indices of choices. The texts are `text` and `second_text`, or `question`, `context` and
+`choices`.
 """
 
 from collections.abc import Mapping, Sequence

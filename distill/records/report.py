@@ -1,7 +1,9 @@
 """Renders run.json as report.md, a model card and a terminal table."""
 
 import re
+import shlex
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -9,6 +11,7 @@ from jinja2 import ChainableUndefined, Environment, PackageLoader, Undefined
 from rich.table import Table
 
 from distill.files import JsonObject
+from distill.records.prediction_analysis import Analysis
 from distill.records.record import whole_section
 
 if TYPE_CHECKING:
@@ -17,38 +20,62 @@ if TYPE_CHECKING:
 Record = JsonObject
 Number = float | Undefined | None  # Undefined is jinja's, for a value that the record lacks.
 MISSING = "-"
+LONGEST_TEXT = 300  # Characters of a text of the data.
 FILE_COLUMNS = ("", "parameters", "metric", "of the teacher", "size", "p50", "speed-up")
 SECTIONS = (
     "task", "objective", "teacher", "student", "baseline", "training", "export", "ladder", "benchmark", "budget",
-    "environment",
+    "environment", "command",
 )  # fmt: skip
 SOFTWARE = ("python", "torch", "transformers", "onnxruntime")
+# Characters of a text that Markdown would read as its own.
+_MARKUP = re.compile(r"([\\`*|<]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|&(?=#?\w+;))")
 # Our names of metrics to those of https://huggingface.co/metrics, where the two differ.
 HUB_METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 
 
-def render_report(record: Record, *, is_section: bool = False) -> str:
+def render_report(
+    record: Record,
+    *,
+    headline: str | None = None,
+    analysis: Analysis | None = None,
+    sections: Sequence[str] = (),
+    is_section: bool = False,
+) -> str:
     """Returns report.md: the metrics, the exported files, the latency and how they were measured.
 
-    A part of the record that is missing or empty has no section.
+    A part of the record that is missing or empty has no section. A run that failed early, or is still at its beginning,
+    has only its error, its command and its environment.
 
     Args:
-        is_section: leaves out what concerns the whole run: the training and the environment.
+        headline: one sentence about the result.
+        analysis: statistics of the predictions.
+        sections: the reports of each of several tasks.
+        is_section: leaves out what concerns the whole run: its status, the training and the environment. Headings are
+            those of a section.
     """
+    status = {"status": record.get("status"), "error": record.get("error")}
+    if not record["task"] or not record["teacher"] or (record.get("job") == "distill" and not record["student"]):
+        return render_template("unfinished.md.jinja", title=_title(record), **_sections(record), **status)
     columns, *rows = _metric_table(record)
-    sections = [_render_section(section) for section in task_sections(record).values()]
     seed_columns, *seed_rows = _seed_table(record)
     breakdown = {split: _breakdown_table(of_models, record) for split, of_models in record.get("breakdown", {}).items()}
-    return _render(
+    text = _render(
         "report.md.jinja", record, title=_title(record), metric_columns=columns, metric_rows=rows,
-        seed_columns=seed_columns, seed_rows=seed_rows, breakdown=breakdown, sections=sections,
-        is_section=is_section,
+        seed_columns=seed_columns, seed_rows=seed_rows, breakdown=breakdown, headline=headline, analysis=analysis,
+        sections=sections, is_section=is_section, **({} if is_section else status),
     )  # fmt: skip
+    return re.sub(r"^#", "##", text, flags=re.M) if is_section else text
 
 
-def _render_section(section: Record) -> str:
-    """Returns the report of one of several tasks, with headings of a section."""
-    return re.sub(r"^#", "##", render_report(section, is_section=True), flags=re.M)
+def render_template(template: str, /, **values: object) -> str:
+    """Returns the text of a template without repeated blank lines."""
+    text = _templates().get_template(template).render(**values)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def section_heading(section: Record) -> str:
+    """Returns the heading of the report of one of several tasks, without its marks."""
+    return _cell(_title(section))
 
 
 def task_sections(record: Record) -> dict[str, Record]:
@@ -116,6 +143,15 @@ def format_points(value: float, task: Record) -> str:
     return f"{value:+.3f}" if task.get("selects") == "min" else f"{100 * value:+.1f}"
 
 
+def share_kept(value: float, teacher: float, task: Record) -> float | None:
+    """Returns the share of the teacher's metric that a student keeps; None if it means nothing.
+
+    Of a metric of which less is better it is the teacher's as a share of the student's.
+    """
+    part, whole = (teacher, value) if task.get("selects") == "min" else (value, teacher)
+    return part / whole if whole > 0 and teacher > 0 else None
+
+
 def format_spread(spread: Record | None) -> str:
     """Returns a mean with its standard deviation: `0.9128 ± 0.0012`."""
     if spread is None:
@@ -157,6 +193,12 @@ def select_timing(record: Record, model: str, format: str) -> Record | None:
     return _first_timing([row for row in record["benchmark"] if row["model"] == model and row["format"] == format])
 
 
+def find_teacher_bytes(record: Record) -> int | None:
+    """Returns the size of the teacher's ONNX file, else of its weights in float32; None if neither is known."""
+    file, parameters = select_timing(record, "teacher", "onnx-fp32"), record["teacher"].get("parameters")
+    return file["bytes"] if file else 4 * parameters if parameters else None
+
+
 def _first_timing(rows: Sequence[Record]) -> Record | None:
     return min(rows, key=lambda row: (row["batch"], row["length"]), default=None)
 
@@ -183,7 +225,7 @@ def _file_rows(record: Record) -> list[tuple[str, ...]]:
         name: str, model: Record, metrics: Record, timing: Record | None, size: int | None, spread: Record | None = None
     ) -> tuple[str, ...]:
         value = spread["mean"] if spread else metrics.get(metric)
-        share = value / teacher_metric if value is not None and teacher_metric and teacher_metric > 0 else None
+        share = share_kept(value, teacher_metric, record["task"]) if value is not None and teacher_metric else None
         p50 = timing["p50_ms"] if timing else None
         speed_up = reference["p50_ms"] / p50 if reference and p50 else None
         return (
@@ -193,12 +235,14 @@ def _file_rows(record: Record) -> list[tuple[str, ...]]:
 
     teacher_file = select_timing(record, "teacher", "onnx-fp32")
     size = teacher_file["bytes"] if teacher_file else None
-    rows = [row("teacher (torch)", record["teacher"], record["teacher"]["metrics"], reference, size)]
+    whole, exported = ("teacher", "student") if student else ("model", "model")
+    rows = [row(f"{whole} (torch)", record["teacher"], record["teacher"]["metrics"], reference, size)]
     for name, file in record["export"].items():
         mark = "" if file["gate"] == "passed" else f" (gate {file['gate']})"
         timing = select_timing(record, "student", f"onnx-{name}")
         spread = _spread(record, metric, name)
-        rows.append(row(f"student {name}{mark}", student, file["metrics"], timing, file["bytes"], spread))
+        model = student or record["teacher"]
+        rows.append(row(f"{exported} {name}{mark}", model, file["metrics"], timing, file["bytes"], spread))
     if record["baseline"]:
         spread = _spread(record, metric, "baseline")
         rows.append(row("baseline, no teacher (torch)", student, record["baseline"]["metrics"], None, None, spread))
@@ -223,13 +267,13 @@ def _seed_table(record: Record) -> list[tuple[str, ...]]:
     """Returns the task's metric of every seed and all of its models, the header first."""
     seeds, metric = record.get("seeds") or [], record["task"]["metric"]
     names = list(seeds[0]["export"]) if seeds else []
-    with_baseline = any(entry["baseline"] for entry in seeds)
+    with_baseline = any(entry.get("baseline") for entry in seeds)
     rows = [
         (
             str(entry["seed"]),
             *(_number(model.get(metric), ".4f") for model in (
-                entry["metrics"], *(entry["export"][name]["metrics"] for name in names),
-                *([entry["baseline"]["metrics"]] if with_baseline else []),
+                entry["metrics"], *((entry["export"].get(name) or {}).get("metrics", {}) for name in names),
+                *([(entry.get("baseline") or {}).get("metrics", {})] if with_baseline else []),
             )),
         )
         for entry in seeds
@@ -286,7 +330,8 @@ def _metric_table(record: Record) -> list[tuple[str, ...]]:
     models = [*before, (f"{name}{suffix}", teacher, teacher["metrics"], None)]
     if student:
         models.append((f"student{suffix}", student, student["metrics"], "torch"))
-    models += [(f"student {format}", student, file["metrics"], format) for format, file in export.items()]
+    exported = "student" if student else "model"
+    models += [(f"{exported} {format}", student, file["metrics"], format) for format, file in export.items()]
     if record["baseline"]:
         models.append(("baseline, no teacher (torch)", student, record["baseline"]["metrics"], "baseline"))
     metrics = list(dict.fromkeys(metric for _, _, values, _ in models for metric in values))
@@ -342,33 +387,40 @@ def _model(record: Record) -> Record:
 
 
 def _title(record: Record) -> str:
-    name = f"{record['student']['name']} from " if record["student"] else ""
-    return f"{name}{record['teacher']['resolved']} on {record['task']['name']}"
+    student, teacher, task = (record.get(name) or {} for name in ("student", "teacher", "task"))
+    words = [f"{student['name']} from"] if student else []
+    words.append(teacher.get("resolved") or f"{record.get('job')} without a result")
+    return " ".join([*words, *([f"on {task['name']}"] if task else [])])
 
 
 def _render(template: str, record: Record, **values: object) -> str:
-    sections = {name: record.get(name) or {} for name in SECTIONS}
-    environment = sections["environment"]
     timings = {
         "timing": _first_timing(record["benchmark"]),
         "teacher_timing": select_timing(record, "teacher", "torch"),
         "teacher_file": select_timing(record, "teacher", "onnx-fp32"),
     }
-    text = _templates().get_template(template).render(
-        **sections, **values, columns=summary_columns(record), rows=summary_rows(record),
+    return render_template(
+        template, **_sections(record), **values, columns=summary_columns(record), rows=summary_rows(record),
         timings=timings, comparisons=comparison_sentences(record),
-        software=[f"{name} {environment[name]}" for name in SOFTWARE if environment.get(name)],
     )  # fmt: skip
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
+def _sections(record: Record) -> Record:
+    """Returns the parts of a record that a template shows, empty ones for those that it lacks."""
+    sections = {name: record.get(name) or {} for name in SECTIONS}
+    environment = sections["environment"]
+    software = [f"{name} {environment[name]}" for name in SOFTWARE if environment.get(name)]
+    return {**sections, "software": software, "shell": shlex.join(map(str, sections["command"]))}
+
+
+@cache
 def _templates() -> Environment:
     """Returns the environment of `templates/`, where a missing value is shown as `MISSING`."""
     environment = Environment(
         loader=PackageLoader("distill.records"), autoescape=False, trim_blocks=True, lstrip_blocks=True,
         undefined=ChainableUndefined, finalize=lambda value: MISSING if _is_missing(value) else value,
     )  # fmt: skip
-    environment.filters |= {"cell": _cell, "number": _number, "megabytes": _megabytes}
+    environment.filters |= {"cell": _cell, "number": _number, "megabytes": _megabytes, "shortened": _shorten}
     return environment
 
 
@@ -377,8 +429,14 @@ def _is_missing(value: object) -> "TypeIs[Undefined | None]":
 
 
 def _cell(value: object) -> str:
-    """Returns the text of one cell of a Markdown table."""
-    return MISSING if _is_missing(value) else " ".join(str(value).split()).replace("|", "\\|")
+    """Returns a text in one line of Markdown, in which no character has a meaning: the text of a cell of a table."""
+    return MISSING if _is_missing(value) else _MARKUP.sub(r"\\\1", " ".join(str(value).split()))
+
+
+def _shorten(value: object) -> str:
+    """Returns a text of the data, or what was predicted, in at most `LONGEST_TEXT` characters."""
+    text = MISSING if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
 
 
 def _number(value: Number, specification: str, unit: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Classification of one text or a pair of texts: `logits [B, C]`, one item an example.
+"""Classification of one text or a pair of texts, with one label or several: `logits [B, C]`, one item an example.
 
 >>> from distill.tasks import Classification
 >>> task = Classification(text="sentence", train=(["good", "bad"] * 8, [1, 0] * 8), dev=(["fine", "poor"], [1, 0]))
@@ -6,27 +6,23 @@
 ('0', '1')
 """
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import Batch, Examples, Items, Likelihood, Outputs, Scores
-from distill.data.in_memory import Table, TableSplits
+from distill.contracts import Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data.labels import simplify
 from distill.data.tables import LabelledData
-from distill.data.unlabelled import Unlabelled
-from distill.edge.decode import softmax
-from distill.errors import OptionError, UserError
+from distill.errors import OptionError
 from distill.losses import HardLabels, Term
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
-from distill.tasks.class_weights import ClassWeights, describe_weights, resolve_class_weights
+from distill.tasks.class_scores import ClassScores, OneClass
+from distill.tasks.class_weights import ClassWeights
+from distill.tasks.label_scores import METRICS, LabelSets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,19 +30,23 @@ if TYPE_CHECKING:
 
     from distill.models.forward import FullPass
 
+CLASS_METRICS = ("accuracy", "f1", "matthews")
 Metrics = Annotated[
-    Sequence[Literal["accuracy", "f1", "matthews"]],
-    Field(min_length=1, description="a list of some of accuracy, f1, matthews"),
+    Sequence[Literal["accuracy", "f1", "matthews", "micro_f1", "macro_f1", "subset_accuracy"]],
+    Field(
+        min_length=1,
+        description=f"a list of some of {', '.join(CLASS_METRICS)}, or with multi_label of {', '.join(METRICS)}",
+    ),
 ]
+Separator = Annotated[str, Field(min_length=1, description="at least one character")]
 Labels = Annotated[
     Sequence[str | int | float], Field(min_length=2, description="at least two names, quoted if YAML's true or false")
 ]
 Label = Annotated[str | int | float, Field(description="the name of a class, quoted if YAML's true or false")]
-ORDERED = (("0", "1"), ("0.0", "1.0"), ("false", "true"))  # Pairs of classes of which the second one is positive.
 
 
 class Classification:
-    """Classes of one text or a pair of texts.
+    """Classes of one text or a pair of texts, one of them or, with `multi_label`, any number.
 
     Args:
         text: the column, or the two columns of a pair, that hold the text.
@@ -56,8 +56,13 @@ class Classification:
         positive: of two classes the one whose F1 is computed. None is the second one of `labels` or of 0 and 1; classes
             that the data names have none.
         class_weights: weights of the classes in the loss on the labels, of student and fine-tuned teacher: `balanced`
-            (n / (C * count of the class) in train), or one number for each class; None weighs all alike.
-        metrics: accuracy, f1 or matthews; the first one selects checkpoints, and retention compares it.
+            (n / (C * count of the class) in train), or one number for each class; None weighs all alike. Only None
+            with `multi_label`.
+        multi_label: whether an example has any number of the labels, also none. A label is then given from a threshold
+            of its probability on, which has the largest F1 of the label on dev.
+        separator: between the labels of an example in a text, such as a field of CSV; lists of labels have none.
+        metrics: accuracy, f1 or matthews, and with `multi_label` micro_f1, macro_f1 or subset_accuracy; the first one
+            selects checkpoints, and retention compares it. None takes accuracy and f1, or all three of several labels.
         max_length: tokens that an example is cut to.
         data: a path as `data_dir`, a table, or split -> table; a table is a pandas frame, a `datasets.Dataset`, a
             mapping of columns, or `(texts, labels)`. Of a single table `dev_fraction` is held out as dev.
@@ -79,18 +84,14 @@ class Classification:
         UserError: for data of a type that cannot be read.
     """
 
-    kind = "classification"
     auto_class = "AutoModelForSequenceClassification"
     selects: Literal["max", "min"] = "max"
-    likelihood: Likelihood = "softmax"
     fixed_inputs = True
-    model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
-    decoder: str | None = "classes"
+    compared_column = "logits"
     fine_tunes_teacher = True
     choices: int | None = None
     compares_with_teacher = False
-    can_abstain = True
     can_augment = True
 
     @check_arguments
@@ -103,43 +104,57 @@ class Classification:
         labels: Labels | None = None,
         positive: Label | None = None,
         class_weights: ClassWeights | None = None,
-        metrics: Metrics = ("accuracy",),
+        multi_label: bool = False,
+        separator: Separator = "|",
+        metrics: Metrics | None = None,
         max_length: rows.MaxLength = 128,
-        data: Table | TableSplits | str | Path | None = None,
-        train: Table | None = None,
-        dev: Table | None = None,
-        test: Table | None = None,
-        data_dir: str | Path | None = None,
-        dev_fraction: rows.Share = 0.1,
-        splits: Mapping[str, Sequence[str]] | None = None,
-        hub_id: str | None = None,
-        builtin: bool = False,
-        train_examples: rows.Amount | None = None,
-        dev_examples: rows.Amount | None = None,
-        unlabelled: Unlabelled | None = None,
-        unlabelled_share: rows.Share = 0.5,
+        **options: Unpack[rows.DataOptions],
     ) -> None:
         names = None if labels is None else tuple(map(str, labels))
         if names is not None and len(set(map(simplify, names))) < len(names):
             raise OptionError("labels", show_value(names), "at least two names, each once")
-        self.positive = None if positive is None else str(positive)
-        if self.positive is not None and names is not None:
-            self._check_positive("positive", names)
-        self._positive_index: int | None = 1  # Set by `read`.
-        self.class_weights = class_weights
-        self._weights: tuple[float, ...] | None = None  # Set by `read`.
-        self.name, self.max_length, self.builtin = name, max_length, builtin
-        self.metric_names = tuple(metrics)
+        chosen = _choose_metrics(metrics, multi_label=multi_label)
+        self.scoring: ClassScores
+        if multi_label:
+            _refuse_options_of_one_label(positive, class_weights)
+            self.scoring = LabelSets(chosen, separator=separator)
+        else:
+            positive = None if positive is None else str(positive)
+            self.scoring = OneClass(chosen, labels=names, positive=positive, class_weights=class_weights)
+        self.name, self.max_length, self.builtin = name, max_length, options.get("builtin", False)
         self.rows = rows.labelled_text(
-            name=name, text=text, label=label, data=data, train=train, dev=dev, test=test, data_dir=data_dir,
-            dev_fraction=dev_fraction, splits=splits, hub_id=hub_id, builtin=builtin, train_examples=train_examples,
-            dev_examples=dev_examples, label_names=names,
-        )  # fmt: skip
-        self.unlabelled, self.unlabelled_share = rows.unlabelled_text(unlabelled, self.rows), unlabelled_share
+            name=name,
+            text=text,
+            label=label,
+            label_names=names,
+            separator=separator if multi_label else None,
+            **options,
+        )
+        self.pool = rows.text_pool(options, self.rows)
+
+    @property
+    def kind(self) -> str:
+        return self.scoring.kind
+
+    @property
+    def likelihood(self) -> Likelihood:
+        return self.scoring.likelihood
+
+    @property
+    def model_settings(self) -> Mapping[str, Any]:
+        return self.scoring.model_settings
+
+    @property
+    def decoder(self) -> str:
+        return self.scoring.decoder
+
+    @property
+    def can_abstain(self) -> bool:
+        return self.scoring.can_abstain
 
     @property
     def metric(self) -> str:
-        return self.metric_names[0]
+        return self.scoring.names[0]
 
     @property
     def pair(self) -> bool:
@@ -147,53 +162,24 @@ class Classification:
 
     @property
     def has_unlabelled(self) -> bool:
-        return self.unlabelled is not None
+        return self.pool.rows is not None
 
     def read(self, cache_dir: Path) -> LabelledData:
-        """Reads every split, and determines the positive class of two and the weights of the classes.
+        """Reads every split, and takes from it what the metrics and the weights of the classes need.
 
         Raises:
             UserError: for invalid data and class weights that do not fit it, and if F1 selects checkpoints and the
                 positive class of two is unknown.
         """
-        data = rows.add_unlabelled(self.rows.read(cache_dir), self.unlabelled, self.unlabelled_share)
-        self._positive_index = self._find_positive(data.labels)
-        # The digest is a part of a fine-tuned teacher's key, and F1 may select its checkpoint.
-        if self._positive_index not in (1, None):
-            data = _extend_digest(data, f"positive={self.positive}")
-        if self.class_weights is None:
-            return data
-        self._weights = resolve_class_weights(self.class_weights, data.labels, data.splits["train"].labels)
-        return _extend_digest(data, f"class_weights={self._weights}")
-
-    def _find_positive(self, labels: Sequence[str]) -> int | None:
-        """Returns the index of the positive class; None if F1 is the mean of both classes, because neither is known."""
-        if self.positive is not None:
-            self._check_positive("task.positive", labels)
-            return labels.index(self.positive)
-        known = self.rows.label_names is not None or tuple(map(str.casefold, labels)) in ORDERED
-        if len(labels) == 2 and not known and self.metric != "f1":
-            return None
-        if len(labels) == 2 and not known:
-            raise UserError(
-                f"F1 is that of one of the two classes {' and '.join(labels)}: set task.positive={labels[0]} or "
-                f"task.positive={labels[1]}"
-            )
-        return 1
-
-    def _check_positive(self, option: str, labels: Sequence[str]) -> None:
-        if len(labels) != 2:
-            raise OptionError(option, self.positive, f"null, because the task has {len(labels)} classes")
-        if self.positive not in labels:
-            raise OptionError(option, self.positive, f"{labels[0]} or {labels[1]}")
+        return self.scoring.adapt(self.pool.add_to(self.rows.read(cache_dir)))
 
     def encode(
         self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> dict[str, Examples]:
-        return rows.encode_rows(splits, tokenizer, self.max_length, cache_dir)
+        return rows.encode_rows(splits, tokenizer, self.max_length, cache_dir, no_label=self.scoring.no_label)
 
     def select(self, batch: Batch, *, every_token: bool = False) -> Items:
-        return rows.select_examples(batch, self.likelihood, self._weights)
+        return rows.select_examples(batch, self.likelihood, self.scoring.weights)
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
         return rows.run_whole_model(model, batch, needs)
@@ -201,26 +187,17 @@ class Classification:
     def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
         return rows.score_logits(outputs)
 
-    def predictions(self, scores: Scores) -> np.ndarray:
-        """The class of every example, `[N]`."""
-        return np.asarray(scores.columns["logits"].argmax(axis=-1))
+    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+        return splits
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        return rows.rescore(scores, logits)
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        return {}
+        return self.scoring.fit_decoder(scores)
 
     def metrics(self, scores: Scores) -> dict[str, float]:
-        # scikit-learn takes a second to import, and the command's help does without it.
-        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
-        predicted, labels = self.predictions(scores), scores.labels
-        positive = self._positive_index
-        average = "macro" if scores.columns["logits"].shape[-1] > 2 or positive is None else "binary"
-        functions = {
-            "accuracy": lambda: accuracy_score(labels, predicted),
-            "f1": lambda: f1_score(labels, predicted, pos_label=positive or 0, average=average, zero_division=0.0),
-            "matthews": lambda: matthews_corrcoef(labels, predicted),
-        }
-        return rows.compute_metrics(functions, self.metric_names)
+        return self.scoring.metrics(scores)
 
     def supervised_terms(self) -> dict[str, Term]:
         return {"hard": HardLabels()}
@@ -229,59 +206,57 @@ class Classification:
         return scores
 
     def confidences(self, scores: Scores) -> np.ndarray:
-        return np.asarray(softmax(scores.columns["logits"].astype(np.float64)).max(axis=-1))
+        return self.scoring.confidences(scores)
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
-        return {
-            "label": [splits.labels[label] for label in scores.labels],
-            "prediction": [splits.labels[label] for label in self.predictions(scores)],
-            "probability": self.confidences(scores).tolist(),
-        }
+        return self.scoring.tabulate(scores, splits)
 
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
-        return {}
+        return self.scoring.breakdown(scores)
 
     def example_metric(self, scores: Scores) -> np.ndarray | None:
-        return (self.predictions(scores) == scores.labels).astype(np.float64) if self.metric == "accuracy" else None
+        return self.scoring.example_metric(scores)
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
-        return float((self.predictions(scores) == self.predictions(reference)).mean())
+        return self.scoring.agreement(scores, reference)
 
     def probability_diff(self, scores: Scores, reference: Scores) -> float:
-        return rows.probability_diff(scores, reference)
+        return self.scoring.probability_diff(scores, reference)
 
     def calibration_error(self, scores: Scores) -> float | None:
-        return rows.calibration_error(scores)
+        return self.scoring.calibration_error(scores)
 
     def weakness(self, scores: Scores) -> str | None:
-        constant = np.zeros_like(scores.columns["logits"])
-        constant[:, np.bincount(scores.labels).argmax()] = 1
-        return rows.compare_with_constant(self, scores, constant, "always answering the majority class")
+        constants = self.scoring.constants(scores)
+        best = max(constants, key=lambda name: self.metrics(constants[name])[self.metric])
+        return rows.compare_with_constant(self, scores, constants[best].columns["logits"], f"always answering {best}")
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
-        return {
-            "labels": list(splits.labels),
-            "positive": self._positive(splits),
-            "class_weights": None if self._weights is None else list(self._weights),
-            "answer": "classes",
-            "pipeline_tag": "text-classification",
-            "prediction": f"Labels: {', '.join(splits.labels)}.",
-        }
+        return self.scoring.describe(splits)
 
     def summary(self, splits: LabelledData) -> str:
-        classes = ", ".join(f"{index} {label}" for index, label in enumerate(splits.labels))
-        classes += describe_weights(self._weights, splits.labels)
-        if "f1" not in self.metric_names or len(splits.labels) != 2:
-            return classes
-        return f"{classes}; F1 of {self._positive(splits) or 'both, averaged (task.positive=NAME for that of one)'}"
-
-    def _positive(self, splits: LabelledData) -> str | None:
-        """Returns the class whose F1 is computed, None for the mean of all classes and without F1."""
-        if len(splits.labels) != 2 or "f1" not in self.metric_names or self._positive_index is None:
-            return None
-        return splits.labels[self._positive_index]
+        return self.scoring.summary(splits)
 
 
-def _extend_digest(data: LabelledData, option: str) -> LabelledData:
-    """Returns the data with a digest that depends on an option too."""
-    return replace(data, sha256=hashlib.sha256(f"{data.sha256} {option}".encode()).hexdigest())
+def _choose_metrics(metrics: Sequence[str] | None, *, multi_label: bool) -> Sequence[str]:
+    """Returns the metrics, by default the usual ones.
+
+    Raises:
+        OptionError: for metrics of one class with several labels, or the other way round.
+    """
+    known, usual = (METRICS, METRICS) if multi_label else (CLASS_METRICS, CLASS_METRICS[:2])
+    if metrics is None:
+        return usual
+    if not set(metrics) <= set(known):
+        reason = f"because task.multi_label={show_value(multi_label)}"
+        raise OptionError("metrics", show_value(list(metrics)), f"a list of some of {', '.join(known)}, {reason}")
+    return metrics
+
+
+def _refuse_options_of_one_label(positive: object, class_weights: object) -> None:
+    """Raises OptionError for options that examples with several labels do not have."""
+    if positive is not None:
+        raise OptionError("positive", show_value(positive), "null, because task.multi_label=true has F1 of all labels")
+    if class_weights is not None:
+        reason = "each label of task.multi_label=true has a threshold of its own"
+        raise OptionError("class_weights", show_value(class_weights), f"null, because {reason}")

@@ -7,19 +7,28 @@
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import CROSS_SCORES, VECTOR_SETTINGS, Batch, Examples, Items, Likelihood, Outputs, Scores
-from distill.data.in_memory import Table, TableSplits
+from distill.contracts import (
+    CROSS_SCORES,
+    VECTOR_SETTINGS,
+    Batch,
+    EncodedSplits,
+    Examples,
+    Items,
+    Likelihood,
+    Outputs,
+    ScoredSplits,
+    Scores,
+)
 from distill.data.tables import LabelledData, Split
 from distill.data.text_groups import GroupColumns, GroupData, GroupSplit, UnlabelledTexts
-from distill.data.unlabelled import Unlabelled
 from distill.errors import OptionError, UserError
 from distill.losses import CosineRegression, MultipleNegatives, PairClassification, Term
 from distill.options import check_arguments, show_value
@@ -82,7 +91,8 @@ class Embedding:
     likelihood: Likelihood = "vector"
     fixed_inputs = True
     over_vocabulary = False
-    decoder: str | None = "vectors"
+    decoder = "vectors"
+    compared_column = "logits"
     fine_tunes_teacher = True
     can_abstain = False
     choices: int | None = None
@@ -104,23 +114,11 @@ class Embedding:
         pooling: Literal["mean", "cls", "max"] = "mean",
         normalize: bool = True,
         max_length: rows.MaxLength = 128,
-        data: Table | TableSplits | str | Path | None = None,
-        train: Table | None = None,
-        dev: Table | None = None,
-        test: Table | None = None,
-        data_dir: str | Path | None = None,
-        dev_fraction: rows.Share = 0.1,
-        splits: Mapping[str, Sequence[str]] | None = None,
-        hub_id: str | None = None,
-        builtin: bool = False,
-        train_examples: rows.Amount | None = None,
-        dev_examples: rows.Amount | None = None,
-        unlabelled: Unlabelled | None = None,
-        unlabelled_share: rows.Share = 0.5,
         cross_encoder: str | Path | None = None,
         negatives: Annotated[int, Field(ge=0)] = 0,
+        **options: Unpack[rows.DataOptions],
     ) -> None:
-        self.name, self.max_length, self.builtin = name, max_length, builtin
+        self.name, self.max_length, self.builtin = name, max_length, options.get("builtin", False)
         self.scoring = _scoring(metrics, negatives)
         if cross_encoder is not None and not self.scoring.scores_pairs and not negatives:
             raise OptionError(
@@ -131,13 +129,10 @@ class Embedding:
         self.pooling, self.normalize = pooling, normalize
         self.columns = _group_columns(text, label, train_text, train_label, classes)
         self.source = rows.table_source(
-            name=name, text=self.columns.text, label=self.columns.label, data=data, train=train, dev=dev, test=test,
-            data_dir=data_dir, dev_fraction=dev_fraction, splits=splits, hub_id=hub_id, builtin=builtin,
-            train_examples=train_examples, dev_examples=dev_examples,
-            further=("text", *self.columns.train_text, *self.columns.train_label),
+            name=name, text=self.columns.text, label=self.columns.label,
+            further=("text", *self.columns.train_text, *self.columns.train_label), **options,
         )  # fmt: skip
-        self.unlabelled = None if unlabelled is None else UnlabelledTexts(unlabelled, self.columns)
-        self.unlabelled_share = unlabelled_share
+        self.pool = rows.pool_source(options, lambda texts: UnlabelledTexts(texts, self.columns))
         self.cross_encoder = None if cross_encoder is None else _cross_encoder(cross_encoder, 2 * max_length)
         self.supervised: dict[str, Term] = {}  # Set by `read`.
 
@@ -153,7 +148,7 @@ class Embedding:
 
     @property
     def has_unlabelled(self) -> bool:
-        return self.unlabelled is not None
+        return self.pool.rows is not None
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split, and determines the terms that learn from train alone.
@@ -165,7 +160,7 @@ class Embedding:
         if self.cross_encoder is not None:
             self.cross_encoder.check(data.splits["train"].groups)
         self.supervised = _supervised_terms(data)
-        return rows.add_unlabelled(data, self.unlabelled, self.unlabelled_share)
+        return self.pool.add_to(data)
 
     def encode(
         self, splits: GroupData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
@@ -200,6 +195,12 @@ class Embedding:
 
     def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
         return rows.score_logits(outputs)
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        return rows.rescore(scores, logits)
+
+    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+        return splits
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return {}

@@ -5,18 +5,21 @@
 False
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 
-from distill.contracts import IGNORED, Batch, Items, Likelihood, Outputs, Scores
+from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, Scores
+from distill.edge.masks import MaskedTokens
 from distill.losses import MaskedLanguageModelling, Objective, SegmentOrder, Term
+from distill.tasks.rows import expected_calibration_error
 from distill.text.corpus import Corpus
 from distill.text.masking import Masking
 from distill.text.sequences import (
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from distill.models.chunked_logits import EncoderPass
     from distill.text.sequences import Sequences
 
+TOP_K = 5  # Pieces of a mask that a bundle names.
 VOCABULARY_TEXT = 50_000_000  # Characters that a new vocabulary is learned from.
 
 
@@ -86,7 +90,9 @@ class MaskedLM:
     likelihood: Likelihood = "softmax"
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = True
-    decoder: str | None = None
+    auto_class = "AutoModelForMaskedLM"
+    decoder = "masks"
+    compared_column = "loss"
     fine_tunes_teacher = False
     can_abstain = False
     choices: int | None = None
@@ -110,11 +116,9 @@ class MaskedLM:
         )
         self.max_length, self.builtin = self.settings.max_length, self.settings.builtin
         self.pair = self.settings.pair is not None
-
-    @property
-    def auto_class(self) -> str:
-        """The class of models for pre-training where a second head predicts the order of two segments."""
-        return "AutoModelForPreTraining" if self.pair else "AutoModelForMaskedLM"
+        if self.pair:  # A second head predicts the order of two segments.
+            self.auto_class = "AutoModelForPreTraining"
+        self.mask_token: str | None = None  # Set by `encode`.
 
     @property
     def fixed_inputs(self) -> bool:
@@ -127,6 +131,7 @@ class MaskedLM:
         self, splits: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> "dict[str, Sequences | StreamedText]":
         """Packs the corpus into sequences, once; of a corpus that is streamed only dev is read now."""
+        self.mask_token = tokenizer.mask_token
         if cache_dir is None:
             raise ValueError("got no cache_dir, expected a directory for the tokens of the corpus")
         if is_streamed(self.settings, splits.corpus):
@@ -161,15 +166,14 @@ class MaskedLM:
         return run_encoder_pass(model, batch, items, needs, segments="pair_labels" in batch)
 
     def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
-        """Cross-entropy and correctness of every item, and its agreement with the reference's first and first five."""
+        """Cross-entropy, prediction and correctness of every item.
+
+        With a reference also whether its prediction is the reference's first choice, and one of the first five.
+        """
         if outputs.logits is None:
             raise ValueError("got outputs without logits, expected [n, V] at the items")
-        logits = outputs.logits.float()
-        best = logits.argmax(dim=-1)
-        columns = {
-            "loss": F.cross_entropy(logits, items.labels, reduction="none"),
-            "correct": (best == items.labels).float(),
-        }
+        columns = _score_logits(outputs.logits.float(), items.labels)
+        best = columns["prediction"]
         if outputs.segment_logits is not None:
             in_order = outputs.segment_logits.argmax(dim=-1) == items["pair_labels"]
             columns["pair_correct"] = in_order[items.row]
@@ -178,8 +182,16 @@ class MaskedLM:
             columns |= {"agreement_top1": teacher_best[:, 0], "agreement_top5": teacher_best.any(dim=-1)}
         return columns
 
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        columns = _score_logits(torch.from_numpy(np.concatenate(logits)).float(), torch.from_numpy(scores.labels))
+        return replace(scores, columns={name: column.numpy() for name, column in columns.items()})
+
+    def scored_data(self, splits: TextData, examples: Callable[[], EncodedSplits]) -> "TextSplits":
+        """The masked sequences, because a text would not give the same tokens again that they were packed of."""
+        return TextSplits(splits, examples())
+
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        return {}
+        return {"mask_token": self.mask_token, "top_k": TOP_K}
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """Mean cross-entropy, its exponential, accuracy, and the further columns that were scored.
@@ -212,10 +224,11 @@ class MaskedLM:
         raise TypeError(f"a {self.kind} cannot abstain, because scores have no probabilities")
 
     def tabulate(self, scores: Scores, splits: TextData, *, examples: int) -> dict[str, list[Any]]:
-        """The ids of the right tokens alone, because scores have no predictions."""
+        """The ids of the right tokens and of the predicted ones, in the order of their positions."""
         ends = np.bincount(scores.example_id, minlength=examples).cumsum()[:-1]
-        labels = [of_example.tolist() for of_example in np.split(scores.labels, ends)]
-        return {"label": labels, "prediction": [None] * examples, "probability": [None] * examples}
+        values = {"label": scores.labels, "prediction": scores.columns["prediction"]}
+        values["probability"] = scores.columns["probability"]
+        return {name: [of_example.tolist() for of_example in np.split(of, ends)] for name, of in values.items()}
 
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
         return {}
@@ -225,8 +238,8 @@ class MaskedLM:
         return None
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
-        """Share of the items that both predict rightly, or both wrongly."""
-        return float((scores.columns["correct"] == reference.columns["correct"]).mean())
+        """Share of the items at which both predict the same token."""
+        return float((scores.columns["prediction"] == reference.columns["prediction"]).mean())
 
     def probability_diff(self, scores: Scores, reference: Scores) -> float:
         """The largest difference of the probabilities that both give to the right token."""
@@ -234,8 +247,9 @@ class MaskedLM:
         return float(np.abs(probabilities - expected).max())
 
     def calibration_error(self, scores: Scores) -> float | None:
-        """None, because the scores have no probability of the prediction."""
-        return None
+        """The expected calibration error of the predicted tokens."""
+        confidences = scores.columns["probability"].astype(np.float64)
+        return expected_calibration_error(confidences, scores.columns["correct"] == 1)
 
     def weakness(self, scores: Scores) -> str | None:
         """None, because every language model may teach."""
@@ -244,12 +258,103 @@ class MaskedLM:
     def describe(self, splits: TextData) -> dict[str, Any]:
         settings = self.settings
         return {
+            "labels": [],
             "answer": "vocabulary",
             "packing": settings.packing,
             "masking": settings.masking,
             "max_length": settings.max_length,
             "pipeline_tag": "fill-mask",
+            "prediction": "Fills the masks of a text.",
+            **({} if self.mask_token is None else {"example": f'"a {self.mask_token} sentence"'}),
         }
 
     def summary(self, splits: TextData) -> str:
         return "the tokens of the vocabulary"
+
+
+def _score_logits(logits: "Tensor", labels: "Tensor") -> "dict[str, Tensor]":
+    """Returns the columns of items from their logits `[n, V]` (float32) and the right tokens `[n]`."""
+    best = logits.argmax(dim=-1)
+    log_sum = logits.logsumexp(dim=-1)
+    return {
+        "loss": F.cross_entropy(logits, labels, reduction="none"),
+        "prediction": best,
+        "probability": (logits.gather(-1, best.unsqueeze(-1)).squeeze(-1) - log_sum).exp(),
+        "correct": (best == labels).float(),
+    }
+
+
+class SequenceRecords(Sequence[MaskedTokens]):
+    """Masked sequences as an exported student reads them, made when they are read."""
+
+    def __init__(self, sequences: "Sequences") -> None:
+        self.sequences = sequences
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @overload
+    def __getitem__(self, index: int) -> MaskedTokens: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[MaskedTokens]: ...
+
+    def __getitem__(self, index: int | slice) -> MaskedTokens | list[MaskedTokens]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        batch = {name: column[0].numpy() for name, column in self.sequences[[index]].items()}
+        text = batch["attention_mask"] == 1
+        ids = batch["input_ids"][text]
+        types = batch["token_type_ids"][text] if "token_type_ids" in batch else np.zeros_like(ids)
+        positions = np.flatnonzero(batch["labels"][text] != IGNORED)
+        return MaskedTokens(ids, types, np.ones_like(ids), positions)  # type: ignore[arg-type]  # Arrays are sequences.
+
+
+@dataclass(frozen=True)
+class TextSplit:
+    """The masked sequences of one split."""
+
+    sequences: "Sequences"
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def records(self) -> SequenceRecords:
+        return SequenceRecords(self.sequences)
+
+    def columns(self) -> dict[str, Sequence[object]]:
+        """No texts, because a sequence is made of tokens of several."""
+        return {}
+
+
+@dataclass(frozen=True)
+class TextSplits:
+    """A corpus with its masked sequences, on which exported students are scored."""
+
+    data: TextData
+    examples: EncodedSplits
+    labels: tuple[str, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        return self.data.sha256
+
+    def sizes(self) -> dict[str, int]:
+        return {name: len(split) for name, split in self.examples.items() if isinstance(split, Examples)}
+
+    def texts(self) -> Iterator[str]:
+        return self.data.texts()
+
+    def labelled_texts(self) -> Iterator[str]:
+        return self.data.texts()
+
+    def unlabelled_texts(self) -> Iterator[str]:
+        return iter(())
+
+    def training(self) -> TextSplit:
+        """The sequences that are trained on, the first ones of a stream."""
+        train = self.examples["train"]
+        return TextSplit(train.sample() if isinstance(train, StreamedText) else cast("Sequences", train))
+
+    def scored(self) -> dict[str, TextSplit]:
+        return {name: TextSplit(cast("Sequences", split)) for name, split in self.examples.items() if name != "train"}

@@ -112,6 +112,6 @@ def _check_part(name: str, task: Task) -> None:
     if not NAME.fullmatch(name):
         raise OptionError("tasks", show_value(name), "names of letters, digits, _ and -")
     if task.over_vocabulary or task.likelihood == "vector":
-        raise UserError(f"task {name} ({task.kind}) cannot be one of several: its students have no head to be exported")
+        raise UserError(f"task {name} ({task.kind}) cannot be one of several: its students learn nothing else")
     if task.selects == "min":
         raise UserError(f"task {name} cannot be one of several: less of its metric {task.metric} is better")

@@ -8,20 +8,18 @@
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data.choices import ChoiceColumns, ChoiceSplit, UnlabelledChoices
-from distill.data.in_memory import Table, TableSplits
 from distill.data.tables import LabelledData, Split
-from distill.data.unlabelled import Unlabelled
 from distill.edge.classes import MASKED
 from distill.edge.decode import pair_choices, softmax
 from distill.errors import OptionError
@@ -75,7 +73,8 @@ class MultipleChoice:
     fixed_inputs = True
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
-    decoder: str | None = "choices"
+    decoder = "choices"
+    compared_column = "logits"
     fine_tunes_teacher = True
     can_abstain = True
     compares_with_teacher = False
@@ -92,37 +91,20 @@ class MultipleChoice:
         context: rows.Columns | None = None,
         name: str = "multiple_choice",
         max_length: rows.MaxLength = 128,
-        data: Table | TableSplits | str | Path | None = None,
-        train: Table | None = None,
-        dev: Table | None = None,
-        test: Table | None = None,
-        data_dir: str | Path | None = None,
-        dev_fraction: rows.Share = 0.1,
-        splits: Mapping[str, Sequence[str]] | None = None,
-        hub_id: str | None = None,
-        builtin: bool = False,
-        train_examples: rows.Amount | None = None,
-        dev_examples: rows.Amount | None = None,
-        unlabelled: Unlabelled | None = None,
-        unlabelled_share: rows.Share = 0.5,
+        **options: Unpack[rows.DataOptions],
     ) -> None:
-        self.name, self.max_length, self.builtin = name, max_length, builtin
+        self.name, self.max_length, self.builtin = name, max_length, options.get("builtin", False)
         self.columns = ChoiceColumns(
             question=rows.column_names(question), choices=_list_columns(choices), answer=rows.column_names(answer),
             context=() if context is None else rows.column_names(context),
         )  # fmt: skip
-        self.source = rows.table_source(
-            name=name, text=self.columns.text, label=self.columns.answer, data=data, train=train, dev=dev, test=test,
-            data_dir=data_dir, dev_fraction=dev_fraction, splits=splits, hub_id=hub_id, builtin=builtin,
-            train_examples=train_examples, dev_examples=dev_examples,
-        )  # fmt: skip
-        self.unlabelled = None if unlabelled is None else UnlabelledChoices(unlabelled, self.columns)
-        self.unlabelled_share = unlabelled_share
+        self.source = rows.table_source(name=name, text=self.columns.text, label=self.columns.answer, **options)
+        self.pool = rows.pool_source(options, lambda questions: UnlabelledChoices(questions, self.columns))
         self.choices: int | None = None  # Set by `read`.
 
     @property
     def has_unlabelled(self) -> bool:
-        return self.unlabelled is not None
+        return self.pool.rows is not None
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split, and determines the usual number of choices.
@@ -130,8 +112,7 @@ class MultipleChoice:
         Raises:
             UserError: for a directory, file, column, text or answer that is missing or unusable.
         """
-        data = self.columns.read(self.source, cache_dir)
-        data = rows.add_unlabelled(data, self.unlabelled, self.unlabelled_share)
+        data = self.pool.add_to(self.columns.read(self.source, cache_dir))
         self.choices = int(np.bincount(list(map(len, data.splits["train"].choices))).argmax())
         return data
 
@@ -163,6 +144,12 @@ class MultipleChoice:
     def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
         """The logits `[n, K]`, `MASKED` for a choice that an example does not have."""
         return {"logits": mask_logits(rows.score_logits(outputs)["logits"], items.valid)}
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        return rows.rescore(scores, logits)
+
+    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+        return splits
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return {}

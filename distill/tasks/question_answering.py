@@ -10,11 +10,11 @@
 
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
 
 import numpy as np
 import torch
@@ -22,11 +22,10 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from distill.console import print_notice
-from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data import questions, readers, tables
-from distill.data.in_memory import Table, TableSplits
 from distill.data.questions import QuestionData, QuestionSplit
-from distill.data.unlabelled import Unlabelled, UnlabelledText
+from distill.data.unlabelled import UnlabelledText
 from distill.edge import answer_metrics, spans
 from distill.edge.classes import MASKED
 from distill.edge.spans import NO_ANSWER, NO_CLASS
@@ -59,15 +58,11 @@ class QuestionAnswering:
     windows of a question by the column `question` of the scores.
 
     Args:
-        name: names the task in records and directories.
         data: a path as `data_dir`, a table, or split -> table; a table is a list of rows, a pandas frame, a
             `datasets.Dataset`, or a mapping of columns.
-        train, dev, test: tables, in place of `data`.
         data_dir: a directory with `train` and `dev`, each SQuAD's `.json`, `.jsonl` (also `.gz`) or `.parquet`, or one
             file of which `dev_fraction` is held out as dev.
         dev_fraction: share of the contexts of a single file or table that becomes dev, the same in every run.
-        hub_id: the Hub's data set and, after a colon, its configuration, e.g. `rajpurkar/squad_v2`.
-        train_examples, dev_examples: use only so many questions, always the same ones; None uses all.
         max_length: tokens of a window, the question among them.
         doc_stride: tokens of the context that neighbouring windows share.
         n_best: best starts of a window whose spans are compared, and spans that a probability is shared between.
@@ -75,6 +70,8 @@ class QuestionAnswering:
         unlabelled: more questions with contexts, which only the teacher answers: a file, a directory of files, a data
             set of the Hub, a list of pairs, or a table. Those of any split and repeated ones are left out.
         unlabelled_share: share of unlabelled windows in the examples of every optimizer step.
+
+    The other arguments are those of `Classification`.
 
     Raises:
         OptionError: for an option that got a value it cannot take.
@@ -89,7 +86,8 @@ class QuestionAnswering:
     fixed_inputs = True
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
-    decoder: str | None = "spans"
+    decoder = "spans"
+    compared_column = "logits"
     fine_tunes_teacher = True
     compares_with_teacher = False
     can_abstain = False
@@ -103,21 +101,11 @@ class QuestionAnswering:
         self,
         *,
         name: str = "question_answering",
-        data: Table | TableSplits | str | Path | None = None,
-        train: Table | None = None,
-        dev: Table | None = None,
-        test: Table | None = None,
-        data_dir: str | Path | None = None,
-        dev_fraction: rows.Share = 0.1,
-        hub_id: str | None = None,
-        train_examples: rows.Amount | None = None,
-        dev_examples: rows.Amount | None = None,
         max_length: rows.MaxLength = 384,
         doc_stride: Annotated[int, Field(ge=0)] = 128,
         n_best: rows.Amount = 20,
         max_answer_length: rows.Amount = 30,
-        unlabelled: Unlabelled | None = None,
-        unlabelled_share: rows.Share = 0.5,
+        **options: Unpack[rows.TableOptions],
     ) -> None:
         if doc_stride > max_length - SMALLEST:
             raise OptionError(
@@ -129,11 +117,9 @@ class QuestionAnswering:
         *text, label = questions.COLUMNS
         self.source = rows.table_source(
             name=name, text=tuple(text), label=(label,), further=questions.OPTIONAL_COLUMNS, suffixes=SUFFIXES,
-            data=data, train=train, dev=dev, test=test, data_dir=data_dir, dev_fraction=dev_fraction, hub_id=hub_id,
-            train_examples=train_examples, dev_examples=dev_examples,
+            **options,
         )  # fmt: skip
-        self.unlabelled = None if unlabelled is None else UnlabelledText(unlabelled, tuple(text), (label,))
-        self.unlabelled_share = unlabelled_share
+        self.pool = rows.pool_source(options, lambda pairs: UnlabelledText(pairs, tuple(text), (label,)))
         # Set by `read`: the questions of all scored splits in turn, and the number of the first one of each split.
         self._scored: QuestionSplit | None = None
         self._firsts: dict[str, int] = {}
@@ -141,7 +127,7 @@ class QuestionAnswering:
 
     @property
     def has_unlabelled(self) -> bool:
-        return self.unlabelled is not None
+        return self.pool.rows is not None
 
     def read(self, cache_dir: Path) -> QuestionData:
         """Reads every split. If one of them has a question without an answer, the rules of SQuAD 2.0 hold for all.
@@ -166,7 +152,7 @@ class QuestionAnswering:
         sizes = np.cumsum([0, *map(len, scored.values())])
         self._firsts = {name: int(first) for name, first in zip(scored, sizes, strict=False)}
         self._scored = functools.reduce(operator.add, scored.values())
-        return cast(QuestionData, rows.add_unlabelled(data, self.unlabelled, self.unlabelled_share))
+        return cast(QuestionData, self.pool.add_to(data))
 
     def encode(
         self, splits: QuestionData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
@@ -230,6 +216,12 @@ class QuestionAnswering:
             "characters": F.pad(characters, padding, value=NO_CLASS).int(),
             "question": items["question"][items.row],
         }
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        return rows.rescore(scores, logits)
+
+    def scored_data(self, splits: QuestionData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+        return splits
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         """Returns the limits of spans and, if questions may have no answer, the threshold with the best F1."""

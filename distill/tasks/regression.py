@@ -5,18 +5,16 @@
 'pearson'
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import Batch, Examples, Items, Likelihood, Outputs, Scores
-from distill.data.in_memory import Table, TableSplits
+from distill.contracts import Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data.tables import LabelledData
-from distill.data.unlabelled import Unlabelled
 from distill.errors import OptionError
 from distill.losses import HardLabels, Term
 from distill.options import check_arguments, show_value
@@ -56,7 +54,8 @@ class Regression:
     fixed_inputs = True
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
-    decoder: str | None = "number"
+    decoder = "number"
+    compared_column = "logits"
     fine_tunes_teacher = True
     can_abstain = False
     choices: int | None = None
@@ -72,30 +71,14 @@ class Regression:
         name: str = "regression",
         metrics: Metrics = ("pearson",),
         max_length: rows.MaxLength = 128,
-        data: Table | TableSplits | str | Path | None = None,
-        train: Table | None = None,
-        dev: Table | None = None,
-        test: Table | None = None,
-        data_dir: str | Path | None = None,
-        dev_fraction: rows.Share = 0.1,
-        splits: Mapping[str, Sequence[str]] | None = None,
-        hub_id: str | None = None,
-        builtin: bool = False,
-        train_examples: rows.Amount | None = None,
-        dev_examples: rows.Amount | None = None,
-        unlabelled: Unlabelled | None = None,
-        unlabelled_share: rows.Share = 0.5,
+        **options: Unpack[rows.DataOptions],
     ) -> None:
         if metrics[0] == "mae":
             raise OptionError("metrics", show_value(metrics), "pearson or spearman first, because more of it is better")
-        self.name, self.max_length, self.builtin = name, max_length, builtin
+        self.name, self.max_length, self.builtin = name, max_length, options.get("builtin", False)
         self.metric_names = tuple(metrics)
-        self.rows = rows.labelled_text(
-            name=name, text=text, label=label, data=data, train=train, dev=dev, test=test, data_dir=data_dir,
-            dev_fraction=dev_fraction, splits=splits, hub_id=hub_id, builtin=builtin, train_examples=train_examples,
-            dev_examples=dev_examples, regression=True,
-        )  # fmt: skip
-        self.unlabelled, self.unlabelled_share = rows.unlabelled_text(unlabelled, self.rows), unlabelled_share
+        self.rows = rows.labelled_text(name=name, text=text, label=label, regression=True, **options)
+        self.pool = rows.text_pool(options, self.rows)
 
     @property
     def metric(self) -> str:
@@ -107,10 +90,10 @@ class Regression:
 
     @property
     def has_unlabelled(self) -> bool:
-        return self.unlabelled is not None
+        return self.pool.rows is not None
 
     def read(self, cache_dir: Path) -> LabelledData:
-        return rows.add_unlabelled(self.rows.read(cache_dir), self.unlabelled, self.unlabelled_share)
+        return self.pool.add_to(self.rows.read(cache_dir))
 
     def encode(
         self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
@@ -125,6 +108,12 @@ class Regression:
 
     def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
         return rows.score_logits(outputs)
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        return rows.rescore(scores, logits)
+
+    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+        return splits
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return {}

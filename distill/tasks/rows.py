@@ -1,13 +1,14 @@
 """The parts that tasks with labelled rows share: columns of text, texts without labels, and scores of logits."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, Unpack
 
 import numpy as np
 import torch
 from pydantic import Field
+from typing_extensions import TypedDict  # pydantic reads that of `typing` from Python 3.12 on.
 
 from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores, Task
 from distill.data import in_memory, readers
@@ -15,6 +16,7 @@ from distill.data.in_memory import Table, TableSplits
 from distill.data.sources import STEMS, TableSource
 from distill.data.tables import LabelledData, LabelledText, Split
 from distill.data.unlabelled import Unlabelled, UnlabelledText
+from distill.edge.classes import pad_classes
 from distill.edge.decode import softmax
 from distill.errors import OptionError
 from distill.options import show_value
@@ -36,20 +38,30 @@ CALIBRATION_BINS = 15
 UNLABELLED = "task.unlabelled"  # Names the rows of the pool, which are encoded as a split.
 
 
-class DataOptions(TypedDict, total=False):
-    """The options of every task that say where its rows are, as in `Classification`."""
+class TableOptions(TypedDict, total=False):
+    """The options of every task that say which rows it reads, as in `Classification`."""
 
     data: Table | TableSplits | str | Path | None
     train: Table | None
     dev: Table | None
     test: Table | None
     data_dir: str | Path | None
+    dev_fraction: Share
     splits: Mapping[str, Sequence[str]] | None
-    dev_fraction: float
-    train_examples: int | None
-    dev_examples: int | None
     hub_id: str | None
+    train_examples: Amount | None
+    dev_examples: Amount | None
+    unlabelled: Unlabelled | None
+    unlabelled_share: Share
+
+
+class DataOptions(TableOptions, total=False):
+    """The options of a task whose rows may also be those that come with the program."""
+
     builtin: bool
+
+
+SOURCE_OPTIONS = ("dev_fraction", "hub_id", "builtin", "train_examples", "dev_examples")  # Those of `TableSource`.
 
 
 def column_names(names: Columns) -> tuple[str, ...]:
@@ -62,22 +74,12 @@ def table_source(
     name: str,
     text: tuple[str, ...],
     label: tuple[str, ...],
-    data: Table | TableSplits | str | Path | None = None,
-    train: Table | None = None,
-    dev: Table | None = None,
-    test: Table | None = None,
-    data_dir: str | Path | None = None,
-    splits: Mapping[str, Sequence[str]] | None = None,
-    dev_fraction: float = 0.1,
-    train_examples: int | None = None,
-    dev_examples: int | None = None,
-    hub_id: str | None = None,
-    builtin: bool = False,
     further: tuple[str, ...] = (),
     suffixes: tuple[str, ...] = readers.SUFFIXES,
     read_file: Callable[[Path, Collection[str]], readers.Table] = readers.read_file,
+    **options: Unpack[DataOptions],
 ) -> TableSource:
-    """The source of the tables with these columns.
+    """The source of the tables with these columns; `pool_source` reads the options on rows without labels.
 
     Args:
         further: columns that are read if they are there.
@@ -86,22 +88,21 @@ def table_source(
     Raises:
         UserError: for data of a type that cannot be read.
     """
+    data, data_dir = options.get("data"), options.get("data_dir")
     if isinstance(data, str | Path):
         data_dir, data = data, None
+    splits = {"train": options.get("train"), "dev": options.get("dev"), "test": options.get("test")}
+    given: dict[str, Any] = {key: value for key, value in options.items() if key in SOURCE_OPTIONS}
     return TableSource(
         name=name,
         wanted=(*text, *label, *further),
-        tables=in_memory.tables(data, {"train": train, "dev": dev, "test": test}, text=text, label=label[0]),
+        tables=in_memory.tables(data, splits, text=text, label=label[0]),
         data_dir=None if data_dir is None else str(data_dir),
         # The usual names of a split, and in their place those of `splits`.
-        stems={**STEMS, **{split: tuple(names) for split, names in (splits or {}).items()}},
-        dev_fraction=dev_fraction,
-        train_examples=train_examples,
-        dev_examples=dev_examples,
-        hub_id=hub_id,
-        builtin=builtin,
+        stems={**STEMS, **{split: tuple(names) for split, names in (options.get("splits") or {}).items()}},
         suffixes=suffixes,
         read_file=read_file,
+        **given,
     )
 
 
@@ -112,6 +113,7 @@ def labelled_text(
     label: Columns,
     label_names: tuple[str, ...] | None = None,
     regression: bool = False,
+    separator: str | None = None,
     **options: Unpack[DataOptions],
 ) -> LabelledText:
     """The source of a task's rows.
@@ -124,12 +126,9 @@ def labelled_text(
     if not 1 <= len(columns) <= 2:
         raise OptionError("text", show_value(columns), "one column or the two of a pair")
     source = table_source(name=name, text=columns, label=labels, **options)
-    return LabelledText(source=source, text=columns, label=labels, label_names=label_names, regression=regression)
-
-
-def unlabelled_text(source: Unlabelled | None, labelled: LabelledText) -> UnlabelledText | None:
-    """The source of texts without labels for a task with these rows."""
-    return None if source is None else UnlabelledText(source, text=labelled.text, label=labelled.label)
+    return LabelledText(
+        source=source, text=columns, label=labels, label_names=label_names, regression=regression, separator=separator
+    )
 
 
 class UnlabelledRows(Protocol):
@@ -140,10 +139,28 @@ class UnlabelledRows(Protocol):
         ...
 
 
-def add_unlabelled(data: LabelledData, unlabelled: UnlabelledRows | None, share: float) -> LabelledData:
-    """Adds the rows without labels if there are any, with their share of every step."""
-    data = replace(data, pool=replace(data.pool, share=share))
-    return data if unlabelled is None else unlabelled.add_to(data)
+@dataclass(frozen=True)
+class PoolSource:
+    """The source of the rows without labels, None without any, and their share of every step."""
+
+    rows: UnlabelledRows | None
+    share: float
+
+    def add_to(self, data: LabelledData) -> LabelledData:
+        """Returns the data with the rows, if there are any, and their share as its pool."""
+        data = replace(data, pool=replace(data.pool, share=self.share))
+        return data if self.rows is None else self.rows.add_to(data)
+
+
+def pool_source(options: TableOptions, create: Callable[[Unlabelled], UnlabelledRows]) -> PoolSource:
+    """The source of a task's rows without labels; `create` makes it from the option `unlabelled`."""
+    source = options.get("unlabelled")
+    return PoolSource(None if source is None else create(source), options.get("unlabelled_share", 0.5))
+
+
+def text_pool(options: TableOptions, labelled: LabelledText) -> PoolSource:
+    """The source of texts without labels for a task with these rows."""
+    return pool_source(options, lambda source: UnlabelledText(source, text=labelled.text, label=labelled.label))
 
 
 def encode_rows(
@@ -165,10 +182,12 @@ def encode_rows(
         tokens = token_cache.tokenize_split(split, tokenizer, max_length, cache_dir)
         return TokenizedExamples(tokens, tokenizer, per_example={"labels": split.labels})
 
-    dtype = splits.splits["train"].labels.dtype
-    return encode_splits(
-        splits, encode, lambda pool: replace(pool, labels=np.full(len(pool), no_label, dtype=dtype))
-    )  # fmt: skip
+    labels = splits.splits["train"].labels
+
+    def unlabelled(pool: Split) -> Split:
+        return replace(pool, labels=np.full((len(pool), *labels.shape[1:]), no_label, dtype=labels.dtype))
+
+    return encode_splits(splits, encode, unlabelled)
 
 
 def encode_splits(
@@ -195,7 +214,8 @@ def select_examples(
 ) -> Items:
     """The items of a batch whose items are its examples; `valid [B, C]` are the classes that each can have."""
     labels = batch["labels"]
-    labelled = ~labels.isnan() if likelihood == "gaussian" else labels != IGNORED
+    # A softmax has classes; numbers and the 0 and 1 of several labels are NaN where there are none.
+    labelled = labels != IGNORED if likelihood == "softmax" else ~labels.reshape(len(labels), -1).isnan().any(dim=-1)
     row = torch.arange(len(labels), device=labels.device)
     weights = item_weights(class_weights, labels)
     return Items(
@@ -216,6 +236,14 @@ def score_logits(outputs: Outputs) -> "dict[str, Tensor]":
     if outputs.logits is None:
         raise ValueError("got outputs without logits, expected [n, C] at the items")
     return {"logits": outputs.logits.float()}
+
+
+def rescore(scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+    """The scores with the logits of another model, padded to the width of those they replace."""
+    width = scores.columns["logits"].shape[-1]
+    return replace(
+        scores, columns={**scores.columns, "logits": np.concatenate([pad_classes(of, width) for of in logits])}
+    )
 
 
 def probability_diff(scores: Scores, reference: Scores) -> float:

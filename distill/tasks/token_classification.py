@@ -7,22 +7,21 @@
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
 
 from distill.console import print_notice
-from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data import tagged
-from distill.data.in_memory import Table, TableSplits
 from distill.data.tables import LabelledData
 from distill.data.tagged import TaggedSplit, TaggedText
-from distill.data.unlabelled import Unlabelled, UnlabelledText
+from distill.data.unlabelled import UnlabelledText
 from distill.edge.decode import softmax
 from distill.edge.words import TagScheme, split_words
 from distill.errors import OptionError, UserError
@@ -51,23 +50,18 @@ class TokenClassification:
         tokens: the column of a table with the words of each sentence.
         tags: the column of a table with their tags: names, or numbers with `labels` or a `datasets.ClassLabel`.
         column: the column of the tag in a CoNLL file, counted from 0, or from the end if below 0.
-        name: names the task in records and directories.
         labels: names of the tags in the order of the data's numbers; None takes those of the data.
         class_weights: weights of the tags in the loss on the labels, as in `Classification`; the words of train count.
         max_length: tokens that a sentence is cut to, between two words. Words beyond it are not scored; cut sentences
             are counted.
         data: a path as `data_dir`, a table, or split -> table; a table is a pandas frame, a `datasets.Dataset`, a
             mapping of columns, or `(sentences, tags)`. Of a single table `dev_fraction` is held out as dev.
-        train, dev, test: tables, in place of `data`.
         data_dir: a directory with `train` and `dev` (or `validation`), each `.conll`, `.txt` (CoNLL too), `.jsonl` or
             `.parquet`, all but Parquet also `.gz`; or one such file, of which `dev_fraction` is held out as dev.
-        dev_fraction: share of a single file or table that becomes dev, the same in every run.
-        splits: names under which a split is found besides the usual ones, as in `Classification`.
-        hub_id: the Hub's data set and, after a colon, its configuration.
-        train_examples, dev_examples: use only so many sentences, always the same ones; None uses all.
         unlabelled: more sentences, which only the teacher tags, as in `Classification`: lists of words, or texts, which
             are split into words and punctuation marks.
-        unlabelled_share: share of unlabelled sentences in the examples of every optimizer step.
+
+    The other arguments are those of `Classification`.
 
     Raises:
         OptionError: for an option that got a value it cannot take.
@@ -82,7 +76,8 @@ class TokenClassification:
     fixed_inputs = True
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
-    decoder: str | None = "tags"
+    decoder = "tags"
+    compared_column = "logits"
     fine_tunes_teacher = True
     can_abstain = False
     choices: int | None = None
@@ -102,33 +97,23 @@ class TokenClassification:
         labels: Labels | None = None,
         class_weights: ClassWeights | None = None,
         max_length: rows.MaxLength = 128,
-        data: Table | TableSplits | str | Path | None = None,
-        train: Table | None = None,
-        dev: Table | None = None,
-        test: Table | None = None,
-        data_dir: str | Path | None = None,
-        dev_fraction: rows.Share = 0.1,
-        splits: Mapping[str, Sequence[str]] | None = None,
-        hub_id: str | None = None,
-        train_examples: rows.Amount | None = None,
-        dev_examples: rows.Amount | None = None,
-        unlabelled: Unlabelled | None = None,
-        unlabelled_share: rows.Share = 0.5,
+        **options: Unpack[rows.TableOptions],
     ) -> None:
         if tokens == tags:
             raise OptionError("tags", show_value(tags), "another column than that of task.tokens")
         if labels is not None and (len(set(labels)) < len(labels) or tagged.OUTSIDE not in labels):
             raise OptionError("labels", show_value(labels), "the names of at least two tags, each once, one of them O")
         source = rows.table_source(
-            name=name, text=(tokens,), label=(tags,), data=data, train=train, dev=dev, test=test, data_dir=data_dir,
-            dev_fraction=dev_fraction, splits=splits, hub_id=hub_id, train_examples=train_examples,
-            dev_examples=dev_examples, suffixes=tagged.SUFFIXES, read_file=tagged.file_reader(tokens, tags, column),
+            name=name, text=(tokens,), label=(tags,), suffixes=tagged.SUFFIXES,
+            read_file=tagged.file_reader(tokens, tags, column), **options,
         )  # fmt: skip
         self.rows = TaggedText(source, tokens, tags, label_names=None if labels is None else tuple(labels))
-        self.unlabelled = None if unlabelled is None else UnlabelledText(
-            unlabelled, (tokens,), (tags,), option="task.tokens={}", split_words=_split_text
-        )  # fmt: skip
-        self.unlabelled_share = unlabelled_share
+        self.pool = rows.pool_source(
+            options,
+            lambda sentences: UnlabelledText(
+                sentences, (tokens,), (tags,), option="task.tokens={}", split_words=_split_text
+            ),
+        )
         self.name, self.max_length = name, max_length
         self.labels: tuple[str, ...] = ()  # Set by `read`.
         self.class_weights = class_weights
@@ -137,7 +122,7 @@ class TokenClassification:
 
     @property
     def has_unlabelled(self) -> bool:
-        return self.unlabelled is not None
+        return self.pool.rows is not None
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split; a tag that train lacks is a class too, so that its words count as missed.
@@ -145,7 +130,7 @@ class TokenClassification:
         Raises:
             UserError: for data that is missing or unusable, and for class weights that do not fit the tags.
         """
-        data = rows.add_unlabelled(self.rows.read(cache_dir), self.unlabelled, self.unlabelled_share)
+        data = self.pool.add_to(self.rows.read(cache_dir))
         self.labels = data.labels
         self._reported.clear()
         if self.class_weights is None:
@@ -198,6 +183,12 @@ class TokenClassification:
         if outputs.logits is None:
             raise ValueError("got outputs without logits, expected [n, C] at the items")
         return {"logits": outputs.logits.float()}
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        return rows.rescore(scores, logits)
+
+    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+        return splits
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from distill.contracts import Batch, Items, Likelihood, Outputs, Scores
@@ -18,7 +19,7 @@ class Mixture:
 
     Args:
         shares: the weight of each teacher, with a sum of 1.
-        likelihood: the meaning of the logits: `softmax`, or `gaussian` for numbers.
+        likelihood: the meaning of the logits: `softmax`, `sigmoid`, or `gaussian` for numbers.
     """
 
     shares: tuple[float, ...]
@@ -27,12 +28,15 @@ class Mixture:
     def mix(self, logits: Sequence[Tensor]) -> Tensor:
         """Returns the logits `[n, C]` of the mean of the teachers' `logits`, each `[n, C]`, in float32.
 
-        Those of classes are the logarithms of the mean probabilities.
+        Those of classes are the logarithms of the mean probabilities, and those of labels of their own the log-odds.
         """
         stacked = torch.stack([of_teacher.float() for of_teacher in logits])
         shares = torch.tensor(self.shares, device=stacked.device).reshape(-1, *[1] * (stacked.dim() - 1))
         if self.likelihood == "gaussian":
             return (shares * stacked).sum(dim=0)
+        if self.likelihood == "sigmoid":
+            present, absent = ((F.logsigmoid(of) + shares.log()).logsumexp(dim=0) for of in (stacked, -stacked))
+            return present - absent
         return (stacked.log_softmax(dim=-1) + shares.log()).logsumexp(dim=0)
 
     def mix_scores(self, scores: Sequence[Scores]) -> Scores:

@@ -285,17 +285,24 @@ class CachedOutputs:
         if "widths" in joined:
             joined = {"logits": unpack_logits(joined["logits"], joined["widths"], items.valid)}
         profile = self._shard(0).tensors["profile"].to(device) if self.top_k else None
-        hidden_states = self._hidden_states(batch["attention_mask"], ids, numbers, self.hidden) if self.hidden else None
-        return CachedPass(joined, hidden_states, profile)
+        return CachedPass(joined, self.hidden_states(batch) if self.hidden else None, profile)
 
-    def _hidden_states(
-        self, attention_mask: Tensor, ids: np.ndarray, numbers: np.ndarray, hidden: HiddenLayers
-    ) -> tuple[Tensor, ...]:
-        """Returns the hidden states of the examples `ids` in the shards `numbers`, both `[B]`.
+    def hidden_states(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Returns the hidden states for a batch in float32.
 
         The tuple has one entry for the embeddings and one for each layer: `[S, L, H]`, 0 for padding, and None for a
         layer that is not cached. S is B, or more if examples have several sequences.
         """
+        if self.hidden is None:
+            raise ValueError(f"{self.directory} has no hidden states")
+        ids = batch["example_id"].cpu().numpy()
+        numbers = np.searchsorted(self._firsts, ids, side="right") - 1
+        return self._hidden_states(batch["attention_mask"], ids, numbers, self.hidden)
+
+    def _hidden_states(
+        self, attention_mask: Tensor, ids: np.ndarray, numbers: np.ndarray, hidden: HiddenLayers
+    ) -> tuple[Tensor, ...]:
+        """Returns `hidden_states` of the examples `ids` in the shards `numbers`, both `[B]`."""
         device, mask = attention_mask.device, attention_mask.bool().cpu()
         # Padding may be on either side.
         sequences = iter(enumerate(zip(mask.int().argmax(dim=1).tolist(), mask.sum(dim=1).tolist(), strict=True)))

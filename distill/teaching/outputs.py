@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.console import ProgressMeter, print_line, print_notice
-from distill.contracts import Batch, EncodedSplits, Examples, ItemOutputs, Outputs, Scores, Stream, Task, TeacherOutputs
+from distill.contracts import Batch, EncodedSplits, Examples, Items, Outputs, Scores, Stream, Task, TeacherOutputs
 from distill.data.batching import scored_tokens, scoring_steps
-from distill.data.mixing import seen_examples, shown_in_epoch
+from distill.data.mixing import labelled_only, seen_examples, shown_in_epoch
 from distill.errors import NumericalError, UserError
 from distill.files import JsonObject
 from distill.losses import Objective
-from distill.models.forward import count_outputs, to_device
+from distill.models.forward import count_outputs, run_encoder, to_device
 from distill.teaching.mixture import MixedOutputs, Mixture
 from distill.teaching.output_cache import (
     CachedOutputs,
@@ -80,6 +80,7 @@ class Computation:
         cache: the rules for caching.
         directory: directory of all cached outputs. Those of a split are in a subdirectory named by a digest.
         device: type of the device of the forward passes. The digest covers it, and the versions of the libraries.
+        only_hidden: whether the model is an encoder without a head, of which only hidden states are cached.
     """
 
     model: Callable[[], PreTrainedModel]
@@ -88,6 +89,7 @@ class Computation:
     cache: OutputCache
     directory: Path
     device: str = "cpu"
+    only_hidden: bool = False
 
 
 class Teacher(Protocol):
@@ -165,6 +167,28 @@ def hidden_layers(objective: Objective, *, student: PreTrainedModel, teacher: Pr
     depth = int(teacher.config.num_hidden_layers)
     layers = objective.teacher_layers(int(student.config.num_hidden_layers), depth)
     return HiddenLayers(int(teacher.config.hidden_size), depth, layers) if layers else None
+
+
+@torch.no_grad()
+def teacher_logits(
+    teacher: Teacher, task: Task, examples: Examples | Stream, cached: TeacherOutputs | None, *, most: int
+) -> list[Tensor]:
+    """Returns the teacher's logits on labelled examples of train, batches of `[n, C]` in float32 on the CPU.
+
+    Args:
+        cached: the cached outputs; None runs the teacher.
+        most: number of examples, which are evenly spaced.
+    """
+    labelled = labelled_only({"train": examples})["train"]
+    assert isinstance(labelled, Examples)  # A stream has no vectors.
+    chosen = np.linspace(0, len(labelled) - 1, min(most, len(labelled))).astype(int)
+    logits = []
+    for rows in scoring_steps(labelled.lengths[chosen]):
+        batch = to_device(labelled[chosen[rows].tolist()], torch.device("cpu") if cached else teacher.device)
+        items = task.select(batch)
+        outputs = cached(batch, items) if cached else task.run(teacher.running(), batch, items, frozenset())
+        logits.append(outputs.at(items).logits.float().cpu())
+    return logits
 
 
 def earlier_decision(record: JsonObject, checkpoint: Path) -> JsonObject | None:
@@ -331,14 +355,16 @@ def _fill(
         return ComputedOutputs(outputs, 0.0)
     start = time.perf_counter()
     teacher = computation.model()
-    size = cache.make_room(outputs, number, _logit_bytes(cache, task, examples, teacher, number))
+    logit_bytes = 0.0 if computation.only_hidden else _logit_bytes(cache, task, examples, teacher, number)
+    size = cache.make_room(outputs, number, logit_bytes)
     total = sum(last - first for first, last in missing)
-    print_line(f"Teacher: computes the outputs for {total:,} examples once, {size} in {outputs.directory}")
+    kind = "features" if computation.only_hidden else "outputs"
+    print_line(f"Teacher: computes the {kind} for {total:,} examples once, {size} in {outputs.directory}")
     with ProgressMeter(title, total, unit="examples") as meter:
         for first, last in missing:
             columns, states = _compute(
                 teacher, task, examples, cache, outputs.lengths[first:last], first=first,
-                hidden=outputs.hidden, done=meter.advance,
+                hidden=outputs.hidden, only_hidden=computation.only_hidden, done=meter.advance,
             )  # fmt: skip
             _check_finite(columns, states)
             outputs.add(first, columns, states)
@@ -405,9 +431,12 @@ def _compute(
     *,
     first: int,
     hidden: HiddenLayers | None,
+    only_hidden: bool,
     done: Callable[[int], None],
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Computes the arguments of `CachedOutputs.add` for the examples from `first` on, which have these tokens.
+
+    With `only_hidden` there are no columns, and `teacher` is an encoder.
 
     Returns the columns, and the float16 hidden states `[tokens, H]`, of several layers `[tokens, layers, H]`, or None.
     """
@@ -416,27 +445,24 @@ def _compute(
     starts = lengths.cumsum() - lengths
     # Copied into one array, because views would keep the outputs of all batches in memory.
     states = torch.empty(int(lengths.sum()), len(layers), width, dtype=torch.float16)
-    per_example, counts = [dict[str, Tensor]() for _ in lengths], torch.zeros(len(lengths), dtype=torch.long)
+    per_example, counts = [dict[str, Tensor]() for _ in lengths], torch.ones(len(lengths), dtype=torch.long)
     profile = torch.zeros(teacher.config.vocab_size if task.over_vocabulary else 0, device=teacher.device)
     padded = examples.lengths[np.arange(first, first + len(lengths)) % len(examples)]
     for micro_batch in scoring_steps(padded, scored_tokens(teacher.device)):
         batch = to_device(examples[[first + index for index in micro_batch]], teacher.device)
-        items = task.select(batch)
-        outputs = task.run(teacher, batch, items, needs)
-        logits = outputs.at(items).logits
-        assert logits is not None
-        if task.over_vocabulary:
-            log_probs = logits.float().log_softmax(dim=-1)
-            profile += log_probs.sum(dim=0)
-            columns = take_top_k(log_probs, cache.top_k)
+        if only_hidden:
+            hidden_states = run_encoder(teacher, batch, needs).hidden_states
         else:
-            columns = pack_logits(logits.float().cpu(), items.valid)
-        counts[micro_batch] = torch.bincount(items.row, minlength=len(micro_batch)).cpu()
-        split = split_items(columns, counts[micro_batch])
-        for row, index in enumerate(micro_batch):
-            per_example[index] = {name: values[row] for name, values in split.items()}
+            items = task.select(batch)
+            outputs = task.run(teacher, batch, items, needs)
+            hidden_states = outputs.whole().hidden_states
+            columns = _pack(outputs.at(items).logits, items, task, cache, profile)
+            counts[micro_batch] = torch.bincount(items.row, minlength=len(micro_batch)).cpu()
+            split = split_items(columns, counts[micro_batch])
+            for row, index in enumerate(micro_batch):
+                per_example[index] = {name: values[row] for name, values in split.items()}
         if hidden:
-            by_example = _token_states(outputs, batch, hidden).split(lengths[micro_batch].tolist())
+            by_example = _token_states(hidden_states, batch, hidden).split(lengths[micro_batch].tolist())
             for index, tokens in zip(micro_batch, by_example, strict=True):
                 states[starts[index] : starts[index] + lengths[index]] = tokens
         done(len(micro_batch))
@@ -448,9 +474,18 @@ def _compute(
     return result, states.squeeze(1) if hidden else None
 
 
-def _token_states(outputs: ItemOutputs, batch: Batch, hidden: HiddenLayers) -> Tensor:
+def _pack(logits: Tensor | None, items: Items, task: Task, cache: OutputCache, profile: Tensor) -> dict[str, Tensor]:
+    """Returns the columns of the items of a batch; over a vocabulary their log-probabilities are added to `profile`."""
+    assert logits is not None
+    if not task.over_vocabulary:
+        return pack_logits(logits.float().cpu(), items.valid)
+    log_probs = logits.float().log_softmax(dim=-1)
+    profile += log_probs.sum(dim=0)
+    return take_top_k(log_probs, cache.top_k)
+
+
+def _token_states(hidden_states: Sequence[Tensor] | None, batch: Batch, hidden: HiddenLayers) -> Tensor:
     """Returns the hidden states of all tokens except padding, `[tokens, layers, H]` (float16) on the CPU."""
-    hidden_states = outputs.whole().hidden_states
     assert hidden_states is not None
     # Counted from the end, because the last one is that of the last layer in every family.
     chosen = [hidden_states[layer - hidden.depth - 1].half() for layer in hidden.layers]

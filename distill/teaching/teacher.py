@@ -27,6 +27,7 @@ from distill.models.checks import check_length, encoder_size
 from distill.models.loading import Start
 from distill.models.pooling import configure
 from distill.options import show_value
+from distill.teaching.features import Features
 from distill.teaching.mixture import Mixture, normalize_shares
 from distill.teaching.output_cache import OutputCache, library_versions
 from distill.teaching.outputs import cached_scores, computation_of
@@ -103,10 +104,12 @@ class TeacherSource:
 
     Args:
         weights: the source of the weights.
-        finetune: settings of the fine-tuning if the head does not fit the task; None raises an error instead.
+        finetune: settings of the fine-tuning if the head does not fit the task; None raises an error instead. With
+            `features` those of the training of the BiLSTM.
         cache: the rules for caching outputs.
         substitute: creates the teacher to use if the weights are not available; only for a task with built-in data.
         accept_weak: whether a teacher that scores less on dev than a constant prediction may teach.
+        features: the hidden states of the frozen encoder that a BiLSTM reads in place of the fine-tuning; None for it.
         others: the further teachers of an ensemble (`make_ensemble`).
         shares: the weight of each teacher of an ensemble, with a sum of 1.
         by_task: the source of the teacher of each of several tasks by its name; empty if this one teaches all.
@@ -120,6 +123,7 @@ class TeacherSource:
     cache: OutputCache = field(default_factory=OutputCache)
     substitute: "Callable[[], TeacherSource] | None" = None
     accept_weak: bool = False
+    features: Features | None = None
     others: "tuple[TeacherSource, ...]" = ()
     shares: tuple[float, ...] = (1.0,)
     by_task: "Mapping[str, TeacherSource]" = field(default_factory=dict)
@@ -131,6 +135,23 @@ class TeacherSource:
     def of_task(self, name: str) -> "TeacherSource":
         """Returns the source of the teacher of the task with this name."""
         return self.by_task.get(name, self)
+
+    @property
+    def trainer(self) -> str:
+        """Returns the key of `finetune` in the configuration."""
+        return "teacher.finetune" if self.features is None else "teacher.bilstm.trainer"
+
+    def resolved(self) -> str:
+        """Returns the name of the teacher in records."""
+        name = self.weights.resolved()
+        return name if self.features is None else f"{name} ({self.features})"
+
+
+def check_features(source: TeacherSource, task: Task) -> None:
+    """Raises UserError if a teacher is to be made of features and cannot be, before anything is read."""
+    for one in (source, *source.others):
+        if one.features is not None:
+            one.features.check(task, one.cache, is_new=one.weights.is_new)
 
 
 def make_ensemble(sources: Sequence[TeacherSource], weights: Sequence[float] | None = None) -> TeacherSource:
@@ -184,6 +205,7 @@ class PreparedTeacher:
         seconds: float,
         model: PreTrainedModel | None = None,
         notices: Sequence[str] = (),
+        features: Mapping[str, Any] | None = None,
     ) -> None:
         self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
         self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
@@ -191,6 +213,7 @@ class PreparedTeacher:
         self.metrics: dict[str, float] = {}
         self.scores: Mapping[str, Scores] = {}  # On the splits that are scored.
         self.notices = list(notices)
+        self.features = features
         self._load = load
         self._model = None if model is None else freeze(model)
         self._running: PreTrainedModel | None = None
@@ -232,7 +255,10 @@ class PreparedTeacher:
 
     def record(self) -> dict[str, Any]:
         """Returns the `teacher` of run.json."""
-        fields = ("requested", "resolved", "substituted", "origin", "precision", "metrics", "parameters", "notices")
+        fields = (
+            "requested", "resolved", "substituted", "origin", "features", "precision", "metrics", "parameters",
+            "notices",
+        )  # fmt: skip
         return {name: getattr(self, name) for name in fields}
 
 
@@ -354,13 +380,16 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
     task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
     chosen = dict[str, dict[str, Any]]()
     if source.finetune is not None and task.fine_tunes_teacher:
-        settings, chosen = auto.resolve_finetuning(source.finetune, splits.sizes()["train"])
+        settings, chosen = auto.resolve_finetuning(
+            source.finetune, splits.sizes()["train"], option=source.trainer,
+            start="whole" if source.features is None else "recurrent",
+        )  # fmt: skip
         source = replace(source, finetune=settings)
     key = _fingerprint(source, task, splits)[:16] if task.fine_tunes_teacher else ""
     directory = cache_dir / "teachers" / f"{source.weights.name}-{task.name}-{key}"
     seconds, origin, notices = 0.0, "kept", list[str]()
     if task.fine_tunes_teacher and source.finetune is not None and _is_cached(directory):
-        print_line(f"Teacher: fine-tuned before, reused from {directory}")
+        print_line(f"Teacher: {'fine-tuned' if source.features is None else 'trained'} before, reused from {directory}")
     else:
         start, rescaling = _load_fitting(source, preparation)
         _check(start, source, task)
@@ -370,12 +399,13 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
         else:
             examples = task.encode(splits, start.tokenizer, cache_dir)
             preparation.rehearse(start.model, start.tokenizer, examples)
-            print_line(f"Teacher: {source.weights.resolved()} is fine-tuned on {task.name} first, {start.reason}")
+            print_line(f"Teacher: {source.weights.resolved()} {_verb(source)} on {task.name} first, {start.reason}")
             for line in auto.describe_choices(chosen):
                 print_line(f"         {line}")
             seconds = _finetune(source, start, preparation, labelled_only(examples), directory)
-            origin = "not fine-tuned in a dry run" if preparation.dry_run else "fine-tuned"
-    if origin not in ("kept", "fine-tuned"):
+            origin = _origin(source, preparation)
+    is_saved = origin == "kept" or seconds > 0
+    if not is_saved:
         parts: list[object] = [source.weights.fingerprint(), task.auto_class, splits.labels]
         parts += [dict(task.model_settings)] if task.model_settings else []
         weights = digest_parts(parts if rescaling is None else [*parts, "rescaled", splits.sha256, task.max_length])
@@ -386,10 +416,22 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=trust)
         load, model = partial(_load, directory, task, trust_remote_code=trust), None
     return PreparedTeacher(
-        requested=requested, resolved=source.weights.resolved(), substituted=substituted, origin=origin,
+        requested=requested, resolved=source.resolved(), substituted=substituted, origin=origin,
         tokenizer=tokenizer, load=load, precision=source.weights.precision, weights=weights, seconds=seconds,
         device=preparation.device, model=model, notices=notices,
+        features=None if source.features is None else source.features.record(),
     )  # fmt: skip
+
+
+def _verb(source: TeacherSource) -> str:
+    return "is fine-tuned" if source.features is None else "stays frozen, and a BiLSTM on its features is trained"
+
+
+def _origin(source: TeacherSource, preparation: Preparation) -> str:
+    """Returns how the teacher was made, in words for records."""
+    if preparation.dry_run:
+        return f"not {'fine-tuned' if source.features is None else 'trained'} in a dry run"
+    return "fine-tuned" if source.features is None else "trained on features"
 
 
 def load_start(source: TeacherSource, task: Task, splits: Splits) -> Start:
@@ -397,6 +439,8 @@ def load_start(source: TeacherSource, task: Task, splits: Splits) -> Start:
     torch.manual_seed(0 if source.finetune is None else source.finetune.seed)
     start = source.weights.load(task.auto_class, splits.labels or None, splits.texts())
     notices = configure(start.model, task.model_settings)
+    if source.features is not None:
+        start = source.features.wrap(start, task, source.weights.resolved())
     adopt_special_tokens(start.model, start.tokenizer)
     return replace(start, notices=[*start.notices, *notices])
 
@@ -439,8 +483,8 @@ def _check(start: Start, source: TeacherSource, task: Task) -> None:
             "it fine-tuned first"
         )
     elif source.finetune is not None:
-        check_budget(source.finetune.batch_tokens, task.max_length, "teacher.finetune")
-        check_processes(source.finetune, "teacher.finetune")
+        check_budget(source.finetune.batch_tokens, task.max_length, source.trainer)
+        check_processes(source.finetune, source.trainer)
     for text in start.notices:
         print_notice(text)
 
@@ -483,10 +527,7 @@ def _score(
     if cache.enabled is not False and not task.over_vocabulary:
         return cached_scores(computation_of(teacher, task, cache, directory), examples)
     loaders = batching.evaluation_loaders(examples)
-    scores = {name: evaluate(teacher.running(), task, loader) for name, loader in loaders.items()}
-    if task.over_vocabulary:
-        return scores
-    return {name: split_scores.by_example() for name, split_scores in scores.items()}
+    return {name: evaluate(teacher.running(), task, loader).by_example() for name, loader in loaders.items()}
 
 
 def _set_scores(teacher: PreparedTeacher, task: Task, scores: Mapping[str, Scores]) -> None:
@@ -506,6 +547,7 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
         settings["device"] = source.finetune.device().type
     parts = [source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings]
     parts += [dict(task.model_settings)] if task.model_settings else []
+    parts += [] if source.features is None else [source.features.record()]
     return digest_parts([FORMAT, library_versions(), *parts])
 
 
@@ -517,20 +559,27 @@ def digest_parts(parts: Sequence[object]) -> str:
 def _finetune(
     source: TeacherSource, start: Start, preparation: Preparation, examples: EncodedSplits, target: Path
 ) -> float:
-    """Fine-tunes on the hard labels, saves the result in `target`, and returns the duration in seconds."""
+    """Trains on the hard labels, saves the result in `target`, and returns the duration in seconds.
+
+    The whole model is trained, or with features its BiLSTM alone.
+    """
     started = time.perf_counter()
     task, splits, settings = preparation.task, preparation.splits, source.finetune
     assert settings is not None
+    trained = start.model
+    if source.features is not None:
+        if preparation.dry_run:  # Nothing can be estimated without the features.
+            return 0.0
+        trained, examples = source.features.prepare_training(
+            start.model, task, examples, fingerprint=source.weights.fingerprint(), precision=source.weights.precision,
+            device=preparation.device, cache=source.cache, directory=preparation.cache_dir / "outputs",
+        )  # fmt: skip
     directory = preparation.run_directory / "teacher"
     loaders = batching.all_loaders(examples, steps=settings.max_steps, **settings.batches())
     objective = Objective(name="supervised", terms=task.supervised_terms())
-    objective.connect(encoder_size(start.model), encoder_size(start.model))
-    module = DistillationModule(
-        student=start.model,
-        objective=objective,
-        task=task,
-        **settings.optimization(len(loaders["train"])),
-    )
+    objective.connect(encoder_size(trained), encoder_size(trained))
+    steps = len(loaders["train"])
+    module = DistillationModule(student=trained, objective=objective, task=task, **settings.optimization(steps))
     estimate = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
     length = f"{module.total_steps:,} steps of {settings.step_size()}"
     print_line(f"         {length}, {settings.resolved_precision()}, about {format_duration(estimate)}, once")
@@ -543,7 +592,7 @@ def _finetune(
         resume=preparation.resume,
     )  # fmt: skip
     with atomic_directory(target, reuse_intact=True) as temporary:
-        module.student.save_pretrained(temporary)
+        start.model.save_pretrained(temporary)
         start.tokenizer.save_pretrained(temporary)
         metadata = {"task": task.name, "data": splits.sha256, "settings": asdict(settings)}
         write_json(temporary / "distill.json", metadata)

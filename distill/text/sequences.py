@@ -112,7 +112,6 @@ class Sequences(Dataset[Batch]):
 
     truncated = 0
     classes_per_item = None
-    sequences = 1
 
     def __init__(
         self,
@@ -127,7 +126,7 @@ class Sequences(Dataset[Batch]):
         chosen = slice(None) if rows is None else rows
         self.visits, self.first = visits, first
         self.lengths = self.tokens = np.diff(tokens.offsets)[chosen]
-        self.longest = int(self.lengths.max())
+        self.sequences, self.longest = np.ones_like(self.lengths), int(self.lengths.max())
         self.items_per_example = float(self.lengths.mean()) * settings.mask.probability
         chosen_rows = None if rows is None else rows.tolist()
         self.digest = _digest([tokens.digest, chosen_rows, _describe_masks(settings, tokenizer), visits])

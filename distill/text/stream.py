@@ -66,6 +66,10 @@ class StreamedText:
         """Returns the fingerprint of the corpus."""
         return self.corpus.compute_fingerprint()
 
+    def sample(self) -> Sequences:
+        """Returns the first sequences that are trained on."""
+        return Stream(self.corpus, self.settings, self.tokenizer, steps=1, batches={}).sample
+
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Returns a loader of `steps` optimizer steps.
 

@@ -22,6 +22,7 @@ RECURRENT_RATE = 1e-3  # Of a student without attention.
 EVALUATIONS = 3  # In an epoch.
 LEAST_EVALUATIONS = 6  # In a training.
 MOST_EVALUATIONS = 36  # In a training, if its epochs are fewer.
+SCORED = 1.5  # Examples that are scored in all evaluations together for each one that is trained on, half of the time.
 SOUP = 3  # Evaluations.
 EMA = 0.0
 PATIENCE = None
@@ -38,12 +39,14 @@ class Facts:
         start: the layers before training: `whole` for a pre-trained encoder to fine-tune, `inherited` for a student
             with pre-trained layers, `fresh` for random ones, `recurrent` for random ones without attention.
         width: size of the hidden states.
+        scored: number of examples in an evaluation.
     """
 
     examples: int
     steps_per_epoch: int
     start: str
     width: int
+    scored: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,14 +77,23 @@ def choose_epochs(facts: Facts) -> int:
     return max(fewest, min(MOST_EPOCHS, math.ceil(_least_steps(facts) / facts.steps_per_epoch)))
 
 
+def choose_evaluations(facts: Facts, epochs: int) -> float:
+    """Returns the evaluations of an epoch, fewer where dev is large beside train."""
+    evaluations = max(1, min(EVALUATIONS, MOST_EVALUATIONS // epochs))
+    evaluations = max(evaluations, math.ceil(LEAST_EVALUATIONS / epochs))
+    most = max(LEAST_EVALUATIONS, SCORED * epochs * facts.examples / max(1, facts.scored))
+    if evaluations * epochs <= most:
+        return evaluations
+    return max(1, most // epochs) if most >= epochs else float(f"{most / epochs:.2g}")
+
+
 def _least_steps(facts: Facts) -> int:
     return TEACHER_STEPS if facts.start == "whole" else LEAST_STEPS
 
 
 def choose(facts: Facts, epochs: int) -> dict[str, Choice]:
     """Returns a value for every option that may be `auto`, in a training of `epochs`; the table of choices."""
-    evaluations = max(1, min(EVALUATIONS, MOST_EVALUATIONS // epochs))
-    evaluations = max(evaluations, math.ceil(LEAST_EVALUATIONS / epochs))
+    evaluations = choose_evaluations(facts, epochs)
     inherited = float(f"{INHERITED_RATE * min(1.0, RATE_WIDTH / facts.width):.2g}")
     rates = {
         "whole": Choice(TEACHER_RATE, "a whole pre-trained encoder is fine-tuned"),
@@ -92,7 +104,9 @@ def choose(facts: Facts, epochs: int) -> dict[str, Choice]:
     return {
         "learning_rate": rates[facts.start],
         "max_epochs": Choice(choose_epochs(facts), _explain_epochs(facts)),
-        "evaluations": Choice(evaluations, f"{evaluations * epochs} in all, from which the best weights are chosen"),
+        "evaluations": Choice(
+            evaluations, f"{round(evaluations * epochs)} in all, from which the best weights are chosen"
+        ),
         "ema": Choice(EMA, "the soup averages the weights"),
         "soup": Choice(SOUP, "the average of the last weights is kept if it is as good on dev"),
         "patience": Choice(PATIENCE, "the learning rate reaches zero only in the last step"),
@@ -125,8 +139,14 @@ def resolve(settings: TrainerSettings, facts: Facts) -> tuple[TrainerSettings, d
     return replace(settings, **values), {name: asdict(choice) for name, choice in chosen.items()}
 
 
-def resolve_finetuning(settings: TrainerSettings, examples: int) -> tuple[TrainerSettings, dict[str, dict[str, Any]]]:
-    """Returns the settings of a teacher's fine-tuning as `resolve` does.
+def resolve_finetuning(
+    settings: TrainerSettings, examples: int, *, option: str = "teacher.finetune", start: str = "whole"
+) -> tuple[TrainerSettings, dict[str, dict[str, Any]]]:
+    """Returns the settings of a teacher's training as `resolve` does.
+
+    Args:
+        option: the key of the settings in the configuration.
+        start: the layers before training, as in `Facts`.
 
     Raises:
         UserError: if batches have a number of tokens, because the steps of an epoch are not known then.
@@ -135,11 +155,11 @@ def resolve_finetuning(settings: TrainerSettings, examples: int) -> tuple[Traine
         return settings, {}
     if settings.batch_size is None or settings.batch_tokens is not None:
         raise UserError(
-            f"got teacher.finetune.{settings.unresolved()[0]}=auto with batch_tokens, expected batch_size alone: set "
-            "teacher.finetune.batch_tokens=null"
+            f"got {option}.{settings.unresolved()[0]}=auto with batch_tokens, expected batch_size alone: set "
+            f"{option}.batch_tokens=null"
         )
     size = settings.batch_size * settings.accumulate * settings.processes()
-    return resolve(settings, Facts(examples, math.ceil(examples / size), "whole", RATE_WIDTH))
+    return resolve(settings, Facts(examples, math.ceil(examples / size), start, RATE_WIDTH))
 
 
 def describe_choices(chosen: dict[str, dict[str, Any]]) -> list[str]:

@@ -205,6 +205,6 @@ def handle_signals(handler: Callable[[int, FrameType | None], object], *signals:
 
 def remove(directory: Path) -> None:
     """Removes the checkpoints of a training whose result is saved elsewhere."""
-    for path in (directory / "best.ckpt", directory / "last.ckpt", *directory.glob("soup-*.ckpt")):
+    for path in (directory / "best.ckpt", directory / "last.ckpt", *directory.glob("soup*.ckpt")):
         path.unlink(missing_ok=True)
     directory.rmdir()

@@ -85,9 +85,15 @@ def evaluate(
     return scores
 
 
-def evaluate_splits(model: PreTrainedModel, task: Task, loaders: Mapping[str, Loader]) -> dict[str, Scores]:
-    """Scores every split but `train`, each in the order of its examples."""
-    scores = {name: evaluate(model, task, loader).by_example() for name, loader in loaders.items() if name != "train"}
+def evaluate_splits(
+    model: PreTrainedModel, task: Task, loaders: Mapping[str, Loader], *, reference: PreTrainedModel | None = None
+) -> dict[str, Scores]:
+    """Scores every split but `train` as `evaluate`, each in the order of its examples."""
+    scores = {
+        name: evaluate(model, task, loader, reference=reference).by_example()
+        for name, loader in loaders.items()
+        if name != "train"
+    }
     return fit_decoding(task, scores)
 
 

@@ -169,13 +169,15 @@ def _create_trainer(
     logger: Logger | None,
 ) -> L.Trainer:
     """Returns Lightning's trainer of this rank."""
+    interval = steps_per_epoch / settings.evaluations
     return L.Trainer(
         accelerator=settings.accelerator,
         devices=select_devices(settings.device()),
         strategy=create_strategy(settings.strategy, settings.device()),
         precision=settings.resolved_precision(),  # type: ignore[arg-type]
         max_steps=module.total_steps,
-        val_check_interval=max(1, steps_per_epoch // settings.evaluations),
+        val_check_interval=max(1, int(interval)),
+        check_val_every_n_epoch=1 if interval <= steps_per_epoch else None,  # None counts steps across epochs.
         num_sanity_val_steps=0,
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -19,11 +19,12 @@ AUTO = "auto"
 CHOSEN = ("learning_rate", "max_epochs", "evaluations", "ema", "soup", "patience")  # The options that may be auto.
 if TYPE_CHECKING:  # All code that reads these options runs after `auto.resolve`.
     Rate: TypeAlias = float
+    Frequency: TypeAlias = float
     Number: TypeAlias = int
     OptionalNumber: TypeAlias = int | None
     Decay: TypeAlias = float
 else:
-    Rate = PositiveFloat | Literal["auto"]
+    Rate = Frequency = PositiveFloat | Literal["auto"]
     Number = PositiveInt | Literal["auto"]
     OptionalNumber = PositiveInt | Literal["auto"] | None
     Decay = Annotated[float, Field(ge=0, lt=1)] | Literal["auto"]
@@ -48,7 +49,8 @@ class TrainerSettings:
         accumulate: number of micro-batches of an optimizer step in each process.
         warmup: share of all steps.
         clip: largest norm of the gradient; 0 does not clip.
-        evaluations: number of evaluations on dev in an epoch, each of which writes a checkpoint.
+        evaluations: number of evaluations on dev in an epoch, each of which writes a checkpoint; 0.25: one in four
+            epochs.
         checkpoint_steps: number of optimizer steps between further checkpoints.
         schedule: course of the learning rate after the warm-up: to zero in a line or as half a cosine, or constant.
         min_steps: raises the epochs of `max_epochs` until they have this many optimizer steps.
@@ -74,7 +76,7 @@ class TrainerSettings:
     weight_decay: NonNegativeFloat = 0.01
     clip: NonNegativeFloat = 1.0
     precision: Precision = "auto"
-    evaluations: Number = 1
+    evaluations: Frequency = 1
     checkpoint_steps: PositiveInt | None = None
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     min_steps: PositiveInt | None = None

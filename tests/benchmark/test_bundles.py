@@ -1,6 +1,5 @@
-"""Tests of the benchmark of bundles: operations by hand, the rows that there are, and the plot."""
+"""Tests of the benchmark of bundles: operations by hand and the rows that there are."""
 
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 from transformers import PreTrainedTokenizerBase
 
-from distill.benchmark import peak, plot
+from distill.benchmark import peak
 from distill.benchmark.bundles import MeasuredBundle, list_formats, measure_bundles
 from distill.benchmark.settings import BenchmarkSettings
 from distill.errors import UserError
@@ -102,14 +101,3 @@ def test_bundles_that_cannot_be_measured_together_are_refused(
     with pytest.raises(UserError, match="texts has fp32 for this processor, and none of int8, fp16"):
         list_formats(tmp_path / "texts", ["int8", "fp16"])
     assert list_formats(tmp_path / "texts", None) == ["fp32"]
-
-
-def test_a_plot_has_every_point_in_order() -> None:
-    points = [plot.Point(1.0, 0.8, "small"), plot.Point(10.0, 0.9, "large <b>"), plot.Point(100.0, 0.9, "huge")]
-    root = ET.fromstring(plot.draw_latency(points, metric="accuracy", title="films", reference=("teacher", 0.95)))
-    circles = [of for of in root.iter() if of.tag.endswith("circle")][::2]
-    x, y = ([float(of.attrib[name]) for of in circles] for name in ("cx", "cy"))
-    assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.2)  # Logarithmic.
-    assert y[0] > y[1] == y[2]  # A larger metric is higher.
-    texts = ["".join(of.itertext()) for of in root.iter() if of.tag.endswith("text")]
-    assert {"large <b> 10.00 ms", "teacher", "accuracy", "films"} <= set(texts)

@@ -138,3 +138,39 @@ def _write_model(path: Path, *, classes: int) -> None:
 
 def _save(graph: onnx.GraphProto, path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), str(path))
+
+
+def write_mask_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
+    """Writes a bundle that fills each mask with the token before it, whose logit is 10, and that of the others 0."""
+    write_toy_bundle(
+        directory, tokenizer, kind="masked_lm", answer="vocabulary", decoder="masks", labels=[],
+        **{"max_length": 16, "decoding": {"mask_token": "[MASK]", "top_k": 2}} | changes,
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [
+            helper.make_node("Reshape", ["input_ids", "flat"], ["tokens"]),
+            helper.make_node("Sub", ["positions", "one"], ["before"]),
+            helper.make_node("Gather", ["tokens", "before"], ["best"]),
+            helper.make_node("OneHot", ["best", "size", "values"], ["logits"]),
+            helper.make_node("Identity", ["attention_mask"], ["unused"]),
+        ],
+        "toy",
+        [
+            *(
+                helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"])
+                for name in ("input_ids", "attention_mask")
+            ),
+            helper.make_tensor_value_info("positions", TensorProto.INT64, ["tokens"]),
+        ],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["tokens", len(tokenizer)])],
+        [
+            helper.make_tensor("flat", TensorProto.INT64, [1], [-1]),
+            helper.make_tensor("one", TensorProto.INT64, [], [1]),
+            helper.make_tensor("size", TensorProto.INT64, [], [len(tokenizer)]),
+            helper.make_tensor("values", TensorProto.FLOAT, [2], [0.0, 10.0]),
+        ],
+    )
+    _save(graph, directory / "model.onnx")
+    content = json.loads((directory / "bundle.json").read_text())
+    content["files"]["model.onnx"] = hash_file(directory / "model.onnx")
+    write_json(directory / "bundle.json", content)

@@ -338,7 +338,7 @@ def test_pairs_may_be_records_of_two_texts_or_two_lists(bundle: Path) -> None:
 def test_an_unknown_decoder_is_refused(bundle: Path) -> None:
     about = json.loads((bundle / "bundle.json").read_text())
     write_json(bundle / "bundle.json", about | dict.fromkeys(about.keys() & {"answer", "decoder"}, "tags of 2031"))
-    with pytest.raises(UserError, match="needs the decoder tags of 2031, this version of distill has classes, number"):
+    with pytest.raises(UserError, match="needs the decoder tags of 2031, this version of distill has classes, labels"):
         Bundle(bundle)
 
 

@@ -40,7 +40,7 @@ def test_the_threshold_of_dev_decides_on_every_split() -> None:
         "test": scores_of([0.64, 0.66, 0.61, 0.55], [True, True, False, False]),
         "other": scores_of([0.55], [True]),
     }
-    result = measure_abstention(scores, task=Classification(text="text"), share=0.25)
+    result = measure_abstention(scores, task=Classification(text="text", metrics=["accuracy"]), share=0.25)
     assert result["threshold"] == pytest.approx(0.65)
     assert result["share"] == {"dev": 0.25, "test": 0.75, "other": 1.0}
     assert result["metrics"] == {"accuracy": pytest.approx(2 / 3), "test/accuracy": 1.0}

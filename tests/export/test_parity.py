@@ -17,7 +17,7 @@ from distill.edge.bundle import session
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.models.forward import input_names, run_model
-from students.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
+from distill.models.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
 
 LONGEST = 80
 BATCHES, LENGTHS, SIDES = (1, 3, 8), (1, 7, 64, LONGEST), (None, "left", "right")
@@ -75,7 +75,6 @@ MODELS: dict[str, tuple[Callable[[], PreTrainedModel], bool]] = {
         True,
     ),
     "bilstm": (build_bilstm, True),
-    "masked language model": (lambda: build(transformers.BertConfig, head="MaskedLM"), False),
 }  # fmt: skip
 
 
@@ -121,6 +120,28 @@ def make_case(model: PreTrainedModel, batch: int, length: int, side: str | None)
 def cases(model: PreTrainedModel) -> Iterator[Case]:
     for batch, length, side in itertools.product(BATCHES, LENGTHS, SIDES):
         yield make_case(model, batch, length, side)
+
+
+@pytest.mark.parametrize("config_class", [transformers.BertConfig, transformers.DistilBertConfig])
+def test_a_language_model_has_the_logits_of_torch_at_the_positions(
+    config_class: type[PreTrainedConfig], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    own = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24} if "Distil" in config_class.__name__ else {}
+    model = build(config_class, head="MaskedLM", **own).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.mul_(8)
+    export_onnx(model, tmp_path / "model.onnx")
+    write_dynamic(Material(tmp_path / "model.onnx", 7), tmp_path / "model.int8.onnx")
+    fp32, int8 = (session(tmp_path / file, 1) for file in ("model.onnx", "model.int8.onnx"))
+    for case in cases(model):
+        batch, length = case.inputs["input_ids"].shape
+        positions = np.random.default_rng(0).permutation(batch * length)[: max(1, batch * length // 5)]
+        expected = run_torch(model, case.inputs).reshape(batch * length, -1)[positions]
+        np.testing.assert_allclose(run_file(fp32, case.inputs | {"positions": positions}), expected, atol=TOLERANCE)
+        quantized, largest = run_file(int8, case.inputs | {"positions": positions}), float(np.abs(expected).max())
+        np.testing.assert_allclose(quantized, expected, atol=INT8_TOLERANCE * max(1.0, largest))
 
 
 def run_file(file: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray]) -> np.ndarray:

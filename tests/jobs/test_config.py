@@ -37,6 +37,8 @@ def test_every_yaml_opens_with_its_command_and_composes(file: Path) -> None:
 def compose_file(file: Path) -> DictConfig:
     """Returns the configuration that a YAML contributes."""
     group, name = file.parts[0], file.stem
+    if group == "features":
+        return compose_config("+teacher=embedded", f"features@teacher={name}").teacher.bilstm
     if group == "cache":
         return compose_config("+teacher=embedded", f"cache@teacher.cache={name}").teacher.cache
     if group in ("experiment", "ablation"):  # They change any group, so a teacher and a student are needed.
@@ -51,7 +53,8 @@ def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
     assert isinstance(values, dict)
     if file.parts[0] == "teacher":
         assert values.pop("accept_weak") is False
-        for key in ("finetune", "cache"):
+        assert values.pop("features") is None
+        for key in ("finetune", "cache", "bilstm"):
             hydra.utils.instantiate(values.pop(key))
         if file.stem == "pretrained":
             values["path"] = "."

@@ -63,6 +63,12 @@ class UserFiles:
         self.tokenizer.save_pretrained(self.root / "narrow")
         return self.root / "narrow"
 
+    def shallow_encoder(self) -> Path:
+        """Saves an encoder of two layers without a head."""
+        toy_bert(len(self.tokenizer), layers=2).bert.save_pretrained(self.root / "shallow")
+        self.tokenizer.save_pretrained(self.root / "shallow")
+        return self.root / "shallow"
+
     def other_student(self) -> Path:
         """Saves a model with a vocabulary of the same size and other tokens."""
         other = train_tokenizer([text[::-1] for text, _ in sentences(64)], len(self.tokenizer))
@@ -539,9 +545,9 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("student.layers=[0,2]", "budget.ms=1"),
         "budget.ms=1 tries every depth of student distilbert: student.depth=4 and student.layers=[0, 2] both choose",
     ),
-    "a budget of a language model": (
-        _options("task=mlm", "objective=language_model", "budget.mb=20"),
-        "budget.mb=20 would change nothing in job=distill task=mlm: leave it out",
+    "a budget without an export": (
+        _options("export.enabled=false", "budget.mb=20"),
+        "budget.mb=20 is for exported students, and export.enabled=false: leave one of them out",
     ),
     "a benchmark length of 0": (_options("benchmark.lengths=[0]"), "got benchmark.lengths=[0], expected whole numbers"),
     "a moving average that never moves": (
@@ -658,10 +664,6 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     "a threshold of confidence for questions": (
         lambda user_files: [*_questions(user_files), "export.abstain=0.1"],
         "got export.abstain=0.1, expected null, because task squad (question_answering) has no classes",
-    ),
-    "a bilstm that answers questions": (
-        lambda user_files: [*_questions(user_files), "+student=bilstm"],
-        "student bilstm classifies whole texts, and task squad is question_answering: take +student=distilbert",
     ),
     "a teacher of classes that must answer questions": (
         lambda user_files: [
@@ -780,6 +782,30 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     "unlabelled text for questions": (
         lambda p: [*_choices()(p), f"task.unlabelled={_text_file(p)}"],
         "has questions with choices: give a table with the columns question and choices as task.unlabelled",
+    ),
+    "unknown features": (
+        _options("teacher.features=all"),
+        "got teacher.features=all, expected null or one of last, second_to_last, sum_last_4, concat_last_4, sum_all",
+    ),
+    "features of too few layers": (
+        lambda p: [f"teacher.path={p.shallow_encoder()}", "teacher.features=concat_last_4"],
+        "teacher.features=concat_last_4: got an encoder of 2 layers for concat_last_4, expected at least 4: take last",
+    ),
+    "features for a language model": (
+        _options("teacher.features=last", "task=mlm"),
+        "teacher.features=last is for labels of texts or words and for answers in a text, and task mlm is masked_lm",
+    ),
+    "features that are not cached": (
+        _options("teacher.features=last", "teacher.cache.enabled=false"),
+        "got teacher.cache.enabled=false, expected auto or true because features are cached",
+    ),
+    "no layer on features": (
+        _options("teacher.features=last", "teacher.bilstm.layers=0"),
+        "got teacher.bilstm.layers=0, expected a whole number of at least 1",
+    ),
+    "features in a pre-training": (
+        _options("teacher.features=last", "job=pretrain", "task=mlm"),
+        "teacher.features=last is for labels of texts or words and for answers in a text, and task mlm is masked_lm",
     ),
     "a negative weight decay": (
         _options("trainer.weight_decay=-1"),

@@ -21,6 +21,7 @@ from transformers import (
 
 from distill import __main__ as command_line
 from distill.data.batching import evaluation_loader
+from distill.edge import Bundle
 from distill.records import record
 from distill.tasks import MaskedLM
 from distill.text.masking import Masking
@@ -65,6 +66,8 @@ def run(
             defaults = []
         else:
             defaults += [f"cache_dir={cache_dir}", f"output_dir={output}"]
+        if "+student" in names and "task" not in names:
+            defaults.append("export.enabled=false")
         monkeypatch.setattr("sys.argv", ["distill", *defaults, *options])
         code = command_line.main()
         printed = capsys.readouterr()
@@ -74,6 +77,11 @@ def run(
     return run_command
 
 
+# Everything passes, so that the first recipe is taken.
+ONE_RECIPE = (
+    "export.recipes=[dynamic]", "export.max_drop=1", "export.min_agreement=0", "export.max_probability_diff=1",
+    "export.max_ece_rise=1",
+)  # fmt: skip
 PRETRAIN = ("job=pretrain", "+teacher=bert_tiny", "teacher.vocabulary=300", "teacher.hidden_size=32")
 
 
@@ -100,6 +108,62 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache_dir
 
 
 # Chains
+
+
+@pytest.fixture(scope="module")
+def exported(pretrained: tuple[Path, dict[str, Any]], corpus: Path, cache_dir: Path) -> Path:
+    """The run of a student that was distilled for a few steps and exported by one recipe."""
+    root = cache_dir.parent / f"{cache_dir.name}-exported"
+    options = [
+        *SMALL, "+teacher=pretrained", f"teacher.path={pretrained[0]}", "+student=distilbert", *ONE_RECIPE,
+        "benchmark.enabled=false", "objective=language_model", "trainer.max_steps=4", f"task.data_dir={corpus}",
+        f"cache_dir={cache_dir}", f"output_dir={root}",
+    ]  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["distill", *options])
+        assert command_line.main() == 0
+    [path] = root.rglob("run.json")
+    return path.parent
+
+
+def test_the_bundle_of_a_language_model_fills_masks_as_torch_does(exported: Path) -> None:
+    run_record = read_record(exported)
+    files = run_record["export"]
+    assert (files["fp32"]["gate"], files["fp32"]["agreement"]) == ("passed", 1.0)
+    assert files["fp32"]["max_abs_diff"] < 1e-4 < files["int8"]["max_abs_diff"]
+    metrics = run_record["student"]["metrics"]
+    assert files["fp32"]["metrics"]["perplexity"] == pytest.approx(metrics["perplexity"], rel=1e-5)
+    drop = files["int8"]["metrics"]["perplexity"] / metrics["perplexity"] - 1
+    assert files["int8"]["drop"] == pytest.approx(drop, abs=1e-6)
+    low, high = files["int8"]["interval"]
+    assert low <= drop <= high
+    teacher = run_record["teacher"]["metrics"]["perplexity"]
+    assert run_record["retention"]["torch"] == pytest.approx(teacher / metrics["perplexity"])
+    texts = ["a [MASK] and moving film", "i [MASK] every [MASK]"]
+    tokenizer = AutoTokenizer.from_pretrained(exported / "student")
+    model = AutoModelForMaskedLM.from_pretrained(exported / "student")
+    for text, prediction in zip(texts, Bundle(exported / "bundle", model="fp32").predict(texts), strict=True):
+        encoded = tokenizer(text, return_tensors="pt")
+        with torch.no_grad():
+            probabilities = model(**encoded).logits.softmax(-1)[encoded["input_ids"] == tokenizer.mask_token_id]
+        expected = probabilities.topk(5)
+        for mask, values, ids in zip(prediction["masks"], expected.values, expected.indices, strict=True):
+            assert [each["probability"] for each in mask["pieces"]] == pytest.approx(values.tolist(), abs=1e-5)
+            assert [each["piece"] for each in mask["pieces"]] == tokenizer.convert_ids_to_tokens(ids.tolist())
+    card = (exported / "bundle" / "README.md").read_text()
+    assert "pipeline_tag: fill-mask" in card
+    assert 'python -m distill.edge path/to/this/directory "a [MASK] sentence"' in card
+
+
+def test_a_pretrained_model_is_exported_if_wanted(run: Run) -> None:
+    options = ("trainer.max_steps=2", "task.streaming=true", "trainer.max_epochs=null", "export.recipes=[smoothed]")
+    code, text, directory = run(*PRETRAIN, *options, "export.enabled=true", *ONE_RECIPE[1:])
+    assert code == 0, text
+    files = read_record(directory)["export"]
+    assert files.keys() == {"fp32", "int8"}
+    assert "model int8" in text
+    prediction = Bundle(directory / "bundle", model="fp32").predict(["a [MASK] film"])[0]
+    assert len(prediction["masks"][0]["pieces"]) == 5
 
 
 def test_a_teacher_pretrained_from_random_weights_learns_and_loads_with_the_auto_classes(
@@ -307,6 +371,18 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
         ("teacher.finetune.max_epochs=1",),
         "teacher.finetune.max_epochs=1 would change nothing in job=pretrain task=mlm: leave it out, trainer.* is what",
     ),
+    "options of an export that is not wanted": (
+        ("export.recipes=[dynamic]",),
+        "export.recipes=[dynamic] would change nothing in job=pretrain task=mlm: leave it out",
+    ),
+    "a bundle of pairs": (
+        ("export.enabled=true", "task.packing=segment_pair", "task.pair=nsp"),
+        "a bundle fills the masks of single texts: set task.pair=null, or export.enabled=auto",
+    ),
+    "a smaller vocabulary": (
+        ("export.enabled=true", "export.vocabulary=task"),
+        "export.vocabulary=task, expected full, because the predictions of task mlm (masked_lm) are tokens",
+    ),
     "a baseline": (("baseline=true",), "baseline=true is for other tasks than task=mlm: +ablation=mlm_alone"),
     "a stream without max_steps": (("task.streaming=true",), "give trainer.max_steps"),
     "sequences that are too long": (("task.max_length=4000",), "the teacher reads 512 tokens at most"),
@@ -373,7 +449,7 @@ def test_a_checkpoint_of_another_corpus_is_refused(run: Run, corpus: Path, tmp_p
 def test_a_bilstm_is_refused_for_masked_lm(run: Run, pretrained: tuple[Path, dict[str, Any]]) -> None:
     code, text, _ = run("+teacher=pretrained", f"teacher.path={pretrained[0]}", "+student=bilstm")
     assert code == 2
-    assert "student bilstm classifies whole texts, and task mlm is masked_lm: take +student=distilbert" in text
+    assert "student bilstm has no head for task mlm (masked_lm): take +student=distilbert" in text
 
 
 def test_distilling_from_random_weights_is_refused_with_the_pretrain_command(run: Run) -> None:

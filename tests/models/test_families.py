@@ -130,7 +130,7 @@ def test_a_bilstm_separates_the_texts_of_a_pair_of_the_family(family: Any) -> No
     student = bilstm.from_teacher(teacher, task=Classification(text=["one", "two"]), hidden_dim=8, classifier_dim=8)
     first, second = "a lovely film", "dull and stale"
     batch = tokenizer([first], [second], return_tensors="pt")
-    starts, lengths = student._locate_texts(batch["input_ids"], batch["attention_mask"])
+    starts, lengths = student._locate_texts(batch["input_ids"], batch["attention_mask"], pair=True)
     boundary = len(tokenizer(first)["input_ids"])  # With both special tokens around it.
     assert starts.tolist() == [[0, boundary]]
     assert lengths.sum().item() == batch["input_ids"].shape[1]

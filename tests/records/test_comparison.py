@@ -9,7 +9,7 @@ import yaml
 from scipy import stats
 
 from distill.errors import UserError
-from distill.records import comparison
+from distill.records import collection, comparison
 from distill.records.record import Run, create_record
 
 
@@ -23,28 +23,34 @@ def write_run(
     config |= {"objective": {"name": name, "terms": {name: {"weight": 1.0}}}, "student": {"name": "small"}}
     (directory / "config.yaml").write_text(yaml.safe_dump({**config, **options}))
     record = create_record(job="distill", seed=config["seed"]) | {"status": "finished", "objective": {"name": name}}
-    task = {"name": "toy", "metric": "accuracy", "selects": "max"}
+    task = {"name": "toy", "metric": "accuracy", "selects": "max", "examples": {"dev": 9}}
     if error is not None:
         record |= {"status": "failed", "error": error}
     entries = [
         {
-            "seed": seed, "metrics": {"accuracy": 0.0}, "export": {"fp32": {"metrics": {"accuracy": value}}},
+            "seed": seed, "metrics": {"accuracy": 0.0},
+            "export": {
+                "fp32": {"metrics": {"accuracy": value}, "file": "model.onnx", "bytes": 10, "gate": "passed"}
+            },
             "retention": {"torch": 0.1, "fp32": value / 0.8}, "seconds": 10.0 + seed,
         }
         for seed, value in scores.items()
     ]  # fmt: skip
     if len(entries) == 1:
         [entry] = entries
-        record |= {"task": task, "training": {"seconds": entry["seconds"]}, "student": {"metrics": entry["metrics"]}}
+        record |= {"task": task, "training": {"seconds": entry["seconds"]}}
         record |= {name: entry[name] for name in ("export", "retention")}
     elif entries:
         record |= {"task": task, "seeds": entries}
+    if entries:
+        record["student"] = {"name": "small", "metrics": entries[0]["metrics"]}
+        record["teacher"] = {"resolved": "big", "metrics": {"accuracy": 0.8}}
     Run(directory, record).save()
     return directory
 
 
 def rows_of(root: Path) -> list[comparison.Row]:
-    return comparison.compare_runs(comparison.find_runs(root))
+    return comparison.compare_runs(collection.find_runs(root).readable)
 
 
 def test_runs_that_differ_only_in_their_seed_are_one_row(tmp_path: Path) -> None:
@@ -118,22 +124,22 @@ def test_runs_from_python_have_the_options_of_their_record(tmp_path: Path) -> No
     assert (row.label, row.values) == ("objective=hinton", {0: 0.7, 1: 0.8})
 
 
-def test_list_of_a_sweep_selects_its_runs_and_damaged_ones_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_list_of_a_sweep_selects_its_runs_and_damaged_ones_are_named(tmp_path: Path) -> None:
     sweep = tmp_path / "sweeps" / "now"
     sweep.mkdir(parents=True)
     paths = [write_run(tmp_path, number, "hinton", {number: 0.7}) for number in range(3)]
     (sweep / "runs.txt").write_text("".join(f"../../toy/{path.name}\n" for path in (paths[0], paths[2], paths[0])))
-    assert [path.name for path, _ in comparison.find_runs(sweep)] == [paths[0].name, paths[2].name]
+    assert [path.name for path, _ in collection.find_runs(sweep).readable] == [paths[0].name, paths[2].name]
     (paths[0] / "run.json").write_text("{")
-    assert [path.name for path, _ in comparison.find_runs(sweep)] == [paths[2].name]
-    assert f"{paths[0].name}/run.json is damaged" in capsys.readouterr().out
+    found = collection.find_runs(sweep)
+    assert [path.name for path, _ in found.readable] == [paths[2].name]
+    [message] = found.unreadable
+    assert f"{paths[0].name}/run.json is damaged" in message
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("nowhere", "job.runs=.*nowhere is no directory"), ("", "job.runs=.* has no distillation")]
+    ("name", "expected"), [("nowhere", "runs=.*nowhere is no directory"), ("", "runs=.* has no runs: give the")]
 )
 def test_directory_without_runs_is_refused(name: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=expected):
-        comparison.find_runs(tmp_path / name)
+        collection.find_runs(tmp_path / name)

@@ -91,12 +91,14 @@ def test_tags_are_lists_also_of_a_sentence_that_was_cut_off(tmp_path: Path) -> N
     assert rows[0]["fp32_probability"] == pytest.approx([0.9, 0.8])
 
 
-def test_a_vocabulary_has_the_right_tokens_of_each_example() -> None:
-    columns = {"loss": np.zeros(3), "correct": np.ones(3)}
+def test_a_vocabulary_has_the_tokens_of_each_example() -> None:
+    columns = {"prediction": np.array([7, 5, 9]), "probability": np.array([0.5, 0.25, 0.75])}
     table = MaskedLM().tabulate(
         Scores(columns, np.array([7, 8, 9]), np.array([0, 0, 2])), data_of(), examples=3  # type: ignore[arg-type]
     )  # fmt: skip
-    assert table == {"label": [[7, 8], [], [9]], "prediction": [None] * 3, "probability": [None] * 3}
+    assert table == {
+        "label": [[7, 8], [], [9]], "prediction": [[7, 5], [], [9]], "probability": [[0.5, 0.25], [], [0.75]],
+    }  # fmt: skip
 
 
 def test_the_metrics_of_a_run_follow_from_its_predictions_and_texts_are_left_out(

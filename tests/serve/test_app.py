@@ -12,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from distill.edge import Bundle
-from tests.edge.conftest import write_toy_bundle
+from tests.edge.conftest import write_mask_bundle, write_toy_bundle
 from tests.serve.conftest import PATIENCE, Running, hold
 
 Start = Callable[..., Running]
@@ -45,6 +45,19 @@ def test_pairs_are_read(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, star
     running, pairs = start(tmp_path), [["a film", "dull"], ["film", ""]]
     assert running.ask({"pairs": pairs}).body == {"predictions": Bundle(tmp_path).predict(pairs)}
     assert running.ask({"texts": ["film"]}).body == {"error": "record 1: got 'film', expected two texts"}
+
+
+def test_masks_are_filled_with_as_many_pieces_as_a_record_wants(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, start: Start
+) -> None:
+    write_mask_bundle(tmp_path, tokenizer, task="text")
+    running, records = start(tmp_path), ["a film [MASK]", {"text": "a [MASK]", "top_k": 1}]
+    answer = running.ask({"inputs": records})
+    assert answer.body == {"predictions": Bundle(tmp_path).predict(records)}
+    assert [len(each["masks"][0]["pieces"]) for each in answer.body["predictions"]] == [2, 1]
+    refused = running.ask({"texts": ["a film"]})
+    assert refused.status == 422
+    assert refused.body["error"].startswith("record 1: got 'a film' without a mask, expected [MASK]")
 
 
 LIMITS = {"body": 2000, "records": 3, "characters": 50}

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,23 +22,35 @@ from distill.edge.bundle import session
 from distill.errors import UserError
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
+from distill.models.forward import output_logits
+from distill.models.modeling_bilstm import (
+    BilstmConfig,
+    BilstmForQuestionAnswering,
+    BilstmForSequenceClassification,
+    BilstmForTokenClassification,
+    BilstmLayer,
+    BilstmModel,
+    BilstmPreTrainedModel,
+)
 from distill.tasks import Classification, MaskedLM
 from students import bilstm
-from students.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification, BilstmLayer
 
 SINGLE, PAIR = Classification(text="sentence"), Classification(text=["a", "b"])
 SEPARATOR = 3
 VOCABULARY = 100
 
 
-def model(*, layers: int = 2, pair: bool = False, pooling: str = "last") -> BilstmForSequenceClassification:
+def model(
+    head: type[Any] = BilstmForSequenceClassification, *, layers: int = 2, pair: bool = False, pooling: str = "last"
+) -> Any:
     """Returns a BiLSTM with weights large enough for differences to show."""
     torch.manual_seed(0)
     config = BilstmConfig(
         vocab_size=VOCABULARY, embedding_dim=16, hidden_dim=8, num_hidden_layers=layers, classifier_dim=12,
         pair=pair, pooling=pooling, sep_token_id=SEPARATOR, num_labels=3,
+        sentence_vector={"pooling": "mean", "normalize": True} if head is BilstmModel else None,
     )  # fmt: skip
-    built = BilstmForSequenceClassification(config).eval()
+    built = head(config).eval()
     for parameter in built.parameters():
         parameter.data.mul_(3)
     return built
@@ -65,6 +78,27 @@ def test_padding_changes_neither_logits_nor_hidden_states(pair: bool, pooling: s
     for before, after in zip(plain.hidden_states, padded.hidden_states, strict=True):
         torch.testing.assert_close(before, after[mask.bool()].view_as(before))
         assert not after[~mask.bool()].any()
+
+
+@pytest.mark.parametrize("head", [BilstmForTokenClassification, BilstmForQuestionAnswering, BilstmModel])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_no_logit_of_a_token(head: type[BilstmPreTrainedModel], side: str) -> None:
+    network, ids = model(head, pair=True), tokens(3, 9)
+    garbage, real = torch.full((3, 5), 7), torch.ones_like(ids)
+    parts = [(garbage, 0 * garbage), (ids, real)] if side == "left" else [(ids, real), (garbage, 0 * garbage)]
+    padded, mask = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
+    plain = output_logits(network, network(ids), real)
+    result = output_logits(network, network(padded, mask), mask)
+    if head is not BilstmModel:
+        result = result[mask.bool()].view_as(plain)
+    torch.testing.assert_close(plain, result)
+
+
+def test_the_first_hidden_states_are_the_embeddings() -> None:
+    network, ids = model(BilstmForTokenClassification), tokens(2, 5)
+    states = network(ids, output_hidden_states=True).hidden_states
+    assert [tuple(layer.shape) for layer in states] == [(2, 5, 16)] * 3
+    torch.testing.assert_close(states[0], network.embeddings(ids))
 
 
 def test_a_layer_is_a_bidirectional_lstm_over_packed_sequences() -> None:
@@ -141,7 +175,9 @@ def test_invalid_options_are_refused(teacher: PreTrainedModel, options: dict[str
 
 
 def test_masked_lm_is_refused(teacher: PreTrainedModel) -> None:
-    with pytest.raises(UserError, match=r"whole texts, and task mlm is masked_lm: take \+student=distilbert"):
+    with pytest.raises(
+        UserError, match=r"student bilstm has no head for task mlm \(masked_lm\): take \+student=distilbert"
+    ):
         bilstm.from_teacher(teacher, task=MaskedLM())
 
 
@@ -155,7 +191,7 @@ def test_a_student_is_built_from_albert_and_roberta() -> None:
     pairs = bilstm.from_teacher(roberta, task=PAIR, hidden_dim=8, classifier_dim=8).eval()
     # <s> a </s></s> b </s>: the second text begins after the first separator.
     starts, lengths = pairs._locate_texts(
-        torch.tensor([[0, 9, 8, 2, 2, 7, 2, 1]]), torch.tensor([[1, 1, 1, 1, 1, 1, 1, 0]])
+        torch.tensor([[0, 9, 8, 2, 2, 7, 2, 1]]), torch.tensor([[1, 1, 1, 1, 1, 1, 1, 0]]), pair=True
     )
     assert starts.tolist() == [[0, 4]]
     assert lengths.tolist() == [[4, 3]]
@@ -182,9 +218,17 @@ def test_a_saved_student_loads_without_distill(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.array(eval(done.stdout)), network(ids).logits.detach().numpy(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("pair", [False, True])
-def test_the_exported_files_equal_torch(tmp_path: Path, pair: bool) -> None:
-    network = model(pair=pair, pooling="max")
+@pytest.mark.parametrize(
+    ("head", "pair"),
+    [
+        (BilstmForSequenceClassification, False),
+        (BilstmForSequenceClassification, True),
+        (BilstmForQuestionAnswering, True),
+        (BilstmModel, False),
+    ],
+)
+def test_the_exported_files_equal_torch(tmp_path: Path, head: type[BilstmPreTrainedModel], pair: bool) -> None:
+    network = model(head, pair=pair, pooling="max")
     fp32, int8 = tmp_path / "model.onnx", tmp_path / "model.int8.onnx"
     export_onnx(model(layers=1, pair=pair), tmp_path / "another.onnx")  # The first export must not fix this one.
     export_onnx(network, fp32)
@@ -198,10 +242,15 @@ def test_the_exported_files_equal_torch(tmp_path: Path, pair: bool) -> None:
                 if padded:
                     mask[-1, (length + 1) // 2 :] = 0
                 with torch.no_grad():
-                    expected = network(ids, mask).logits.numpy()
+                    expected = output_logits(network, network(ids, mask), mask).numpy()
                 feed = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
-                np.testing.assert_allclose(sessions[fp32].run(["logits"], feed)[0], expected, atol=2e-5)
-                np.testing.assert_allclose(sessions[int8].run(["logits"], feed)[0], expected, atol=0.2)
+                visible = mask.bool().numpy() if expected.shape[:2] == mask.shape else slice(None)
+                np.testing.assert_allclose(
+                    sessions[fp32].run(["logits"], feed)[0][visible], expected[visible], atol=2e-5
+                )
+                np.testing.assert_allclose(
+                    sessions[int8].run(["logits"], feed)[0][visible], expected[visible], atol=0.2
+                )
 
 
 def test_the_embedding_table_is_quantized(tmp_path: Path, teacher: PreTrainedModel) -> None:

@@ -59,6 +59,7 @@ def tagging() -> TokenClassification:
 CASES = {
     "classification": Case(Classification(text="text"), classifier(3), 3),
     "pair": Case(Classification(text=["one", "two"]), classifier(2), 2),
+    "labels": Case(Classification(text="text", multi_label=True), classifier(3), 3),
     "regression": Case(Regression(text="text"), classifier(1), 1),
     "tags": Case(tagging(), lambda: BertForTokenClassification(BertConfig(**SMALL, num_labels=3)), 3, of_tokens=True),
     "choices": Case(MultipleChoice(train={"question": []}), lambda: BertForMultipleChoice(BertConfig(**SMALL)), 4),
@@ -91,6 +92,8 @@ def batch_of(case: Case, *, first: int = 0, padding: int = 0) -> dict[str, Tenso
         labels = F.pad((ids % case.classes).masked_fill(~predicted, IGNORED), (0, padding), value=IGNORED)
     elif case.task.likelihood in ("gaussian", "vector"):
         labels = torch.tensor([0.5, -100.0, 2.0])  # As a number, -100 is an ordinary label.
+    elif case.task.likelihood == "sigmoid":
+        labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     else:
         labels = torch.tensor([0, 1, 2 if takes_choices else case.classes - 1])
     batch = {

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from scipy.stats import spearmanr
 from transformers import (
     AutoModel,
+    BertConfig,
     BertForMaskedLM,
     BertModel,
     DistilBertModel,
@@ -23,7 +25,7 @@ from transformers import (
 )
 
 import distill as d
-from distill.contracts import VECTOR_SETTINGS, Items, Outputs, Scores
+from distill.contracts import VECTOR_SETTINGS, Examples, Items, Outputs, Scores
 from distill.edge.bundle import session
 from distill.edge.decode import Vectors
 from distill.errors import OptionError, UserError
@@ -35,8 +37,9 @@ from distill.models.pooling import configure, pool, write_modules
 from distill.preflight import warn_of_parts
 from distill.tasks import Embedding
 from distill.teaching.output_cache import OutputCache
-from distill.teaching.outputs import Computation, cache_outputs
+from distill.teaching.outputs import Computation, cache_outputs, teacher_logits
 from students.distilbert import from_teacher
+from teachers.embedded import train_tokenizer
 from tests.conftest import BAD, GOOD, toy_bert
 from tests.conftest import SETTINGS as RATES
 
@@ -274,7 +277,11 @@ def test_unlabelled_texts_are_encoded_alone(tokenizer: PreTrainedTokenizerBase, 
     data = task.read(tmp_path)
     assert data.pool.rows.groups == [["one film"], ["another film"]]
     assert data.pool.removed == {"empty": 0, "dev": 0, "train": 1, "doubled": 1}
-    batch = task.encode(data, tokenizer, None)["train"][[8, 0]]
+    train = task.encode(data, tokenizer, None)["train"]
+    assert isinstance(train, Examples)
+    assert train.sequences[[0, 8]].tolist() == [2, 1]
+    assert train.lengths[8] == train.tokens[8] == len(tokenizer("one film").input_ids)
+    batch = train[[8, 0]]
     items = task.select(batch)
     assert items.row.tolist() == [0, 1, 1]
     assert items.labelled.tolist() == [False, True, True]
@@ -308,14 +315,61 @@ def test_vectors_of_other_widths_need_a_projection() -> None:
         term.map.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
     total, _ = term(Outputs(torch.tensor([[1.0, 0.0], [0.0, 2.0]])), Outputs(torch.zeros(2, 3)), items)
     assert float(total) == 2 + 8
-    with pytest.raises(OptionError, match="got projection=pca, expected learned or null"):
-        d.EmbeddingMSE(projection="pca")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="got projection=svd, expected learned, pca or null"):
+        d.EmbeddingMSE(projection="svd")  # type: ignore[arg-type]
     expected = (
         "objective custom: the term mse compares vectors 3 wide \\(teacher\\) and 2 wide \\(student\\) without a "
-        "projection: set projection=learned, or take a student of the teacher's width"
+        "projection: set projection=learned, or projection=pca for a narrower student, or take a student of the "
+        "teacher's width"
     )
     with pytest.raises(UserError, match=expected):
         d.Objective(mse=d.EmbeddingMSE(projection=None)).check_sizes(EncoderSize(2, 1), EncoderSize(3, 1))
+    with pytest.raises(
+        UserError, match="2 wide .* 3 wide .* and projection=pca makes the teacher's narrower: set proj"
+    ):
+        d.Objective(mse=d.EmbeddingMSE(projection="pca")).check_sizes(EncoderSize(3, 1), EncoderSize(2, 1))
+
+
+def test_principal_components_of_the_teacher_by_hand() -> None:
+    """The vectors vary by 4 along (0, 0.6, 0.8) and by 1 along the first axis around a mean that is not zero."""
+    term, items = d.EmbeddingMSE(projection="pca"), items_of([1.0], [2])
+    term.connect(EncoderSize(1, 1), EncoderSize(3, 1))
+    assert term.fits_teacher
+    vectors = torch.tensor([[1.0, 6.0, 8.0], [3.0, 6.0, 8.0], [2.0, 8.4, 11.2], [2.0, 3.6, 4.8]])
+    objective = d.Objective(mse=term)
+    objective.fit([vectors[:3], vectors[3:]])
+    assert term.components is not None
+    torch.testing.assert_close(term.components, torch.tensor([[0.0, 0.6, 0.8]]))
+    assert list(objective.state_dict()) == ["terms.mse.components"]  # A resumed training has the same ones.
+    # The teacher's vectors become 10 and 14: they are not centred.
+    student = torch.tensor([[9.0], [12.0]], requires_grad=True)
+    total, count = term(Outputs(student), Outputs(vectors[[0, 2]]), items)
+    assert (float(total.detach()), int(count)) == (pytest.approx(1 + 4), 2)
+    same = d.EmbeddingMSE(projection="pca")
+    same.connect(EncoderSize(3, 1), EncoderSize(3, 1))
+    assert (same.components, same.fits_teacher) == (None, False)
+
+
+def test_components_are_fitted_to_the_labelled_texts_of_train() -> None:
+    texts = ["a b", "c", "b a c", "a"]
+    task = Embedding(
+        train=(list(zip(texts, texts[::-1], strict=True)), [0.0, 1.0, 2.0, 3.0]), dev=([("a", "c")], [1.0]),
+        unlabelled=["c c c c"],
+    )  # fmt: skip
+    tokenizer = train_tokenizer(texts * 4, 60)
+    examples = task.encode(task.read(Path("nowhere")), tokenizer, None)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    model = BertModel(config).eval()
+    configure(model, task.model_settings)
+    teacher: Any = SimpleNamespace(running=lambda: model, device=torch.device("cpu"))
+    every = torch.cat(teacher_logits(teacher, task, examples["train"], None, most=100))
+    assert every.shape == (8, 8)  # Two texts of each pair, and none of the pool.
+    few = torch.cat(teacher_logits(teacher, task, examples["train"], None, most=2))
+    assert few.shape == (4, 8)  # The first and the last pair, which have the same texts.
+    torch.testing.assert_close(few[[0, 1]].sort(dim=0).values, few[[2, 3]].sort(dim=0).values, atol=1e-5, rtol=1e-4)
 
 
 def test_the_similarities_of_a_batch_by_hand() -> None:
@@ -586,7 +640,7 @@ def test_a_teacher_of_another_kind_does_not_fit(
         d.distill(teacher, d.students.distilbert(), task, directory=tmp_path / "run")
 
 
-def test_students_and_terms_that_cannot_learn_vectors_are_refused(
+def test_terms_that_cannot_learn_vectors_are_refused(
     task: Embedding, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     teacher = d.Teacher(toy_encoder(len(tokenizer), layers=1), tokenizer, cache_dir=tmp_path)
@@ -598,8 +652,6 @@ def test_students_and_terms_that_cannot_learn_vectors_are_refused(
             objective=d.Objective(hard=d.HardLabels()),
             directory=tmp_path / "one",
         )
-    with pytest.raises(UserError, match="student bilstm classifies whole texts, and task embedding is embedding"):
-        d.distill(teacher, d.students.bilstm(), task, directory=tmp_path / "two")
 
 
 # Records of a bundle

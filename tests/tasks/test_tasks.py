@@ -122,7 +122,7 @@ def test_a_correlation_with_a_constant_is_zero() -> None:
 
 
 def test_metrics_of_other_splits_than_dev_are_named_after_the_split() -> None:
-    task = Classification(name="toy", text=["text"])
+    task = Classification(name="toy", text=["text"], metrics=["accuracy"])
     right, wrong = (scores_of(np.array([row]), np.array([1])) for row in ([0.0, 1.0], [1.0, 0.0]))
     assert split_metrics(task, {"dev": right, "test": wrong}) == {"accuracy": 1.0, "test/accuracy": 0.0}
 

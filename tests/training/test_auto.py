@@ -78,6 +78,16 @@ def test_evaluations_are_counted_in_the_training_that_takes_place():
         assert chosen["evaluations"]["reason"].startswith(f"{expected * epochs} in all")
 
 
+@pytest.mark.parametrize(
+    ("examples", "steps", "scored", "expected"),
+    [(67_349, 2105, 872, 3), (827, 26, 5_500, 0.23), (827, 26, 40_000, 0.15), (7_938, 249, 11_000, 1)],
+)
+def test_evaluations_of_a_large_dev_take_less_time_than_the_training(
+    examples: int, steps: int, scored: int, expected: float
+):
+    assert values(examples=examples, steps_per_epoch=steps, scored=scored)["evaluations"] == expected
+
+
 def test_a_training_with_one_evaluation_has_no_soup():
     settings, chosen = auto.resolve(TrainerSettings.auto(max_steps=10), Facts(3576, 112, "inherited", 384))
     assert settings.soup == 1

@@ -366,6 +366,15 @@ def test_evaluations_sets_how_often_dev_is_scored(make_toy: MakeToy, monkeypatch
     assert [step for step, _ in seen] == [2, 4, 6, 8]
 
 
+def test_an_evaluation_in_several_epochs_is_followed_by_one_at_the_end(
+    make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch
+):
+    toy = make_toy(evaluations=0.5, max_epochs=3)
+    seen = fake_scores(toy, [0.1, 0.2], monkeypatch)
+    toy.fit()
+    assert [step for step, _ in seen] == [8, 12]
+
+
 # Reproducibility
 
 
@@ -387,7 +396,7 @@ def test_the_seed_determines_the_weights(make_toy: MakeToy, uninterrupted: Toy):
         ({"batch_size": 0}, "got batch_size=0, expected a whole number of at least 1"),
         ({"accumulate": 1.5}, r"got accumulate=1\.5, expected a whole number"),
         ({"max_epochs": True}, "got max_epochs=true, expected a whole number of at least 1, auto or null"),
-        ({"evaluations": 0}, "got evaluations=0, expected a whole number"),
+        ({"evaluations": 0}, "got evaluations=0, expected a number above 0 or auto"),
         ({"learning_rate": 0.0}, r"got learning_rate=0\.0, expected a number above 0"),
         ({"clip": -1}, "got clip=-1, expected a number of at least 0"),
         ({"compile": "perhaps"}, "got compile=perhaps, expected true or false"),

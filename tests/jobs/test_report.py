@@ -1,7 +1,8 @@
-"""Tests of job=compare and of the sweep over all recipes."""
+"""Tests of job=report, and of the report that a sweep over all recipes leaves."""
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_recipes_are_compared_in_one_table_and_a_failed_one_with_its_error(
     assert code == 2
     assert "has the term mlm, which cannot learn task sst2" in error
     [sweep] = (tmp_path / "runs" / "sweeps").iterdir()
-    rows = {row["run"]: row for row in csv.DictReader((sweep / "recipes.csv").read_text().splitlines())}
+    rows = {row["run"]: row for row in csv.DictReader((sweep / "report.csv").read_text().splitlines())}
     assert set(rows) == {"objective=hinton", "objective=supervised", "objective=language_model"}
     for path in (tmp_path / "runs" / "sst2").rglob("run.json"):
         record = json.loads(path.read_text())
@@ -40,27 +41,30 @@ def test_recipes_are_compared_in_one_table_and_a_failed_one_with_its_error(
             assert row["seeds"] == "0 1"
     assert rows["objective=language_model"]["error"].startswith("UserError: objective language_model has the term mlm")
     assert rows["objective=hinton"]["difference"]
-    table = (sweep / "recipes.md").read_text()
+    table = (sweep / "report.md").read_text()
     for text in ("| objective=hinton |", "cannot learn task sst2", "paired by seed"):
         assert text in table
-    assert "Table    " in output
-    assert "recipes.md" in output
-    code, output, error = command("job=compare", f"job.runs={tmp_path / 'runs'}")
+    for directory in {path.parent for path in (tmp_path / "runs" / "sst2").rglob("report.md")}:
+        assert f"[{os.path.relpath(directory, sweep)}](<{os.path.relpath(directory / 'report.html', sweep)}>)" in table
+        assert "<h2>Predictions</h2>" in (directory / "report.html").read_text()
+    assert f"Report   {sweep / 'report.html'}" in output.replace("\n", "")
+    code, output, error = command("job=report", f"runs={tmp_path / 'runs'}", f"report_dir={tmp_path / 'here'}")
     assert code == 0, error
-    assert (tmp_path / "runs" / "comparison.csv").read_text() == (sweep / "recipes.csv").read_text()
+    assert (tmp_path / "here" / "report.csv").read_text() == (sweep / "report.csv").read_text()
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ([], "job=compare has no runs to compare: add job.runs=DIR"),
-        (["job.runs=nowhere"], "job.runs=nowhere is no directory: give that of a sweep, or one with runs below it"),
-        (["job.runs=."], "job.runs=. has no distillation: give the directory of a sweep, or one with runs"),
-        (["job.runs=.", "seeds=2"], "job=compare reads only job.*: leave out seeds=2"),
+        ([], "job=report has no runs to report: add runs=DIR, the directory of a run, of a sweep or of runs"),
+        (["runs=nowhere"], "runs=nowhere is no directory: give that of a run or a sweep, or one with runs below it"),
+        (["runs=."], "runs=. has no runs: give the directory of a run or a sweep, or one with runs below it"),
+        (["runs=.", "seeds=2"], "job=report reads only runs, report_dir and refresh: leave out seeds=2"),
+        (["runs=.", "refresh=0"], "got refresh=0, expected a whole number of seconds of at least 1, or null"),
     ],
 )
 def test_bad_options_are_reported_in_one_line(command: Command, options: list[str], expected: str) -> None:
-    code, _, error = command("job=compare", *options)
+    code, _, error = command("job=report", *options)
     assert (code, len(error.strip().splitlines())) == (2, 1)
     assert expected in error
 

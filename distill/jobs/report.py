@@ -1,0 +1,70 @@
+"""The job `report`, which writes the report of one run or of many, and the same at the end of a sweep."""
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from distill.console import console, print_line
+from distill.errors import OptionError, UserError
+from distill.files import make_directory
+from distill.records import comparison
+from distill.records.collection import find_runs
+from distill.records.collection_report import write_collection
+
+READ = ("job=", "runs=", "report_dir=", "refresh=")
+
+
+def run_report(config: DictConfig, *, wait: Callable[[float], None] = time.sleep) -> None:
+    """Writes the report of `runs` into `report_dir`, with `refresh` again and again until Ctrl-C.
+
+    Args:
+        wait: waits for so many seconds.
+
+    Raises:
+        UserError: for options that have no effect, and a directory without runs.
+    """
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    ignored = [option for option in given if not option.startswith(READ)]
+    if ignored:
+        raise UserError(f"job=report reads only runs, report_dir and refresh: leave out {' '.join(ignored)}")
+    if config.runs is None:
+        raise UserError("job=report has no runs to report: add runs=DIR, the directory of a run, of a sweep or of runs")
+    if config.refresh is not None and (type(config.refresh) is not int or config.refresh < 1):
+        raise OptionError("refresh", config.refresh, "a whole number of seconds of at least 1, or null")
+    runs = Path(str(config.runs)).expanduser()
+    to = runs if config.report_dir is None else Path(str(config.report_dir)).expanduser()
+    write(runs, to, refresh=config.refresh)
+    if config.refresh is None:
+        return
+    print_line(f"The report is written again every {config.refresh} s. Ctrl-C ends this")
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        while True:
+            wait(config.refresh)
+            write_collection(find_runs(runs), to, refresh=config.refresh)
+    except KeyboardInterrupt:
+        write_collection(find_runs(runs), to)  # A page that no longer loads itself again.
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def write(runs: Path, to: Path, *, refresh: int | None = None) -> None:
+    """Writes the report of the runs below a directory, and prints its tables.
+
+    Raises:
+        UserError: if there are no runs, or the report cannot be written.
+    """
+    found = find_runs(runs)
+    make_directory(to)
+    page, groups = write_collection(found, to, refresh=refresh)
+    for group in groups:
+        console.print(comparison.terminal_table(group.rows, title=group.title))
+    if groups:
+        print_line(comparison.NOTE)
+    for message in found.unreadable:
+        print_line(f"Left out {message}")
+    print_line(f"Report   {page}")

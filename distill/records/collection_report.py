@@ -1,0 +1,144 @@
+"""Writes the report of several runs: report.md, report.html and report.csv, with a section for each task."""
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distill.files import JsonObject, write_text
+from distill.records import comparison, sweep_plots
+from distill.records.collection import Runs
+from distill.records.comparison import Row
+from distill.records.figures import Figure
+from distill.records.headline import describe_result
+from distill.records.page import render_page
+from distill.records.paper import PaperTable, compare_with_paper
+from distill.records.report import MISSING, SOFTWARE, render_template
+from distill.records.run_report import MARKDOWN, PAGE, draw_files, write_report
+
+CSV = "report.csv"
+MOST_PARAMETERS = 8  # With a figure of their own.
+NO_TASK = "runs without a result"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The distillations of one task.
+
+    Attributes:
+        title: the heading of its section.
+        headline: one sentence about the best row; None without a result.
+        rows: those of the table, the best ones first.
+        paper: the numbers of a paper beside ours; None if no experiment names them.
+    """
+
+    title: str
+    headline: str | None
+    rows: Sequence[Row]
+    paper: PaperTable | None
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Returns the cells of the table, the header first."""
+        return comparison.table(self.rows)
+
+
+def write_collection(runs: Runs, directory: Path, *, refresh: int | None = None) -> tuple[Path, Sequence[Group]]:
+    """Writes the report of runs into a directory, and returns the path of its page, and the groups of its tables.
+
+    A single run has the report of a run, with a table of its own as CSV.
+
+    Args:
+        refresh: seconds after which a browser loads the page again.
+    """
+    groups = list(_group_by_task(runs.readable))
+    rows = [row for group in groups for row in group.rows]
+    if len(runs.readable) == 1 and not runs.unreadable:
+        [(path, record)] = runs.readable
+        page = write_report(path, record, to=directory, refresh=refresh)
+    else:
+        page = directory / PAGE
+        markdown = render_template("collection.md.jinja", **_describe(runs, groups, directory))
+        write_text(directory / MARKDOWN, markdown)
+        figures = {group.title: draw_group(group.rows) for group in groups}
+        write_text(page, render_page(markdown, figures, refresh=refresh))
+    if rows:
+        write_text(directory / CSV, comparison.to_csv(rows))
+    return page, groups
+
+
+def _group_by_task(runs: Sequence[tuple[Path, JsonObject]]) -> Iterator[Group]:
+    """Yields the distillations of each task and metric; a run that failed early has the task of its configuration."""
+    by_task: dict[str, list[tuple[Path, JsonObject]]] = {}
+    metrics = {str(record["task"]["name"]): str(record["task"]["metric"]) for _, record in runs if record["task"]}
+    for path, record in runs:
+        if record["job"] != "distill":
+            continue
+        task = record["task"]
+        name = task["name"] if task else comparison.read_options(path, record).get("task.name")
+        metric = task["metric"] if task else metrics.get(str(name))
+        title = f"{name}: {metric}" if metric else str(name or NO_TASK)
+        by_task.setdefault(title, []).append((path, record))
+    for title, of_task in by_task.items():
+        rows = comparison.compare_runs(of_task)
+        headline = next((found for row in rows if (found := describe_result(row))), None)
+        yield Group(title, headline, rows, compare_with_paper(rows))
+
+
+def draw_group(rows: Sequence[Row]) -> list[Figure]:
+    """Returns the figures of one task: cost, each swept parameter, and the combinations of two."""
+    scored = [row for row in rows if row.values]
+    cost = draw_files(scored)
+    figures = [cost] if cost else []
+    settings = [
+        sweep_plots.Setting(row.options, spread["mean"], spread["std"]) for row in scored if (spread := row.spread())
+    ]
+    names = dict.fromkeys(name for setting in settings for name in setting.values)
+    swept = [name for name in names if len(sweep_plots.order_values([of.values.get(name) for of in settings])) > 1]
+    if len(settings) < 2 or not swept:
+        return figures
+    metric = str(scored[0].task["metric"])
+    teachers = {row.teacher.metric for row in scored if row.teacher}
+    reference = teachers.pop() if len(teachers) == 1 else None
+    if len(swept) == 2 and len(settings) > 3:
+        figures.append(sweep_plots.draw_heat_map(settings, (swept[0], swept[1]), metric=metric))
+    for name in [name for name in swept if sweep_plots.is_varied(settings, name)][:MOST_PARAMETERS]:
+        figures.append(sweep_plots.draw_parameter(settings, name, metric=metric, reference=reference))
+    return figures
+
+
+def _describe(runs: Runs, groups: Sequence[Group], directory: Path) -> dict[str, Any]:
+    """Returns the values of the template."""
+    statuses = [str(record["status"]) for _, record in runs.readable]
+    counts = [f"{statuses.count(name)} {name}" for name in ("finished", "running", "failed") if name in statuses]
+    rows = [_describe_run(path, record, directory) for path, record in runs.readable]
+    environments: dict[str, int] = {}
+    for _, record in runs.readable:
+        text = _describe_environment(record["environment"])
+        environments[text] = environments.get(text, 0) + 1
+    return {
+        "number": len(runs.readable), "counts": ", ".join(counts), "groups": groups, "note": comparison.NOTE,
+        "runs": rows, "environments": environments, "unreadable": runs.unreadable, "csv": CSV,
+    }  # fmt: skip
+
+
+def _describe_run(path: Path, record: JsonObject, directory: Path) -> Mapping[str, str]:
+    """Returns the cells of a run in the table of all runs."""
+    relative = os.path.relpath(path, directory)
+    page = next((name for name in (PAGE, MARKDOWN) if (path / name).is_file()), None)
+    task, teacher, student = (record[name] or {} for name in ("task", "teacher", "student"))
+    value = ((student or teacher).get("metrics") or {}).get(task.get("metric"))
+    return {
+        "name": relative, "link": f"{relative}/{page}" if page and relative != "." else "", "job": record["job"],
+        "task": task.get("name") or MISSING, "status": record["status"],
+        "metric": MISSING if value is None else f"{task['metric']} {value:.4f}", "error": record["error"] or "",
+        "command": shlex.join(map(str, record["command"] or [])) or MISSING,
+    }  # fmt: skip
+
+
+def _describe_environment(environment: JsonObject) -> str:
+    software = [f"{name} {environment[name]}" for name in SOFTWARE if environment.get(name)]
+    machine = [str(environment.get("cpu") or "an unknown processor"), f"{environment.get('cores') or '?'} cores"]
+    accelerator = [str(environment["accelerator"])] if environment.get("accelerator") else []
+    return ", ".join([*machine, *accelerator, *software])

@@ -1,0 +1,100 @@
+"""Draws figures with matplotlib as SVG, whose colours follow the page that shows them: light, dark or printed."""
+
+import io
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LONGEST_IN_COLUMNS = 22  # Characters of a name in a legend of several columns.
+WIDTH, HEIGHT = 5.0, 3.2  # Inches. At this size the text is readable on a telephone.
+# Colours that matplotlib writes -> the CSS variable of the page, and the colour of a figure outside a page.
+INK, GRID, PAPER = "#010101", "#020202", "#030303"
+SERIES = ("#0a0001", "#0a0002", "#0a0003", "#0a0004", "#0a0005", "#0a0006")
+# Series differ in these too, so that they can be told apart in grey.
+MARKERS = ("o", "s", "^", "D", "v", "P")
+LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
+_VARIABLES = {
+    INK: ("ink", "#1f2328"), GRID: ("grid", "#d0d7de"), PAPER: ("paper", "#ffffff"),
+    SERIES[0]: ("series-1", "#2563eb"), SERIES[1]: ("series-2", "#d97706"), SERIES[2]: ("series-3", "#059669"),
+    SERIES[3]: ("series-4", "#dc2626"), SERIES[4]: ("series-5", "#7c3aed"), SERIES[5]: ("series-6", "#0891b2"),
+}  # fmt: skip
+_STYLE = {
+    "svg.fonttype": "none", "text.parse_math": False, "font.size": 9, "font.sans-serif": ["DejaVu Sans"],
+    "text.color": INK, "axes.edgecolor": GRID, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
+    "axes.facecolor": "none", "figure.facecolor": PAPER, "grid.color": GRID, "axes.grid": True, "grid.linewidth": 0.6,
+    "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+    "legend.fontsize": 8, "axes.unicode_minus": False,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Figure:
+    """An SVG element with its caption, which is also its description for readers who do not see it."""
+
+    caption: str
+    svg: str
+
+
+def draw(caption: str, plot: Callable[["Axes"], None], *, height: float = HEIGHT) -> Figure:
+    """Returns the figure of one pair of axes that `plot` fills.
+
+    Args:
+        height: in inches.
+    """
+    return Figure(caption, _clean(_render(caption, plot, height)))
+
+
+def _render(salt: str, plot: Callable[["Axes"], None], height: float) -> str:
+    """Returns the SVG file that matplotlib writes. Its ids are hashes with `salt`."""
+    import matplotlib
+    from matplotlib.figure import Figure as Canvas
+
+    text = io.StringIO()
+    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": salt}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # The page has fonts for letters that matplotlib's own lacks.
+        canvas = Canvas(figsize=(WIDTH, height), layout="constrained")
+        plot(canvas.add_subplot())
+        canvas.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return text.getvalue()
+
+
+def label(text: object, *, longest: int = 60) -> str:
+    """Returns a name for an axis or a legend, cut to `longest` characters and without control characters."""
+    words = " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
+    words = words if len(words) <= longest else f"{words[: longest - 1]}…"
+    return f" {words}" if words.startswith("_") else words  # matplotlib leaves such a name out of the legend.
+
+
+def add_legend(axes: "Axes", *, columns: int = 2) -> None:
+    """Adds a legend above the axes, where it covers no point; long names have one column."""
+    _, names = axes.get_legend_handles_labels()
+    if names:
+        columns = 1 if max(map(len, names)) > LONGEST_IN_COLUMNS else columns
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2, handlelength=2.4)
+
+
+def standalone(figure: Figure) -> str:
+    """Returns the figure as the content of an SVG file."""
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{figure.svg}\n'
+
+
+def style_of(number: int) -> dict[str, Any]:
+    """Returns colour, marker and line of a series."""
+    turn = number % len(SERIES)
+    return {"color": SERIES[turn], "marker": MARKERS[turn], "linestyle": LINES[turn]}
+
+
+def _clean(svg: str) -> str:
+    """Returns the SVG element, with variables for the colours, and without what a page does not need."""
+    svg = svg[svg.index("<svg") :].strip()
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
+    for color, (name, value) in _VARIABLES.items():
+        svg = svg.replace(color, f"var(--{name}, {value})")
+    svg = svg.replace("'DejaVu Sans'", "system-ui, sans-serif").replace("<svg ", '<svg role="img" ', 1)
+    return re.sub(r"\n\s*", "\n", svg)

@@ -1,0 +1,149 @@
+"""Figures of one run: its files, seeds, training and predictions."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from distill.records.curves import Curve
+from distill.records.figures import GRID, HEIGHT, INK, SERIES, Figure, add_legend, draw, label, style_of
+from distill.records.prediction_analysis import Calibration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CURVE_POINTS = 80  # Of a curve; each one is the mean of as many steps.
+POINTS = 400  # Of a scatter plot, which would be slow to open with more.
+
+
+def draw_seeds(models: Mapping[str, Sequence[float]], *, metric: str, teacher: float | None) -> Figure:
+    """Returns the metric of each model and seed, with the mean as a line."""
+
+    def plot(axes: "Axes") -> None:
+        for number, (_, values) in enumerate(models.items()):
+            style = style_of(number)
+            axes.scatter([number] * len(values), values, color=str(style["color"]), marker=str(style["marker"]), s=22)
+            axes.hlines(float(np.mean(values)), number - 0.25, number + 0.25, color=str(style["color"]), linewidth=1.6)
+        if teacher is not None:
+            axes.axhline(teacher, color=INK, linestyle="--", linewidth=1, label="teacher")
+        axes.set_xticks(range(len(models)), [label(name, longest=18) for name in models])
+        axes.set_xlim(-0.6, len(models) - 0.4)
+        axes.set_ylabel(label(metric))
+        add_legend(axes)
+
+    return draw(f"{metric} on dev of every seed, with the mean", plot, height=2.6)
+
+
+def draw_losses(curves: Mapping[str, Curve]) -> Figure | None:
+    """Returns the loss of each term over the steps; None without any."""
+    terms = {name.removeprefix("train/"): curve for name, curve in curves.items() if name.startswith("train/")}
+    if not terms:
+        return None
+
+    def plot(axes: "Axes") -> None:
+        for number, (name, curve) in enumerate(terms.items()):
+            steps, values = np.array(_thin(curve)).T
+            style = {key: value for key, value in style_of(number).items() if key != "marker"}
+            axes.plot(steps, values, label=label(name), linewidth=1.3, **style)
+        if all(value > 0 for curve in terms.values() for _, value in curve):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("optimizer step")
+        axes.set_ylabel("loss")
+        add_legend(axes, columns=3)
+
+    return draw("Loss by term over the training", plot)
+
+
+def draw_dev(curve: Curve, *, metric: str) -> Figure:
+    """Returns the metric on dev over the steps."""
+
+    def plot(axes: "Axes") -> None:
+        steps, values = np.array(curve).T
+        axes.plot(steps, values, linewidth=1.3, markersize=4, **style_of(0))
+        axes.set_xlabel("optimizer step")
+        axes.set_ylabel(label(metric))
+
+    return draw(f"{metric} on dev over the training", plot)
+
+
+def draw_calibration(models: Mapping[str, Calibration]) -> Figure:
+    """Returns the reliability diagram of several models."""
+
+    def plot(axes: "Axes") -> None:
+        axes.plot([0, 1], [0, 1], color=GRID, linewidth=1.2)
+        for number, (name, found) in enumerate(models.items()):
+            text = f"{label(name)} (error {found.error:.3f})"
+            axes.plot(found.confidence, found.accuracy, label=text, markersize=4, linewidth=1.2, **style_of(number))
+        axes.set_xlabel("probability of the prediction")
+        axes.set_ylabel("share of right predictions")
+        low = min([0.5, *(value for found in models.values() for value in found.confidence)])
+        axes.set_xlim(low - 0.02, 1.02)
+        axes.set_ylim(-0.02, 1.02)
+        add_legend(axes)
+
+    return draw("Calibration on dev: right predictions against their probability, in ten bins", plot)
+
+
+def draw_confusion(classes: Sequence[str], counts: np.ndarray, *, model: str) -> Figure:
+    """Returns the confusion matrix `[label, prediction]`, shaded by the share of the label's examples."""
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    size = len(classes)
+
+    def plot(axes: "Axes") -> None:
+        from matplotlib.patches import Rectangle
+
+        axes.grid(visible=False)
+        for row, column in np.ndindex(size, size):
+            share = float(shares[row, column])
+            corner = (column - 0.5, row - 0.5)
+            axes.add_patch(Rectangle(corner, 1, 1, facecolor=SERIES[0], alpha=0.02 + 0.5 * share, edgecolor="none"))
+            if counts[row, column]:
+                size_of_text = 9 if size <= 8 else 6
+                axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=size_of_text)
+        names = [label(name, longest=14) for name in classes]
+        axes.set_xticks(range(size), names, rotation=0 if size <= 3 else 60, ha="center" if size <= 3 else "right")
+        axes.set_yticks(range(size), names)
+        axes.set_xlim(-0.5, size - 0.5)
+        axes.set_ylim(size - 0.5, -0.5)
+        axes.set_xlabel("prediction")
+        axes.set_ylabel("label")
+
+    return draw(f"Confusion of {model} on dev, in examples", plot, height=max(HEIGHT - 0.4, 1.2 + 0.25 * size))
+
+
+def draw_numbers(pairs: np.ndarray, *, model: str) -> Figure:
+    """Returns the predictions of a model against the teacher's, `[n, 2]` with the teacher's first."""
+
+    def plot(axes: "Axes") -> None:
+        shown = pairs[:: max(1, len(pairs) // POINTS)]
+        low, high = float(pairs.min()), float(pairs.max())
+        axes.plot([low, high], [low, high], color=GRID, linewidth=1.2)
+        axes.scatter(shown[:, 0], shown[:, 1], s=7, color=SERIES[0], alpha=0.5, linewidths=0)
+        axes.set_xlabel("teacher")
+        axes.set_ylabel(label(model))
+
+    return draw(f"Predictions of {model} and of the teacher on dev", plot)
+
+
+def draw_lengths(lengths: Sequence[int]) -> Figure:
+    """Returns the histogram of the words of the examples."""
+
+    def plot(axes: "Axes") -> None:
+        top = int(np.quantile(lengths, 0.99)) + 1
+        bins = np.unique(np.linspace(min(lengths), max(top, min(lengths) + 1), 25).astype(int))
+        axes.hist(np.minimum(lengths, top), bins=[*bins, bins[-1] + 1], color=SERIES[0], alpha=0.7)
+        median = float(np.median(lengths))
+        axes.axvline(median, color=INK, linestyle="--", linewidth=1, label=f"median {median:g}")
+        axes.set_xlabel("words of an example of dev")
+        axes.set_ylabel("examples")
+        add_legend(axes)
+
+    return draw("Length of the examples of dev; the last bar has all longer ones", plot, height=2.6)
+
+
+def _thin(curve: Curve) -> Curve:
+    """Returns at most `CURVE_POINTS` points of a curve, each the mean of as many neighbours."""
+    step = -(-len(curve) // CURVE_POINTS)
+    groups = (curve[start : start + step] for start in range(0, len(curve), step))
+    return [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]

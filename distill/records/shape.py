@@ -1,0 +1,237 @@
+"""Shape of a run.json: the fields that reports read, with their types."""
+
+from collections.abc import Mapping
+from typing import Any, Required
+
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12.
+
+Metrics = dict[str, float | None]
+
+
+class _Model(TypedDict, total=False):
+    requested: str | None
+    parameters: int | None
+    before: Metrics | None
+    notices: list[str] | None
+
+
+class _Student(_Model):
+    name: Required[str]
+    metrics: Required[Metrics]
+
+
+class _Teacher(_Model):
+    resolved: Required[str]
+    metrics: Required[Metrics]
+
+
+class _Task(TypedDict, total=False):
+    name: Required[str]
+    metric: Required[str]
+    examples: Required[dict[str, int]]
+    labels: list[str] | None
+    selects: str | None
+    example: str | None
+    choices: int | None
+    packing: str | None
+
+
+class _Sensitivity(TypedDict, total=False):
+    batch: int
+    max_probability_diff: float
+    changed: float
+    examples: int
+
+
+class _Abstention(TypedDict):
+    threshold: float
+    share: dict[str, float | None]
+    metrics: Metrics
+
+
+class _File(TypedDict, total=False):
+    file: Required[str]
+    bytes: Required[int]
+    metrics: Required[Metrics]
+    gate: Required[str]
+    recipe: str | None
+    agreement: float | None
+    drop: float | None
+    ece: float | None
+    max_abs_diff: float | None
+    max_probability_diff: float | None
+    interval: tuple[float, float] | None
+    batch_size: int | None
+    batch_sensitivity: _Sensitivity | None
+    abstain: _Abstention | None
+
+
+class _Timing(TypedDict, total=False):
+    model: Required[str]
+    format: Required[str]
+    batch: Required[int]
+    length: Required[int]
+    threads: Required[int]
+    bytes: Required[int]
+    p50_ms: Required[float]
+    p90_ms: Required[float]
+    p99_ms: Required[float]
+    runs: int
+
+
+class _Rung(TypedDict, total=False):
+    words: str | None
+    recipe: str
+    target: str | None
+    bytes: int | None
+    metrics: Required[Metrics]
+    drop: float | None
+    interval: tuple[float, float] | None
+    agreement: float | None
+    max_probability_diff: float | None
+    ece: float | None
+    gate: str | None
+    seconds: float | None
+    chosen: bool | None
+
+
+class _Baseline(TypedDict, total=False):
+    metrics: Required[Metrics]
+
+
+class _Seed(TypedDict, total=False):
+    seed: Required[int]
+    metrics: Required[Metrics]
+    export: Required[dict[str, _File]]
+    retention: dict[str, float | None] | None
+    baseline: _Baseline | None
+    seconds: float | None
+
+
+class _Spread(TypedDict):
+    mean: float
+    std: float | None
+
+
+class _Summary(TypedDict, total=False):
+    mean: Required[float]
+    std: Required[float | None]
+    files: dict[str, _Spread]
+    baseline: _Spread | None
+
+
+class _Difference(TypedDict):
+    difference: float
+    interval: tuple[float, float] | None
+    p: float | None
+    over: str
+    number: int
+
+
+class _Term(TypedDict, total=False):
+    weight: float | None
+
+
+class _Objective(TypedDict, total=False):
+    name: str | None
+    terms: dict[str, _Term] | None
+
+
+class _Cache(TypedDict, total=False):
+    hit: bool
+    bytes: int
+
+
+class _Choice(TypedDict, total=False):
+    value: Required[float | str | bool | None]
+    reason: Required[str]
+
+
+class _Soup(TypedDict):
+    steps: list[int]
+    taken: bool
+
+
+class _Training(TypedDict, total=False):
+    seconds: Required[float]
+    steps: int | None
+    precision: str | None
+    examples_per_second: float | None
+    tokens_per_second: float | None
+    padding: float | None
+    stopped_early: int | None
+    soup: _Soup | None
+    teacher_seconds: float | None
+    teacher_cache: _Cache | None
+    chosen: dict[str, _Choice] | None
+
+
+class _Depth(TypedDict, total=False):
+    depth: int | None
+    bytes: int
+    p50_ms: float | None
+    fits: bool
+
+
+class _Budget(TypedDict, total=False):
+    mb: float | None
+    ms: float | None
+    tried: list[_Depth]
+
+
+class _Environment(TypedDict, total=False):
+    cpu: str | None
+    isa: list[str] | None
+    cores: int | None
+    threads: int | None
+    accelerator: str | None
+
+
+class _Record(TypedDict, total=False):
+    job: Required[str]
+    error: str | None
+    command: list[str] | None
+    seed: int | None
+    task: _Task | None
+    objective: _Objective | None
+    teacher: _Teacher | None
+    student: _Student | None
+    baseline: _Baseline | None
+    retention: dict[str, float | None] | None
+    training: _Training | None
+    export: dict[str, _File] | None
+    benchmark: list[_Timing] | None
+    ladder: list[_Rung] | None
+    budget: _Budget | None
+    seeds: list[_Seed] | None
+    summary: dict[str, _Summary] | None
+    comparison: dict[str, _Difference] | None
+    breakdown: dict[str, dict[str, dict[str, Metrics]]] | None
+    environment: _Environment | None
+
+
+_SHAPE: TypeAdapter[Any] = TypeAdapter(_Record)
+# Fields of a run that has no results yet, where they are not null.
+_EMPTY: Mapping[str, object] = {
+    "benchmark": [], "seeds": [], "ladder": [], "export": {}, "summary": {}, "comparison": {}, "breakdown": {},
+    "environment": {},
+}  # fmt: skip
+
+
+def fill_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the record with a null or empty value for each field that it lacks, as earlier versions wrote fewer."""
+    return {**record, **{name: record.get(name) or _EMPTY.get(name) for name in _Record.__annotations__}}
+
+
+def check_record(record: Mapping[str, Any]) -> None:
+    """Raises ValueError, with the name of the field, if one that a report reads is missing or of another type."""
+    try:
+        _SHAPE.validate_python(record)
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    results = [name for name in ("export", "baseline", "seeds", "summary") if record.get(name)]
+    missing = [name for name in ("task", "teacher", "student") if not record.get(name)]
+    if results and missing:
+        raise ValueError(f"it has {results[0]} and no {missing[0]}")

@@ -1,0 +1,213 @@
+"""The classes of an example, one of them or any number: their data, predictions and metrics."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from distill.contracts import IGNORED, Likelihood, Scores
+from distill.data.tables import LabelledData
+from distill.edge.decode import softmax
+from distill.errors import OptionError, UserError
+from distill.tasks import rows
+from distill.tasks.class_weights import ClassWeights, describe_weights, resolve_class_weights
+
+ORDERED = (("0", "1"), ("0.0", "1.0"), ("false", "true"))  # Pairs of classes of which the second one is positive.
+
+
+class ClassScores(Protocol):
+    """The classes of a task and the metrics of their scores, as the members of `Task` with these names have them.
+
+    Attributes:
+        names: the metrics, the one that selects checkpoints first.
+        no_label: the label of an example without one.
+        weights: of the classes in the loss on the labels, None for equal ones.
+    """
+
+    kind: str
+    decoder: str
+    likelihood: Likelihood
+    can_abstain: bool
+    model_settings: Mapping[str, Any]
+    names: tuple[str, ...]
+    no_label: float
+    weights: tuple[float, ...] | None
+
+    def adapt(self, data: LabelledData) -> LabelledData:
+        """Takes what the options need from the data; returns it with a digest that depends on them.
+
+        Raises:
+            UserError: for options that do not suit the data.
+        """
+        ...
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]: ...
+
+    def metrics(self, scores: Scores) -> dict[str, float]: ...
+
+    def confidences(self, scores: Scores) -> np.ndarray: ...
+
+    def tabulate(self, scores: Scores, splits: LabelledData) -> dict[str, list[Any]]: ...
+
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]: ...
+
+    def example_metric(self, scores: Scores) -> np.ndarray | None: ...
+
+    def agreement(self, scores: Scores, reference: Scores) -> float: ...
+
+    def probability_diff(self, scores: Scores, reference: Scores) -> float: ...
+
+    def calibration_error(self, scores: Scores) -> float: ...
+
+    def constants(self, scores: Scores) -> Mapping[str, Scores]:
+        """The scores of the best constant predictions, by what they always answer in words."""
+        ...
+
+    def describe(self, splits: LabelledData) -> dict[str, Any]: ...
+
+    def summary(self, splits: LabelledData) -> str: ...
+
+
+class OneClass:
+    """One class for each example, by the softmax of the logits.
+
+    Args:
+        names: accuracy, f1 or matthews.
+        labels: the given names of the classes, None for those of the data.
+        positive: of two classes the one whose F1 is computed, None for the second one where an order is known.
+        class_weights: as in `Classification`.
+    """
+
+    kind = "classification"
+    decoder = "classes"
+    likelihood: Likelihood = "softmax"
+    can_abstain = True
+    model_settings: Mapping[str, Any] = MappingProxyType({})
+    no_label: float = IGNORED
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        labels: tuple[str, ...] | None,
+        positive: str | None,
+        class_weights: ClassWeights | None,
+    ) -> None:
+        self.names, self.labels, self.positive, self.class_weights = tuple(names), labels, positive, class_weights
+        if positive is not None and labels is not None:
+            self._check_positive("positive", labels)
+        self._positive_index: int | None = 1  # Set by `adapt`.
+        self.weights: tuple[float, ...] | None = None  # Set by `adapt`.
+
+    def adapt(self, data: LabelledData) -> LabelledData:
+        self._positive_index = self._find_positive(data.labels)
+        # The digest is a part of a fine-tuned teacher's key, and F1 may select its checkpoint.
+        if self._positive_index not in (1, None):
+            data = _extend_digest(data, f"positive={self.positive}")
+        if self.class_weights is None:
+            return data
+        self.weights = resolve_class_weights(self.class_weights, data.labels, data.splits["train"].labels)
+        return _extend_digest(data, f"class_weights={self.weights}")
+
+    def _find_positive(self, labels: Sequence[str]) -> int | None:
+        """Returns the index of the positive class; None if F1 is the mean of both classes, because neither is known."""
+        if self.positive is not None:
+            self._check_positive("task.positive", labels)
+            return labels.index(self.positive)
+        known = self.labels is not None or tuple(map(str.casefold, labels)) in ORDERED
+        if len(labels) == 2 and not known and self.names[0] != "f1":
+            return None
+        if len(labels) == 2 and not known:
+            raise UserError(
+                f"F1 is that of one of the two classes {' and '.join(labels)}: set task.positive={labels[0]} or "
+                f"task.positive={labels[1]}"
+            )
+        return 1
+
+    def _check_positive(self, option: str, labels: Sequence[str]) -> None:
+        if len(labels) != 2:
+            raise OptionError(option, self.positive, f"null, because the task has {len(labels)} classes")
+        if self.positive not in labels:
+            raise OptionError(option, self.positive, f"{labels[0]} or {labels[1]}")
+
+    def predictions(self, scores: Scores) -> np.ndarray:
+        """The class of every example, `[N]`."""
+        return np.asarray(scores.columns["logits"].argmax(axis=-1))
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        return {}
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        # scikit-learn takes a second to import, and the command's help does without it.
+        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+        predicted, labels = self.predictions(scores), scores.labels
+        positive = self._positive_index
+        average = "macro" if scores.columns["logits"].shape[-1] > 2 or positive is None else "binary"
+        functions = {
+            "accuracy": lambda: accuracy_score(labels, predicted),
+            "f1": lambda: f1_score(labels, predicted, pos_label=positive or 0, average=average, zero_division=0.0),
+            "matthews": lambda: matthews_corrcoef(labels, predicted),
+        }
+        return rows.compute_metrics(functions, self.names)
+
+    def confidences(self, scores: Scores) -> np.ndarray:
+        return np.asarray(softmax(scores.columns["logits"].astype(np.float64)).max(axis=-1))
+
+    def tabulate(self, scores: Scores, splits: LabelledData) -> dict[str, list[Any]]:
+        return {
+            "label": [splits.labels[label] for label in scores.labels],
+            "prediction": [splits.labels[label] for label in self.predictions(scores)],
+            "probability": self.confidences(scores).tolist(),
+        }
+
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
+        return {}
+
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        return (self.predictions(scores) == scores.labels).astype(np.float64) if self.names[0] == "accuracy" else None
+
+    def agreement(self, scores: Scores, reference: Scores) -> float:
+        return float((self.predictions(scores) == self.predictions(reference)).mean())
+
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        return rows.probability_diff(scores, reference)
+
+    def calibration_error(self, scores: Scores) -> float:
+        return rows.calibration_error(scores)
+
+    def constants(self, scores: Scores) -> Mapping[str, Scores]:
+        logits = np.zeros_like(scores.columns["logits"])
+        logits[:, np.bincount(scores.labels).argmax()] = 1
+        return {"the majority class": replace(scores, columns={"logits": logits})}
+
+    def describe(self, splits: LabelledData) -> dict[str, Any]:
+        return {
+            "labels": list(splits.labels),
+            "positive": self._positive(splits),
+            "class_weights": None if self.weights is None else list(self.weights),
+            "answer": "classes",
+            "pipeline_tag": "text-classification",
+            "prediction": f"Labels: {', '.join(splits.labels)}.",
+        }
+
+    def summary(self, splits: LabelledData) -> str:
+        classes = ", ".join(f"{index} {label}" for index, label in enumerate(splits.labels))
+        classes += describe_weights(self.weights, splits.labels)
+        if "f1" not in self.names or len(splits.labels) != 2:
+            return classes
+        return f"{classes}; F1 of {self._positive(splits) or 'both, averaged (task.positive=NAME for that of one)'}"
+
+    def _positive(self, splits: LabelledData) -> str | None:
+        """Returns the class whose F1 is computed, None for the mean of all classes and without F1."""
+        if len(splits.labels) != 2 or "f1" not in self.names or self._positive_index is None:
+            return None
+        return splits.labels[self._positive_index]
+
+
+def _extend_digest(data: LabelledData, option: str) -> LabelledData:
+    """Returns the data with a digest that depends on an option too."""
+    return replace(data, sha256=hashlib.sha256(f"{data.sha256} {option}".encode()).hexdigest())

@@ -1,0 +1,171 @@
+"""Any number of labels for each example: thresholds of their probabilities, and metrics of the sets."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from distill.contracts import Likelihood, Scores
+from distill.data.tables import LabelledData
+from distill.edge.decode import sigmoid
+from distill.tasks import rows
+
+METRICS = ("micro_f1", "macro_f1", "subset_accuracy")
+THRESHOLD = 0.5  # Of a label that no example of dev has, and before thresholds are chosen.
+CERTAIN = 100.0  # A logit whose probability is 1 in float64.
+SHOWN = 8  # Labels in a summary.
+
+
+class LabelSets:
+    """Any number of labels for each example, each by the sigmoid of its logit and a threshold that dev chooses.
+
+    Args:
+        names: micro_f1, macro_f1 or subset_accuracy.
+        separator: stands between the labels of a text that has several.
+    """
+
+    kind = "multi_label_classification"
+    decoder = "labels"
+    likelihood: Likelihood = "sigmoid"
+    can_abstain = False
+    # By which the pipelines of transformers take the sigmoid too.
+    model_settings: Mapping[str, Any] = MappingProxyType({"problem_type": "multi_label_classification"})
+    no_label: float = np.nan
+    weights: tuple[float, ...] | None = None
+
+    def __init__(self, names: Sequence[str], *, separator: str) -> None:
+        self.names, self.separator = tuple(names), separator
+        self.labels: tuple[str, ...] = ()  # Set by `adapt`.
+
+    def adapt(self, data: LabelledData) -> LabelledData:
+        self.labels = data.labels
+        return data
+
+    def probabilities(self, scores: Scores) -> np.ndarray:
+        """The probability of every label, `[N, C]`."""
+        return np.asarray(sigmoid(scores.columns["logits"].astype(np.float64)))
+
+    def predictions(self, scores: Scores) -> np.ndarray:
+        """The labels that each example is given, `[N, C]` (bool)."""
+        return self.probabilities(scores) >= np.asarray(scores.decoding.get("thresholds", THRESHOLD))
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        """Returns the threshold of each label with the largest F1 of that label."""
+        columns = zip(self.probabilities(scores).T, scores.labels.T, strict=True)
+        thresholds = [choose_threshold(of_label, labels > 0) for of_label, labels in columns]
+        return {"thresholds": thresholds, "separator": self.separator}
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """F1 of all pairs of an example and a label, the mean F1 of the labels, and the share of equal sets."""
+        # scikit-learn takes a second to import, and the command's help does without it.
+        from sklearn.metrics import accuracy_score, f1_score
+
+        predicted, labels = self.predictions(scores), scores.labels > 0
+        functions = {
+            "micro_f1": lambda: f1_score(labels, predicted, average="micro", zero_division=0.0),
+            "macro_f1": lambda: f1_score(labels, predicted, average="macro", zero_division=0.0),
+            "subset_accuracy": lambda: accuracy_score(labels, predicted),
+        }
+        return rows.compute_metrics(functions, self.names)
+
+    def confidences(self, scores: Scores) -> np.ndarray:
+        raise TypeError(f"a {self.kind} cannot abstain, because an example has many labels")
+
+    def tabulate(self, scores: Scores, splits: LabelledData) -> dict[str, list[Any]]:
+        """The labels of each example, those that it is given, and the probabilities of these."""
+        predicted, probabilities = self.predictions(scores), self.probabilities(scores)
+        return {
+            "label": [_name(labels, splits.labels) for labels in scores.labels],
+            "prediction": [_name(labels, splits.labels) for labels in predicted],
+            "probability": [of[labels].tolist() for of, labels in zip(probabilities, predicted, strict=True)],
+        }
+
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
+        """The task's metric of each label by itself, and the number of its examples.
+
+        Of a single label every F1 is the same.
+        """
+        predicted, labels = self.predictions(scores), scores.labels > 0
+        values = (predicted == labels).mean(axis=0) if self.names[0] == "subset_accuracy" else _f1(predicted, labels)
+        numbers = zip(self.labels, values.tolist(), labels.sum(axis=0).tolist(), strict=True)
+        return {label: {self.names[0]: value, "number": number} for label, value, number in numbers}
+
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        """The subset accuracy of each example; None for F1, which is no mean."""
+        if self.names[0] != "subset_accuracy":
+            return None
+        return np.asarray((self.predictions(scores) == (scores.labels > 0)).all(axis=-1), dtype=np.float64)
+
+    def agreement(self, scores: Scores, reference: Scores) -> float:
+        """Of the labels that one of both gives to an example, the share that both give, averaged over the examples.
+
+        It is 1 for an example to which both give none.
+        """
+        first, second = self.predictions(scores), self.predictions(reference)
+        shared, either = (first & second).sum(axis=-1), (first | second).sum(axis=-1)
+        return float(np.where(either > 0, shared / np.maximum(either, 1), 1.0).mean())
+
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        return float(np.abs(self.probabilities(scores) - self.probabilities(reference)).max())
+
+    def calibration_error(self, scores: Scores) -> float:
+        """The expected calibration error of the probabilities of all labels."""
+        return rows.expected_calibration_error(self.probabilities(scores).ravel(), scores.labels.ravel() > 0)
+
+    def constants(self, scores: Scores) -> Mapping[str, Scores]:
+        """The most frequent labels, from none to all of them."""
+        order = np.argsort(-scores.labels.sum(axis=0), kind="stable")
+        constants = {}
+        for number in range(len(order) + 1):
+            logits = np.full_like(scores.columns["logits"], -CERTAIN)
+            logits[:, order[:number]] = CERTAIN
+            name = f"the {number} most frequent labels" if number > 1 else "the most frequent label"
+            constants[name if number else "no label"] = replace(scores, columns={"logits": logits})
+        return constants
+
+    def describe(self, splits: LabelledData) -> dict[str, Any]:
+        return {
+            "labels": list(splits.labels),
+            "answer": "labels",
+            "pipeline_tag": "text-classification",
+            "prediction": f"Gives any number of the labels: {', '.join(splits.labels)}.",
+        }
+
+    def summary(self, splits: LabelledData) -> str:
+        labels = splits.splits["train"].labels
+        shown = ", ".join(splits.labels[:SHOWN]) + (", ..." if len(splits.labels) > SHOWN else "")
+        none = int((labels.sum(axis=-1) == 0).sum())
+        without = f", none for {none:,} of them" if none else ""
+        return f"{len(splits.labels)} labels, {labels.sum(axis=-1).mean():.2g} an example of train{without}: {shown}"
+
+
+def choose_threshold(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Returns the threshold with the largest F1 of one label, given its probabilities `[N]` and `labels [N]` (bool).
+
+    Thresholds are in the middle of two neighbouring probabilities, or of 0 and the smallest one, so that rounding
+    changes nothing. Of several with the same F1 it is the one nearest to 0.5. Without an example that has the label it
+    is 0.5.
+    """
+    if not labels.any():
+        return THRESHOLD
+    order = np.argsort(-probabilities, kind="stable")
+    values = probabilities[order]
+    correct, given = labels[order].cumsum(), np.arange(1, len(values) + 1)
+    f1 = 2 * correct / (given + labels.sum())
+    following = np.append(values[1:], 0.0)
+    possible = values > following  # Equal probabilities are given together.
+    middles, f1 = ((values + following) / 2)[possible], f1[possible]
+    best = middles[f1 >= f1.max() - 1e-12]
+    return float(best[np.abs(best - THRESHOLD).argmin()])
+
+
+def _f1(predicted: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Returns the F1 of each label `[C]`, 0 for one that is neither given nor there."""
+    return np.asarray(2 * (predicted & labels).sum(axis=0) / np.maximum(1, predicted.sum(axis=0) + labels.sum(axis=0)))
+
+
+def _name(chosen: np.ndarray, names: Sequence[str]) -> list[str]:
+    """Returns the names of the chosen labels."""
+    return [names[index] for index in np.flatnonzero(chosen).tolist()]

@@ -1,0 +1,164 @@
+"""Tests of bundles that fill masks, with a model whose predictions can be worked out by hand."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerBase
+
+from distill.edge.__main__ import main
+from distill.edge.bundle import Bundle
+from distill.edge.masks import MaskedTokens, fill_masks
+from distill.errors import UserError
+from tests.edge.conftest import write_mask_bundle
+
+
+@pytest.fixture
+def directory(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+    write_mask_bundle(tmp_path, tokenizer)
+    return tmp_path
+
+
+def best(prediction: dict[str, Any]) -> list[str]:
+    return [mask["pieces"][0]["piece"] for mask in prediction["masks"]]
+
+
+def test_each_mask_has_its_pieces_and_the_text_is_filled(directory: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    [prediction] = Bundle(directory).predict(["A  lovely [MASK], a film[MASK]"])
+    assert prediction["text"] == "A  lovely lovely, a filmfilm"
+    first, second = prediction["masks"]
+    assert (first["start"], first["end"], second["start"], second["end"]) == (10, 16, 24, 30)
+    size, top = len(tokenizer), math.exp(10)
+    assert first["pieces"] == [
+        {"piece": "lovely", "probability": pytest.approx(top / (top + size - 1))},
+        {"piece": tokenizer.convert_ids_to_tokens(0), "probability": pytest.approx(1 / (top + size - 1))},
+    ]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("batch_size", [1, 2, 32])
+def test_padding_and_batches_leave_the_masks_where_they_are(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, side: str, batch_size: int
+) -> None:
+    write_mask_bundle(tmp_path, tokenizer, padding_side=side)
+    texts = ["film [MASK]", "a lovely and moving [MASK] , a [MASK]", "lovely [MASK] [MASK] film"]
+    predictions = Bundle(tmp_path).predict(texts, batch_size=batch_size)
+    assert [best(prediction) for prediction in predictions] == [["film"], ["moving", "a"], ["lovely", "[MASK]"]]
+
+
+def test_the_number_of_pieces_is_that_of_the_record_or_of_the_bundle(
+    directory: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    records = ["a [MASK]", {"text": "a [MASK]", "top_k": 1}, {"text": "a [MASK]"}]
+    counts = [len(each["masks"][0]["pieces"]) for each in Bundle(directory, top_k=4).predict(records)]
+    assert counts == [4, 1, 4]
+    for top_k in (0, len(tokenizer) + 1):
+        with pytest.raises(UserError, match=f"got top_k={top_k}, expected a whole number from 1 to {len(tokenizer)}"):
+            Bundle(directory, top_k=top_k)
+
+
+def test_a_mask_that_is_cut_off_stays_in_the_text(directory: Path) -> None:
+    text = "a [MASK]" + " film" * 20
+    [prediction] = Bundle(directory).predict([f"{text} [MASK]"])
+    assert prediction["truncated"]
+    assert prediction["text"] == f"a a{' film' * 20} [MASK]"
+    with pytest.raises(UserError, match="record 1: its masks are beyond the 16 tokens that the bundle reads: shorten"):
+        Bundle(directory).predict(["film " * 20 + "[MASK]"])
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ("a film", "got 'a film' without a mask, expected [MASK] at each place to fill"),
+        ("", "got '' without a mask"),
+        (["a [MASK]"], 'expected a text or {"text": ..., "top_k": ...}'),
+        ({"text": "a [MASK]", "top_k": 0}, "got top_k=0, expected a whole number from 1 to "),
+        ({"text": "a [MASK]", "top_k": True}, "got top_k=True, expected a whole number"),
+        ("\ud800 [MASK]", "is a lone surrogate"),
+    ],
+)
+def test_a_record_of_another_form_is_refused(directory: Path, record: Any, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Bundle(directory).predict([record])
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("decoding", "message"),
+    [
+        ({"top_k": 2}, "is damaged: decoding has mask_token None, expected a token of tokenizer.json"),
+        ({"mask_token": "<mask>", "top_k": 2}, "is damaged: decoding has mask_token '<mask>', expected a token"),
+        ({"mask_token": "[MASK]", "top_k": "2"}, "is damaged: decoding has top_k '2', expected a whole number"),
+    ],
+)
+def test_a_damaged_decoding_is_refused(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, decoding: dict[str, Any], message: str
+) -> None:
+    write_mask_bundle(tmp_path, tokenizer, decoding=decoding)
+    with pytest.raises(UserError) as caught:
+        Bundle(tmp_path)
+    assert message in str(caught.value)
+
+
+def test_the_command_fills_masks(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(directory), "a lovely [MASK]", "--top-k", "1"]) == 0
+    assert capsys.readouterr().out == "a lovely lovely\tlovely 0.9934\ta lovely [MASK]\n".replace(
+        "0.9934", f"{_probability(directory):.4f}"
+    )
+    assert main([str(directory), '{"text": "film [MASK]", "top_k": 1}', "--jsonl"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == "film film"
+    assert main([str(directory), "a film"]) == 2
+    assert capsys.readouterr().err == (
+        "error: text 1: got 'a film' without a mask, expected [MASK] at each place to fill\n"
+    )
+
+
+def _probability(directory: Path) -> float:
+    return math.exp(10) / (math.exp(10) + Bundle(directory).tokenizer.get_vocab_size() - 1)
+
+
+def test_the_accuracy_of_masks_is_evaluated(directory: Path, tmp_path: Path) -> None:
+    rows = [{"text": "film [MASK]", "label": "film"}, {"text": "a [MASK] film [MASK]", "label": ["lovely", "film"]}]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert main([str(directory), "--evaluate", str(tmp_path / "rows.jsonl")]) == 0
+
+
+def test_a_bundle_that_fills_no_masks_has_no_top_k(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    from tests.edge.conftest import write_toy_bundle
+
+    write_toy_bundle(tmp_path, tokenizer)
+    with pytest.raises(UserError, match="got top_k=3, and .* is of a classification, which fills no masks: leave it"):
+        Bundle(tmp_path, top_k=3)
+
+
+def byte_level() -> Tokenizer:
+    """A byte-level tokenizer such as RoBERTa's, whose mask takes the space before it."""
+    words = ["<s>", "</s>", "a", "Ġ", "f", "Ġf", "s", "Ġa"]
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [("Ġ", "f"), ("Ġ", "a")]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True), "<s>", "</s>"])
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0), trim_offsets=True)
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("text", "piece", "expected"),
+    [("a <mask> s", "Ġf", "a f s"), ("a <mask> s", "s", "as s"), ("a<mask>", "Ġf", "af"), ("<mask> a", "f", "f a")],
+)
+def test_a_piece_that_continues_a_word_is_joined_to_it(text: str, piece: str, expected: str) -> None:
+    tokenizer = byte_level()
+    tokens = MaskedTokens.find(tokenizer.encode(text), text, tokenizer.token_to_id("<mask>"))
+    assert [text[start:end] for start, end in tokens.spans] == ["<mask>"]
+    assert fill_masks(tokenizer, text, tokens, [tokenizer.token_to_id(piece)]) == expected
+
+
+def test_a_word_piece_is_joined_to_the_word_before_it(tokenizer: PreTrainedTokenizerBase) -> None:
+    backend = tokenizer.backend_tokenizer
+    continuing = next(name for name in tokenizer.get_vocab() if name.startswith("##"))
+    text = "a film [MASK] ."
+    tokens = MaskedTokens.find(backend.encode(text), text, tokenizer.mask_token_id)
+    filled = fill_masks(backend, text, tokens, [tokenizer.get_vocab()[continuing]])
+    assert filled == f"a film{continuing.removeprefix('##')} ."

@@ -1,0 +1,206 @@
+"""Tests of the report of several runs: tasks, damaged records, figures, the paper's numbers, and the page."""
+
+import csv
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from distill.errors import UserError
+from distill.jobs.report import run_report
+from distill.records import collection, comparison
+from distill.records import run_report as run_reports
+from distill.records.collection_report import write_collection
+from distill.records.headline import describe_result
+from distill.records.record import Run, create_record
+from tests.records.test_report import record
+
+CHROMIUM = shutil.which("chromium")
+
+
+def save(directory: Path, config: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """Writes a finished run of the toy record."""
+    directory.mkdir(parents=True)
+    content = create_record(job="distill", seed=0, command=["python", "-m", "distill"]) | {"status": "finished"}
+    Run(directory, content | record() | changes).save()
+    if config is not None:
+        (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    return directory
+
+
+def save_sweep(root: Path) -> None:
+    """Writes runs with two temperatures and three seeds."""
+    for number in range(6):
+        temperature, accuracy = 1.0 + number % 2, 0.85 + number / 100
+        files = record()["export"]
+        for file in files.values():
+            file |= {"metrics": {"accuracy": accuracy}, "gate": "passed"}
+        config = {"task": {"name": "toy"}, "objective": {"name": "hinton", "temperature": temperature}, "seed": number}
+        save(root / f"{number}", config, seed=number, export=files)
+
+
+def report_of(root: Path) -> str:
+    page, _ = write_collection(collection.find_runs(root), root)
+    assert page == root / "report.html"
+    return (root / "report.md").read_text()
+
+
+def break_record(path: Path, **changes: Any) -> None:
+    """Changes a record as an editor would, in the schema that has no checksum."""
+    content = json.loads((path / "run.json").read_text()) | {"schema": 1} | changes
+    content.pop("sha256")
+    (path / "run.json").write_text(json.dumps(content))
+
+
+def test_tasks_are_separated_and_runs_without_a_result_are_named(tmp_path: Path) -> None:
+    save_sweep(tmp_path / "a")
+    other = record()["task"] | {"name": "other", "metric": "f1"}
+    save(tmp_path / "b", task=other)
+    save(
+        tmp_path / "c", status="failed", error="UserError: no |pipe|", task=None, teacher=None, student=None, export={}
+    )
+    save(tmp_path / "d", status="running", task=None, teacher=None, student=None, export={})
+    break_record(save(tmp_path / "e"), benchmark=[])
+    break_record(save(tmp_path / "f"), task="toy")
+    (save(tmp_path / "g") / "run.json").write_text("{")
+    (tmp_path / "h").mkdir()
+    (tmp_path / "h" / "run.json").write_text(json.dumps({"schema": 9, "status": "finished"}))
+    text = report_of(tmp_path)
+    assert "10 runs" in text.splitlines()[0]
+    assert "8 finished, 1 running, 1 failed; 3 run.json cannot be read." in text
+    toy, rest = text.partition("## toy: accuracy")[2].split("## other: f1")
+    assert "**objective.temperature=2.0 keeps 97.8% of its teacher's accuracy (0.8800 ± 0.0200 of 0.9000 on 24 " in toy
+    assert (
+        "model.int8.onnx has 12% of its size (10.0 MB of 80.1 MB), and is 8.0x as fast (2.50 ms for 20.00 ms: " in toy
+    )
+    assert "| objective=unknown | - | 0 | - | - | 100" not in rest
+    assert "| - |" in rest  # f1 is no metric of this record.
+    assert "UserError: no \\|pipe\\|" in rest
+    assert "f/run.json is damaged: task: Input should be a valid dictionary" in text
+    assert "g/run.json is damaged: Expecting property name" in text
+    assert "h/run.json is damaged or of a later version: its schema is 9" in text
+    rows = list(csv.DictReader((tmp_path / "report.csv").read_text().splitlines()))
+    assert {row["int8_mean"] for row in rows if "temperature=2" in row["run"]} == {str((0.86 + 0.88 + 0.90) / 3)}
+
+
+def every_change(content: Any, *names: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yields every place in a record, and a wrong value for it."""
+    inside = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for name, value in inside:
+        for wrong in ("x", None):
+            yield (*names, name), wrong
+        yield from every_change(value, *names, name)
+
+
+def test_no_wrong_value_in_a_record_ends_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda file: None)  # Of hundreds of files.
+    baseline = {"metrics": {"accuracy": 0.8}, "seconds": 1.0}
+    seed = {"seed": 5, "metrics": {"accuracy": 0.9}, "export": record()["export"], "baseline": baseline}
+    ladder = [{"words": "a recipe", "metrics": {"accuracy": 0.8}, "interval": [0.1, 0.2], "gate": "passed"}]
+    path = save(tmp_path / "run", baseline=baseline, seeds=[seed, seed | {"seed": 6}], ladder=ladder)
+    content = json.loads((path / "run.json").read_text()) | {"schema": 1}
+    content.pop("sha256")
+    read = 0
+    for (*outer, name), wrong in every_change(content):
+        changed = json.loads(json.dumps(content))
+        place = changed
+        for inner in outer:
+            place = place[inner]
+        place[name] = wrong
+        (path / "run.json").write_text(json.dumps(changed))
+        try:
+            runs = collection.Runs([(path, collection.read_record(path))], ["a/run.json is damaged"])
+        except UserError:
+            continue
+        write_collection(runs, tmp_path)
+        run_reports.write_report(*runs.readable[0])
+        read += 1
+    assert read > 100
+
+
+def test_numbers_of_the_paper_are_beside_ours(tmp_path: Path) -> None:
+    paper = {
+        "source": "A paper, table 1", "metric": "change in points", "option": "ablation.name", "reference": "none",
+        "values": {"no_soft": -2.96, "no_mlm": -0.31},
+    }  # fmt: skip
+    for name, accuracy in (("none", 0.9), ("no_soft", 0.85)):
+        export = record()["export"]
+        export["fp32"]["metrics"] = {"accuracy": accuracy}
+        save(tmp_path / name, {"task": {"name": "toy"}, "ablation": {"name": name}, "paper": paper}, export=export)
+    text = report_of(tmp_path).partition("### Beside the paper")[2]
+    assert "A paper, table 1" in text
+    for line in ("| none | - | 0.9000 | - |", "| no_soft | -2.96 | 0.8500 | -5.0 |", "| no_mlm | -0.31 | - | - |"):
+        assert line in text
+
+
+def test_a_headline_has_what_was_kept_and_says_when_no_file_passed(tmp_path: Path) -> None:
+    files = record()["export"]
+    files["fp32"]["gate"] = "failed"
+    path = save(tmp_path / "run", export=files)
+    [row] = comparison.compare_runs([(path, collection.read_record(path))])
+    assert describe_result(row, subject="small") == (
+        "**small keeps 100.0% of its teacher's accuracy (0.9000 of 0.9000 on 24 examples of dev, one seed); "
+        "no exported file passed its gate, so these numbers are those in torch.**"
+    )
+
+
+def test_a_report_that_refreshes_is_written_until_ctrl_c(tmp_path: Path) -> None:
+    save_sweep(tmp_path)
+    pages = []
+
+    def wait(seconds: float) -> None:
+        assert seconds == 7
+        pages.append((tmp_path / "report.html").read_text())
+        if len(pages) == 1:
+            save(tmp_path / "later")
+            return
+        raise KeyboardInterrupt
+
+    run_report(OmegaConf.create({"runs": str(tmp_path), "report_dir": None, "refresh": 7}), wait=wait)
+    assert ["Report of 6 runs" in pages[0], "Report of 7 runs" in pages[1]] == [True, True]
+    assert all('<meta http-equiv="refresh" content="7">' in page for page in pages)
+    assert "http-equiv" not in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("drawn")
+def test_the_page_needs_no_other_file_and_shows_texts_as_they_are(tmp_path: Path) -> None:
+    save_sweep(tmp_path)
+    text = "<script>alert(1)</script> & *stars* ![x](http://example.com/x.png) <b>"
+    save(tmp_path / "x", status="failed", error=text)
+    report_of(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; *stars* ![x](http://example.com/x.png) &lt;b&gt;" in page
+    assert "<img" not in page
+    assert page.count("<svg") == page.count("</svg>") == 2  # Cost, and the temperature.
+    assert 'src="' not in page
+    assert "<link" not in page
+    assert ">objective.temperature</text>" in page
+    assert "#0a0001" not in page
+    assert "var(--series-1" in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which .ci/run installs")
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.xdist_group("browser")
+def test_the_page_fits_a_telephone_is_dark_at_night_and_sorts_its_tables(tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
+    save_sweep(tmp_path)
+    report_of(tmp_path)
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
+        page.goto((tmp_path / "report.html").as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
+        runs = "section:has(h2:text('All runs')) tbody tr td:first-child"
+        assert page.locator(runs).all_inner_texts() == ["0", "1", "2", "3", "4", "5"]
+        for expected in (["0", "1", "2", "3", "4", "5"], ["5", "4", "3", "2", "1", "0"]):
+            page.click("section:has(h2:text('All runs')) th button >> nth=0")
+            assert page.locator(runs).all_inner_texts() == expected
+        browser.close()

@@ -1,0 +1,142 @@
+"""Tests of the report of one run: curves, calibration, confusion, differences and figures."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from distill.errors import UserError
+from distill.records import figures, run_plots, sweep_plots
+from distill.records.collection import read_record
+from distill.records.curves import read_curves
+from distill.records.prediction_analysis import analyze_predictions
+from distill.records.run_report import write_report
+from tests.records.test_collection_report import save
+
+CLASSES: dict[str, list[Any]] = {
+    "split": ["dev"] * 4 + ["test"], "index": [0, 1, 2, 3, 0], "text": ["a b", "c", "d e f", "<i>|*g*", "not dev"],
+    "label": ["yes", "no", "yes", "no", "no"],
+    "teacher_prediction": ["yes", "no", "yes", "no", "no"], "teacher_probability": [0.95, 0.9, 0.8, 0.6, 0.9],
+    "int8_prediction": ["yes", "no", "no", "yes", "no"], "int8_probability": [0.91, 0.5, 0.99, 0.55, 0.9],
+}  # fmt: skip
+
+
+def write(directory: Path, columns: dict[str, list[Any]]) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table(columns), directory / "predictions.parquet")
+    return directory
+
+
+def test_predictions_are_compared_on_dev(tmp_path: Path) -> None:
+    found = analyze_predictions(write(tmp_path, CLASSES))
+    assert found is not None
+    assert (found.model, found.number, found.agreement, found.lengths) == ("int8", 4, 0.5, [2, 1, 3, 1])
+    assert found.confusion is not None
+    assert (found.classes, found.confusion.tolist()) == (["no", "yes"], [[1, 1], [1, 1]])
+    # Differing predictions first, the surest ones at the top; then the others by their probabilities.
+    assert [difference.index for difference in found.differences] == [2, 3, 1, 0]
+    # The bins: 0.5 to 0.6 has 0.5 (right) and 0.55 (wrong), 0.9 to 1 has 0.91 (right) and 0.99 (wrong).
+    calibration = found.calibration["int8"]
+    assert calibration.accuracy == [0.5, 0.5]
+    assert calibration.confidence == pytest.approx([0.525, 0.95])
+    assert calibration.error == pytest.approx((0.025 * 2 + 0.45 * 2) / 4)
+
+
+def test_numbers_tags_and_runs_without_texts_are_compared_too(tmp_path: Path) -> None:
+    numbers = {"split": ["dev"] * 2, "index": [0, 1], "label": [1.0, 2.0], "teacher_prediction": [1.5, 2.0]}
+    numbers |= {
+        "student_prediction": [1.0, 4.0],
+        "teacher_probability": [None, None],
+        "student_probability": [None] * 2,
+    }
+    found = analyze_predictions(write(tmp_path, numbers))
+    assert found is not None
+    assert found.numbers is not None
+    assert (found.agreement, found.confusion, found.calibration, found.lengths) == (None, None, {}, [])
+    assert [(difference.index, difference.texts) for difference in found.differences] == [(1, {}), (0, {})]
+    tags = {"split": ["dev"], "index": [0], "label": [["O", "B"]], "teacher_prediction": [["O", "B"]]}
+    tags |= {"int8_prediction": [["O", "O"]], "teacher_probability": [[0.9, 0.9]], "int8_probability": [[0.8, 0.6]]}
+    found = analyze_predictions(write(tmp_path, tags))
+    assert found is not None
+    assert found.confusion is not None
+    assert (found.classes, found.confusion.tolist()) == (["B", "O"], [[0, 1], [0, 1]])
+    assert found.differences[0].student_probability == pytest.approx(0.7)
+
+
+def test_damaged_predictions_are_a_notice_of_the_report(tmp_path: Path) -> None:
+    path = save(tmp_path / "run")
+    (path / "predictions.parquet").write_bytes(b"no parquet")
+    page = write_report(path, read_record(path))
+    assert "predictions.parquet is damaged" in page.read_text()
+    write(path, {"split": ["dev"], "index": [0], "int8_prediction": ["a"]})
+    with pytest.raises(UserError, match="it has no column int8_probability"):
+        analyze_predictions(path)
+
+
+def test_a_run_has_its_predictions_and_its_command_in_both_forms(tmp_path: Path) -> None:
+    path = write(save(tmp_path / "run", command=["python", "-m", "distill", "task.text=[a, b]"]), CLASSES)
+    page = write_report(path, read_record(path))
+    text = (path / "report.md").read_text()
+    for line in (
+        "Both predict the same for 50.0% of them.",
+        "| 2 | d e f | yes | yes (0.80) | no (0.99) |",
+        r"| 3 | \<i>\|\*g\* | no | no (0.60) | yes (0.55) |",
+        "    python -m distill 'task.text=[a, b]'",
+    ):
+        assert line in text
+    html = page.read_text()
+    assert "&lt;i&gt;|*g*" in html
+    assert html.count("<figure") == 4  # Cost, calibration, confusion, lengths.
+
+
+def test_curves_join_the_files_of_a_resumed_run_and_leave_out_what_was_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "metrics.before-1.csv").write_text("epoch,step,train/soft,dev/accuracy\n0,4,2.0,\n0,8,1.5,\n0,")
+    (tmp_path / "metrics.csv").write_text("epoch,step,train/soft,dev/accuracy\n0,8,1.25,\n1,12,nan,0.5\n")
+    assert read_curves(tmp_path) == {"train/soft": [(4, 2.0), (8, 1.25)], "dev/accuracy": [(12, 0.5)]}
+    assert read_curves(tmp_path / "nowhere") == {}
+
+
+def test_the_pareto_front_has_no_point_that_another_one_beats() -> None:
+    values = [(1.0, 0.5), (2.0, 0.4), (2.0, 0.7), (3.0, 0.7), (4.0, 0.9)]
+    points = [sweep_plots.Point(cost, metric, "") for cost, metric in values]
+    assert [point.metric for point in sweep_plots.find_pareto(points)] == [0.5, 0.7, 0.9]
+    front = sweep_plots.find_pareto(points, lower_is_better=True)
+    assert [(point.cost, point.metric) for point in front] == [(1.0, 0.5), (2.0, 0.4)]
+
+
+def test_only_parameters_that_were_varied_have_a_figure() -> None:
+    def settings(*values: tuple[int, int]) -> list[sweep_plots.Setting]:
+        return [sweep_plots.Setting({"a": a, "b": b}, 0.5, None) for a, b in values]
+
+    assert sweep_plots.is_varied(settings((1, 1), (2, 1)), "a")
+    assert not sweep_plots.is_varied(settings((1, 1), (2, 2)), "a")
+    assert sweep_plots.order_values([2, 10, 1, 2]) == [1, 2, 10]
+    assert sweep_plots.order_values(["b", None, "b", 1]) == ["b", None, 1]
+
+
+@pytest.mark.usefixtures("drawn")
+def test_every_figure_is_drawn_with_any_names() -> None:
+    name = "_<b>&$x$ \x00" + "long " * 30
+    settings = [sweep_plots.Setting({name: a, "b": b}, 0.5 + a / 10, 0.1) for a in (1, 2) for b in ("x", None)]
+    drawn = [
+        run_plots.draw_seeds({name: [0.5, 0.6], "b": [0.5]}, metric=name, teacher=0.7),
+        run_plots.draw_losses({f"train/{name}": [(step, 1 / step) for step in range(1, 999)], "train/b": [(1, 0.0)]}),
+        run_plots.draw_dev([(1, 0.5)], metric=name),
+        run_plots.draw_confusion([name, "b"], np.array([[3, 0], [0, 0]]), model=name),
+        run_plots.draw_numbers(np.array([[1.0, 1.0]]), model=name),
+        run_plots.draw_lengths([0]),
+        sweep_plots.draw_cost([sweep_plots.Point(2.0, 0.5, name)], metric=name, cost="ms", caption=name, reference=0.6),
+        sweep_plots.draw_parameter(settings, name, metric=name, reference=0.5),
+        sweep_plots.draw_parameter(settings, "b", metric=name, reference=None),
+        sweep_plots.draw_heat_map(settings, (name, "b"), metric=name),
+    ]
+    for figure in drawn:
+        assert figure is not None
+        assert figure.svg.startswith("<svg ")
+        assert "<b>" not in figure.svg
+        assert "mathdefault" not in figure.svg
+    again = run_plots.draw_lengths([0])
+    assert again in drawn
+    assert figures.label("_a\x00b") == " _a b"

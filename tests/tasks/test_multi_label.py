@@ -1,0 +1,268 @@
+"""Tests of examples with any number of labels: their reading, losses, thresholds, metrics, and the exported bundle."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import f1_score
+from transformers import BertConfig, BertForSequenceClassification
+
+from distill.contracts import Items, Outputs, Scores
+from distill.data import batching
+from distill.edge import decode
+from distill.edge.__main__ import main as edge
+from distill.edge.bundle import Bundle
+from distill.errors import UserError
+from distill.export.abstention import check_abstention
+from distill.export.bundle import write_bundle
+from distill.export.settings import ExportSettings
+from distill.losses import HardLabels, PseudoLabels, SoftTargets
+from distill.records.predictions import FILE, write_predictions
+from distill.records.settings import RecordSettings
+from distill.tasks import Classification
+from distill.tasks.label_scores import choose_threshold
+from distill.teaching.mixture import Mixture
+from distill.training.evaluate import evaluate_splits
+from teachers.embedded import train_tokenizer
+
+NOWHERE = Path("nowhere")
+TRAIN = (["a", "b", "c", "d"], [["x", "y"], ["z"], [], ["y"]])
+DEV = (["e", "f"], [["y"], ["x", "z"]])
+
+
+def multi_label(**options: Any) -> Classification:
+    tables = {} if {"data", "data_dir"} & set(options) else {"train": TRAIN, "dev": DEV}
+    return Classification(**{"text": "text", "multi_label": True, **tables, **options})
+
+
+def scores_of(logits: Sequence[Sequence[float]], labels: Sequence[Sequence[float]], **decoding: Any) -> Scores:
+    return Scores({"logits": np.array(logits)}, np.array(labels), np.arange(len(labels)), decoding)
+
+
+def write_jsonl(path: Path, labels: Sequence[object]) -> None:
+    rows = [json.dumps({"text": f"text {number}", "label": label}) for number, label in enumerate(labels)]
+    path.write_text("\n".join(rows) + "\n")
+
+
+def write_csv(path: Path, labels: Sequence[str]) -> None:
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *((f"text {n}", label) for n, label in enumerate(labels))])
+
+
+@pytest.mark.parametrize(
+    ("suffix", "train", "options"),
+    [
+        (".jsonl", [["x", "y"], ["z"], [], ["y"]], {}),
+        (".jsonl", ["x|y", "z", None, ["y"]], {}),
+        (".csv", ["x|y", "z", "", "y"], {}),
+        (".csv", ["y ; x", "z", " ", "y"], {"separator": ";"}),
+    ],
+)
+def test_lists_and_texts_with_a_separator_are_the_same_labels(
+    suffix: str, train: list[Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    write = write_csv if suffix == ".csv" else write_jsonl
+    write(tmp_path / f"train{suffix}", train)
+    write(tmp_path / f"dev{suffix}", ["y", "z"])
+    data = multi_label(data_dir=tmp_path, **options).read(NOWHERE)
+    assert data.labels == ("x", "y", "z")
+    assert data.splits["train"].labels.tolist() == [[1, 1, 0], [0, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert data.splits["dev"].labels.tolist() == [[0, 1, 0], [0, 0, 1]]
+
+
+def test_a_file_with_one_label_each_has_one_label_each() -> None:
+    task = multi_label(train=(["a", "b", "c"], [2, 0, 1]), dev=(["d"], [1]), labels=["no", "maybe", "yes"])
+    data = task.read(NOWHERE)
+    assert data.splits["train"].labels.tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
+    assert task.summary(data) == "3 labels, 1 an example of train: no, maybe, yes"
+
+
+def test_train_keeps_an_example_of_every_label_when_dev_is_held_out() -> None:
+    labels = [["often"]] * 18 + [["often", "once"], ["never again"]]
+    data = multi_label(data=([f"text {n}" for n in range(20)], labels), dev_fraction=0.5).read(NOWHERE)
+    assert data.labels == ("never again", "often", "once")
+    assert data.splits["train"].labels.any(axis=0).all()
+    assert data.sizes() == {"train": 11, "dev": 9}  # Half of the 17 that train need not keep.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"train": (["a", "b"], ["", ""])},
+            r"train has no label in any of its 2 examples, expected lists of labels, or texts with '\|' between labels",
+        ),
+        ({"dev": (["e"], [["y", "w"]])}, "the split dev, example 1: label 'w' is unknown, expected one of x, y, z"),
+        (
+            {"train": (["a", "b"], ["x|", "y"])},
+            r"example 1: label 'x\|' has nothing on one side of '\|', expected a label",
+        ),
+        ({"train": (["a", "b"], [["x", ""], ["y"]])}, "example 1: label '' is empty, expected a class"),
+        ({"train": (["a", "b"], [["x"], ["x"]])}, r"train has one class only \(x\), expected at least two"),
+        ({"positive": "x"}, "got positive=x, expected null, because task.multi_label=true has F1 of all labels"),
+        ({"class_weights": "balanced"}, "got class_weights=balanced, expected null, because each label of task.multi_"),
+        (
+            {"metrics": ["accuracy", "f1"]},
+            r"got metrics=\[accuracy, f1\], expected a list of some of micro_f1, macro_f1, subset_accuracy, because "
+            "task.multi_label=true",
+        ),
+        (
+            {"multi_label": False, "metrics": ["micro_f1"]},
+            "some of accuracy, f1, matthews, because task.multi_label=fa",
+        ),
+        ({"separator": ""}, "got separator='', expected at least one character"),
+    ],
+)
+def test_what_several_labels_cannot_be_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        multi_label(**options).read(NOWHERE)
+    assert caught.value.exit_code == 2
+
+
+def test_a_bundle_of_several_labels_does_not_abstain() -> None:
+    with pytest.raises(UserError, match=r"got export.abstain=0.1, expected null, because task .* has no classes of"):
+        check_abstention(multi_label(), 0.1)
+
+
+def test_a_threshold_has_the_largest_f1_of_its_label() -> None:
+    # From 0.35 on 3 of 4 are right and none is missed: F1 6/7. From 0.7 on it is 4/5, from 0.2 on 6/8.
+    probabilities, labels = np.array([0.9, 0.3, 0.8, 0.1, 0.4, 0.6]), np.array([1, 0, 1, 0, 1, 0]) > 0
+    assert choose_threshold(probabilities, labels) == pytest.approx(0.35)
+    assert choose_threshold(probabilities, ~labels & labels) == 0.5
+    # Equal probabilities are not parted, and of equal F1 the threshold nearest to 0.5 is taken.
+    assert choose_threshold(np.array([0.7, 0.7, 0.2]), np.array([True, False, False])) == pytest.approx(0.45)
+    assert choose_threshold(np.array([0.9, 0.5, 0.3, 0.1]), np.array([1, 0, 0, 1]) > 0) == pytest.approx(0.7)
+
+
+def test_metrics_are_those_of_the_sets_at_the_thresholds() -> None:
+    task = multi_label()
+    # Probabilities 0.88, 0.27, 0.5; 0.05, 0.73, 0.12 against x; y and z.
+    logits, labels = [[2.0, -1.0, 0.0], [-3.0, 1.0, -2.0]], [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]
+    assert task.metrics(scores_of(logits, labels)) == pytest.approx(
+        {"micro_f1": 2 * 2 / (3 + 3), "macro_f1": 2 / 3, "subset_accuracy": 0.0}
+    )
+    scores = scores_of(logits, labels, thresholds=[0.5, 0.5, 0.1])
+    assert task.metrics(scores) == pytest.approx(
+        {"micro_f1": 6 / 7, "macro_f1": (1 + 1 + 2 / 3) / 3, "subset_accuracy": 0.5}
+    )
+    task.read(NOWHERE)
+    assert task.breakdown(scores)["z"] == {"micro_f1": pytest.approx(2 / 3), "number": 1}
+    assert task.agreement(scores, scores_of(logits, labels)) == pytest.approx((1 + 1 / 2) / 2)
+    assert task.probability_diff(scores, scores_of([[0.0] * 3] * 2, labels)) == pytest.approx(0.5 - 1 / (1 + np.exp(3)))
+    wrong = scores_of([[-9.0, -9.0, 9.0], [9.0, -9.0, -9.0]], labels)
+    assert (
+        task.weakness(wrong) == "has micro_f1 0.000 on dev, and always answering the 3 most frequent labels has 0.667"
+    )
+    assert task.weakness(scores_of([[9.0, -9.0, -9.0], [-9.0, 9.0, 9.0]], labels)) is None
+
+
+def test_losses_are_binary_cross_entropies_of_the_labels() -> None:
+    student, teacher = (
+        torch.tensor([[1.0, -2.0], [0.5, 3.0]], requires_grad=True),
+        torch.tensor([[2.0, 0.0], [-1.0, 1.0]]),
+    )
+    task = multi_label()
+    items = task.select({"labels": torch.tensor([[1.0, 0.0], [torch.nan, torch.nan]])})
+    assert items.labelled.tolist() == [True, False]
+    total, count = HardLabels()(Outputs(student), Outputs(), items)
+    assert int(count) == 1
+    assert float(total.detach()) == pytest.approx((np.log1p(np.exp(-1)) + np.log1p(np.exp(-2))) / 2)
+    total, count = SoftTargets(temperature=2.0)(Outputs(student), Outputs(teacher), items)
+    probabilities, expected = (teacher / 2).sigmoid(), (student / 2).sigmoid()
+    entropies = -probabilities * expected.log() - (1 - probabilities) * (1 - expected).log()
+    assert (float(total.detach()), int(count)) == (pytest.approx(4 * float(entropies.detach().sum()) / 2), 2)
+    total.backward()
+    assert student.grad is not None
+    torch.testing.assert_close(student.grad, 2 * (expected - probabilities).detach() / 2)
+    assert not PseudoLabels().suits(likelihood=task.likelihood, over_vocabulary=False)
+
+
+def test_the_mean_of_an_ensemble_is_that_of_the_probabilities() -> None:
+    mixed = Mixture((0.25, 0.75), "sigmoid").mix([torch.tensor([[2.0, -1.0]]), torch.tensor([[0.0, 30.0]])])
+    expected = 0.25 * torch.tensor([[2.0, -1.0]]).sigmoid() + 0.75 * torch.tensor([[0.0, 30.0]]).sigmoid()
+    torch.testing.assert_close(mixed.sigmoid(), expected)
+
+
+def test_texts_without_labels_are_items_without_labels() -> None:
+    task = multi_label(unlabelled=["g", "h"], unlabelled_share=0.5)
+    tokenizer = train_tokenizer(["a b c d e f g h"] * 4, 60)
+    examples = task.encode(task.read(NOWHERE), tokenizer, None)
+    items: Items = task.select(examples["train"][range(6)])  # type: ignore[index]
+    assert items.labelled.tolist() == [True] * 4 + [False] * 2
+    assert items.labels.shape == (6, 3)
+
+
+def test_a_decoder_gives_the_labels_from_their_thresholds_on() -> None:
+    tokenizer = train_tokenizer(["a"], 60).backend_tokenizer
+    decoder = decode.Labels(["x", "y", "z"], False, {"thresholds": [0.9, 0.2, 0.5]}, tokenizer)
+    prediction = decoder.decode(decode.Example("a"), [(None, np.array([[2.0, -1.0, 0.0]]))])
+    assert [each["label"] for each in prediction["labels"]] == ["z", "y"]
+    assert prediction["probabilities"] == pytest.approx({"x": 0.8807971, "y": 0.2689414, "z": 0.5})
+    assert decoder.format(prediction) == "z: 0.5000; y: 0.2689"
+    assert decoder.format({"labels": []}) == "-"
+    for thresholds in (None, [0.5], [0.5, 0.5, 2.0], [0.5, 0.5, True]):
+        with pytest.raises(
+            UserError, match=r"decoding has thresholds .*, expected a probability for each of the labels"
+        ):
+            decode.Labels(["x", "y", "z"], False, {"thresholds": thresholds}, tokenizer)
+
+
+def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, names = ["a b", "b c c", "a", "c b a", "b"], ["x", "y", "z"]
+    labels = [["x", "y"], ["z"], [], ["x"], ["y", "z"]]
+    task = multi_label(train=(texts, labels), dev=(texts[1:], labels[1:]), max_length=8)
+    data = task.read(tmp_path)
+    tokenizer = train_tokenizer(texts * 4, 60)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
+        num_labels=3, initializer_range=0.5,
+    )  # fmt: skip
+    model = BertForSequenceClassification(config).eval()
+    scores = evaluate_splits(model, task, batching.evaluation_loaders(task.encode(data, tokenizer, None)))
+    settings = ExportSettings(
+        max_drop=1.0, min_agreement=0.0, max_probability_diff=1.0, max_ece_rise=1.0, recipes=("dynamic",)
+    )
+    (tmp_path / "bundle").mkdir()
+    exported = write_bundle(
+        tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, splits=data, scores=scores, settings=settings
+    )
+    assert exported.formats["fp32"]["max_abs_diff"] < 2e-5
+    bundle = Bundle(tmp_path / "bundle", model="fp32")
+    predicted = [{each["label"] for each in prediction["labels"]} for prediction in bundle.predict(texts[1:])]
+    expected = task.tabulate(scores["dev"], data, examples=4)
+    assert predicted == [set(of_text) for of_text in expected["prediction"]]
+
+    rows = zip(texts[1:], labels[1:], strict=True)
+    lines = [json.dumps({"text": text, "label": of_text}) for text, of_text in rows]
+    (tmp_path / "dev.jsonl").write_text("\n".join(lines))
+    capsys.readouterr()
+    assert edge([str(bundle.directory), "--model", "fp32", "--evaluate", str(tmp_path / "dev.jsonl"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(task.metrics(scores["dev"]))
+    given = np.array([[name in of_text for name in names] for of_text in predicted])
+    known = np.array([[name in of_text for name in names] for of_text in labels[1:]])
+    assert task.metrics(scores["dev"])["macro_f1"] == pytest.approx(
+        f1_score(known, given, average="macro", zero_division=0)
+    )
+
+
+def test_predictions_are_lists_also_where_a_model_gives_no_label(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    task = multi_label(test=(["g"], [["x"]]))
+    data = task.read(NOWHERE)
+    nothing = {
+        "dev": scores_of([[-9.0] * 3] * 2, data.splits["dev"].labels),
+        "test": scores_of([[9.0, -9.0, -9.0]], data.splits["test"].labels),
+    }
+    write_predictions(tmp_path, {"student": nothing}, task=task, splits=data, settings=RecordSettings())
+    rows = pyarrow.parquet.read_table(tmp_path / FILE).to_pylist()
+    assert [row["student_prediction"] for row in rows] == [[], [], ["x"]]
+    assert [row["label"] for row in rows] == [["y"], ["x", "z"], ["x"]]
