@@ -43,7 +43,7 @@ def columns_of(rows: list[tuple[str, int]]) -> tuple[list[str], list[int]]:
 
 def make_task(**options: Any) -> MultiTask:
     films = Classification(
-        text="text", labels=LABELS, name="films", max_length=32,
+        text="text", labels=LABELS, name="films", metrics=["accuracy"], max_length=32,
         train=columns_of(sentences(48)), dev=columns_of(sentences(16)),
     )  # fmt: skip
     pairs = Regression(
