@@ -177,7 +177,11 @@ def test_reports_show_the_share_that_each_head_kept(result: d.Result) -> None:
         assert kept in text
     assert report.count("# Exported files") == 2
     assert report.count("# Training") == report.count("# Environment") == 1
+    assert report.count("# Predictions") == 2
+    page = (result.directory / "report.html").read_text(encoding="utf-8")
     for name in NAMES:
+        section = page.partition(f" on {name}</h2>")[2].partition("</section>")[0]
+        assert section.count("<svg") > 1
         card = (result.directory / "bundle" / name / "README.md").read_text(encoding="utf-8")
         assert f"# distilbert for {name}" in card
         assert (result.directory / "tasks" / name / "predictions.parquet").is_file()
