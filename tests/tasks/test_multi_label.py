@@ -242,6 +242,7 @@ def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
     rows = zip(texts[1:], labels[1:], strict=True)
     lines = [json.dumps({"text": text, "label": of_text}) for text, of_text in rows]
     (tmp_path / "dev.jsonl").write_text("\n".join(lines))
+    capsys.readouterr()
     assert edge([str(bundle.directory), "--model", "fp32", "--evaluate", str(tmp_path / "dev.jsonl"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(task.metrics(scores["dev"]))
     given = np.array([[name in of_text for name in names] for of_text in predicted])
