@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +83,7 @@ def standalone(figure: Figure) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{figure.svg}\n'
 
 
-def style_of(number: int) -> dict[str, object]:
+def style_of(number: int) -> dict[str, Any]:
     """Returns colour, marker and line of a series."""
     turn = number % len(SERIES)
     return {"color": SERIES[turn], "marker": MARKERS[turn], "linestyle": LINES[turn]}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distill.records.figures import HEIGHT, INK, SERIES, Figure, add_legend, draw, label, style_of
 
@@ -124,11 +124,13 @@ def draw_parameter(settings: Sequence[Setting], name: str, *, metric: str, refer
         several = len(lines) > MOST_SERIES
         for number, (rest, own) in enumerate(lines.items()):
             own.sort(key=lambda setting: values.index(setting.values.get(name)))
-            x = [setting.values.get(name) if numeric else values.index(setting.values.get(name)) for setting in own]
-            style = (
-                {"color": SERIES[0], "marker": "o", "linestyle": "none", "alpha": 0.5} if several else style_of(number)
-            )
-            if not numeric:
+            x: list[Any] = [
+                setting.values.get(name) if numeric else values.index(setting.values.get(name)) for setting in own
+            ]
+            style = style_of(number)
+            if several:
+                style = {"color": SERIES[0], "marker": "o", "alpha": 0.5}
+            if several or not numeric:
                 style |= {"linestyle": "none"}
             axes.errorbar(
                 x, [setting.mean for setting in own], yerr=[setting.deviation or 0.0 for setting in own],
