@@ -34,6 +34,7 @@ from distill.data import batching
 from distill.data.mixing import labelled_only
 from distill.jobs import build
 from distill.models.forward import run_model
+from distill.part import Part
 from distill.plan import Encoding, check_plan, choose_training
 from distill.records.record import create_run
 from distill.stages import Stages
@@ -96,7 +97,9 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
         if refit:
             refit_head(student, teacher.model, cast(Examples, labelled_only(examples)["train"]))
         start = task.metrics(evaluate(student, task, loaders["dev"]))[task.metric]
-        stages = Stages(plan, run, "student", splits, examples, loaders, teacher)
+        stages = Stages(
+            plan, run, "student", [Part("", plan, run, splits, examples, teacher)], examples, loaders, teacher
+        )
         module, _ = stages.prepare_training(student, source)
         fit = fitting.fit(
             module, loaders["train"], loaders["dev"], settings=plan.trainer, checkpoints=run.directory / "checkpoints",

@@ -52,6 +52,7 @@ def main() -> int:
             stream.reconfigure(errors="backslashreplace")
     # Hydra's parser takes no options between two overrides.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
+    sys.argv[1:] = [argument for given in sys.argv[1:] for argument in expand_tasks(given)]
     hydra_full_error = os.environ.get("HYDRA_FULL_ERROR")
     show_traceback = hydra_full_error == "1"
     store = None
@@ -83,6 +84,17 @@ def main() -> int:
             os.environ.pop("HYDRA_FULL_ERROR", None)
         else:
             os.environ["HYDRA_FULL_ERROR"] = hydra_full_error
+
+
+def expand_tasks(argument: str) -> list[str]:
+    """Returns `task.tasks=[sst2,mrpc]` as overrides that put the YAML of each task below `task.tasks`.
+
+    The options of a task are then `task.tasks.mrpc.data_dir=DIR`, and Hydra reports what is wrong with them.
+    """
+    names = re.fullmatch(r"task\.tasks=\[([\w/, -]*)\]", argument)
+    if names is None:
+        return [argument]
+    return [f"+task@task.tasks.{name.strip()}={name.strip()}" for name in names.group(1).split(",") if name.strip()]
 
 
 def _run(show_traceback: bool) -> int:
@@ -250,7 +262,7 @@ def _unknown_option_message(key: str) -> str:
     chosen = rest and any(argument.startswith(f"+{head}=") for argument in sys.argv)
     if head in ("teacher", "student") and not chosen:
         return f"{key} has no effect without a {head}: choose one with +{head}=NAME, one of {', '.join(_names(head))}"
-    choices = [a for a in sys.argv[1:] if re.fullmatch(rf"\+?({'|'.join(groups)})=[\w/,-]+", a)]
+    choices = [a for a in sys.argv[1:] if re.fullmatch(rf"\+?({'|'.join(groups)})(@[\w.-]+)?=[\w/,-]+", a)]
     overrides = [choice.partition(",")[0] for choice in choices]  # The first run of a sweep.
     try:
         with initialize_config_dir(str(config_directory()), version_base="1.3"):

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -30,7 +30,7 @@ from distill.benchmark.budget import Budget
 from distill.benchmark.settings import BenchmarkSettings
 from distill.chain import Result
 from distill.console import silence_libraries
-from distill.contracts import Task
+from distill.contracts import SeveralTasks, Task, tasks_of
 from distill.data.augmentation import Augmentation
 from distill.errors import UserError
 from distill.export.settings import ExportSettings
@@ -43,7 +43,7 @@ from distill.records.tracking import tracked
 from distill.teaching import teacher as teaching
 from distill.teaching.features import BilstmSettings, Features
 from distill.teaching.output_cache import OutputCache
-from distill.teaching.teacher import TeacherSource, Weights, make_ensemble
+from distill.teaching.teacher import TeacherSource, Weights, make_by_task, make_ensemble
 from distill.training.settings import TrainerSettings
 from students import bilstm as _bilstm
 from students import distilbert as _distilbert
@@ -153,9 +153,24 @@ class Teacher:
         ensemble.cache_dir = teachers[0].cache_dir
         return ensemble
 
+    @classmethod
+    def by_task(cls, teachers: "Mapping[str, Teacher]") -> "Teacher":
+        """A teacher for each of the tasks of a `tasks.MultiTask`, by the name of the task.
+
+        Args:
+            teachers: with one vocabulary; the first one gives the student's layers.
+
+        Raises:
+            UserError: for no teacher.
+        """
+        source = make_by_task({name: teacher.source for name, teacher in teachers.items()})
+        joined = cls.__new__(cls)
+        joined.source, joined.cache_dir = source, next(iter(teachers.values())).cache_dir
+        return joined
+
     def fit(
         self,
-        task: Task,
+        task: Task | SeveralTasks,
         *,
         features: str | None = None,
         bilstm: Mapping[str, int | float | str] | None = None,
@@ -173,10 +188,6 @@ class Teacher:
             UserError: for data or a model that do not fit the task.
             ValueError: for a setting that is out of range.
         """
-        if not task.fine_tunes_teacher:
-            raise UserError(
-                f"task {task.name} does not fine-tune a teacher: give one that has its head (job=finetune makes one)"
-            )
         chosen: Features | None = None
         if features is None:
             finetune = replace(FINETUNE, **settings)
@@ -184,9 +195,22 @@ class Teacher:
             finetune = TrainerSettings.auto(**{"batch_size": 64, **settings})
             sizes: dict[str, Any] = dict(bilstm or {})
             chosen = Features(features, BilstmSettings(trainer=finetune, **sizes))
-        others = tuple(replace(other, finetune=finetune, features=chosen) for other in self.source.others)
-        self.source = replace(self.source, finetune=finetune, features=chosen, others=others)
-        teaching.check_features(self.source, task)
+        for name, one in tasks_of(task).items():
+            self._fit(name, one, finetune, chosen)
+        return self
+
+    def _fit(self, name: str, task: Task, finetune: TrainerSettings, features: Features | None) -> None:
+        """Fine-tunes the teacher of one task."""
+        if not task.fine_tunes_teacher:
+            raise UserError(
+                f"task {task.name} does not fine-tune a teacher: give one that has its head (job=finetune makes one)"
+            )
+        source = self.source.of_task(name)
+        others = tuple(replace(other, finetune=finetune, features=features) for other in source.others)
+        source = replace(source, finetune=finetune, features=features, others=others)
+        teaching.check_features(source, task)
+        is_shared = name not in self.source.by_task
+        self.source = source if is_shared else replace(self.source, by_task={**self.source.by_task, name: source})
         silence_libraries()
         make_directory(self.cache_dir)
         splits = task.read(self.cache_dir)
@@ -195,9 +219,7 @@ class Teacher:
                 task=task, splits=splits, cache_dir=self.cache_dir, run_directory=Path(directory),
                 device=finetune.device(),
             )  # fmt: skip
-            name = self.source.weights.name
-            teaching.prepare(self.source, preparation, requested=name, substituted=False)
-        return self
+            teaching.prepare(source, preparation, requested=source.weights.name, substituted=False)
 
 
 def _distilbert_student(
@@ -227,7 +249,7 @@ students = SimpleNamespace(distilbert=_distilbert_student, bilstm=_bilstm_studen
 def distill(
     teacher: Teacher,
     student: Student | PreTrainedModel | Callable[..., PreTrainedModel],
-    task: Task,
+    task: Task | SeveralTasks,
     *,
     objective: Objective | None = None,
     trainer: TrainerSettings | None = None,
@@ -268,7 +290,7 @@ def distill(
     """
     student = student if isinstance(student, Student) else Student(getattr(student, "__name__", "student"), student)
     plan = Plan(
-        task=task, objective=default_objective(task) if objective is None else copy.deepcopy(objective),
+        task=cast(Task, task), objective=default_objective(task) if objective is None else copy.deepcopy(objective),
         trainer=TrainerSettings.auto(seed=seed) if trainer is None else trainer, export=export or ExportSettings(),
         benchmark=benchmark or BENCHMARK, budget=budget or Budget(), record=record or RecordSettings(),
         augment=augment, cache_dir=teacher.cache_dir, seed=seed, seeds=seeds, baseline=baseline, resume=resume,

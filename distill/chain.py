@@ -1,7 +1,7 @@
 """The whole chain, free of Hydra: from a teacher to students that are trained, exported, checked and timed."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,8 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import seeds
 from distill.console import silence_libraries
-from distill.contracts import EncodedSplits, Examples, Loader, Splits
-from distill.data import batching
+from distill.contracts import EncodedSplits, Examples, Loader, SeveralTasks, Splits, Task, tasks_of
+from distill.data import several
 from distill.depth_ladder import DepthLadder
 from distill.edge import Bundle
 from distill.export.abstention import check_dev
@@ -20,12 +20,15 @@ from distill.export.bundle import check_calibration
 from distill.export.vocabulary import check_cut
 from distill.files import make_directory
 from distill.models import checks
+from distill.models.heads import check_encoder, share_encoder
+from distill.part import Part, joint_record, task_record
 from distill.plan import Encoding, Plan, Student, check_plan, choose_for_text, choose_training
 from distill.records.record import Run
-from distill.stages import Stages, task_record
+from distill.stages import Stages
 from distill.teaching import teacher as teaching
 from distill.teaching.outputs import check_size
-from distill.teaching.teacher import TeacherSource
+from distill.teaching.several import PreparedTeachers, check_tokenizers, join_teachers
+from distill.teaching.teacher import PreparedTeacher, TeacherSource
 
 
 def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> None:
@@ -34,36 +37,33 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     Raises:
         UserError: for options, data or models that do not fit, before anything is trained.
     """
-    task = plan.task
     plan = choose_for_text(plan)
     check_plan(source, plan)
     seeds.check(plan)
     silence_libraries()
     make_directory(plan.cache_dir)
-    found, substituted = teaching.locate(source, task)
-    splits = task.read(plan.cache_dir)
-    encode, ladder = Encoding(plan, splits), DepthLadder(student, plan, run)
-    _check_splits(splits, plan)
-    preparation = teaching.Preparation(
-        task=task, splits=splits, cache_dir=plan.cache_dir, run_directory=run.directory,
-        device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,
-        rehearse=lambda model, tokenizer, examples: _choose_student(
-            ladder, plan, source, model, tokenizer, lambda: encode(tokenizer) if plan.augment else examples
-        ),
-    )  # fmt: skip
-    teacher = teaching.prepare(found, preparation, requested=source.weights.name, substituted=substituted)
-    student, examples = _choose_student(
-        ladder, plan, source, teacher.model, teacher.tokenizer, lambda: encode(teacher.tokenizer)
-    )
-    model, start, loaders = _create(student, teacher.model, plan, examples)
+    readings = [
+        _read(name, source.of_task(name), student, replace(plan, task=task), run.section(name))
+        for name, task in tasks_of(plan.task).items()
+    ]
+    check_tokenizers({reading.name: reading.source for reading in readings})
+    prepared = [reading.prepare() for reading in readings]
+    student, parts = prepared[0][0], [part for _, part in prepared]
+    teacher = join_teachers({part.name: part.teacher for part in parts}, plan.objective)
+    examples = _join_examples(parts, plan.task)
+    model, start, loaders = _create(student, parts, plan, examples)
     if isinstance(examples["train"], Examples):
-        rows = splits.sizes().get("train", 0)
+        rows = sum(part.splits.sizes().get("train", 0) for part in parts)
         steps, scored = len(loaders["train"]), len(cast(Examples, examples["dev"]))
         plan = choose_training(plan, model, examples=rows, steps_per_epoch=steps, scored=scored)
     if not plan.dry_run:
-        teaching.score(teacher, task, examples, source=source, directory=plan.cache_dir / "outputs")
-    run.update(task=task_record(task, splits, examples), teacher=teacher.record(), objective=plan.objective.record())
-    stage = Stages(plan, run, student.name, splits, examples, loaders, teacher)
+        for part in parts:
+            teaching.score(
+                part.teacher, part.task, part.examples, source=source.of_task(part.name),
+                directory=plan.cache_dir / "outputs",
+            )  # fmt: skip
+    _record(run, plan, parts, teacher)
+    stage = Stages(plan, run, student.name, parts, examples, loaders, teacher)
     further_plans = seeds.further_plans(plan)
     if not seeds.is_finished(run, plan):
         stage.distill(model, start, source, shows=True)
@@ -75,8 +75,76 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
         del model, start
         for seed_plan, seed_run in seeds.unfinished(run, further_plans):
             _distill_further(source, student, stage, seed_plan, seed_run)
-        seeds.summarize(run, task)
+        seeds.summarize(run, plan.task)
     stage.close()
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The data of one task, and everything that its teacher is prepared with."""
+
+    name: str
+    plan: Plan
+    run: Run
+    source: TeacherSource
+    requested: str
+    substituted: bool
+    splits: Splits
+    encode: Encoding
+    ladder: DepthLadder
+
+    def prepare(self) -> tuple[Student, Part]:
+        """Returns the student within the budget, and the task with its teacher."""
+        plan = self.plan
+        preparation = teaching.Preparation(
+            task=plan.task, splits=self.splits, cache_dir=plan.cache_dir, run_directory=self.run.directory,
+            device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,
+            rehearse=lambda model, tokenizer, examples: self._choose_student(
+                model, tokenizer, lambda: self.encode(tokenizer) if plan.augment else examples
+            ),
+        )  # fmt: skip
+        teacher = teaching.prepare(self.source, preparation, requested=self.requested, substituted=self.substituted)
+        student, examples = self._choose_student(
+            teacher.model, teacher.tokenizer, lambda: self.encode(teacher.tokenizer)
+        )
+        return student, Part(self.name, plan, self.run, self.splits, examples, teacher)
+
+    def _choose_student(
+        self, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encode: Callable[[], EncodedSplits]
+    ) -> tuple[Student, EncodedSplits]:
+        """Returns the student within the budget and the tokenized splits.
+
+        Raises:
+            UserError: for a student that cannot follow the teacher. This is called before the teacher is fine-tuned
+                too.
+        """
+        plan, task = self.plan, self.plan.task
+        student = self.ladder.choose(teacher, tokenizer)
+        model = student.make(teacher, task)
+        _check_student(model, student.name, plan, teacher, tokenizer)
+        if self.name:
+            check_encoder(model, student.name)
+        examples = encode()
+        if isinstance(examples["train"], Examples):
+            checks.check_data(plan.objective, task, examples["train"])
+            check_size(
+                plan.objective, task, teacher, examples["train"], self.source.cache, student=model,
+                epochs=plan.trainer.fixed_epochs,
+            )  # fmt: skip
+        return student, examples
+
+
+def _read(name: str, source: TeacherSource, student: Student, plan: Plan, run: Run) -> _Reading:
+    """Finds the teacher's weights and reads the data of one task.
+
+    Raises:
+        UserError: for weights that are not available, and data that does not fit the options.
+    """
+    found, substituted = teaching.locate(source, plan.task)
+    splits = plan.task.read(plan.cache_dir)
+    _check_splits(splits, plan)
+    encode, ladder = Encoding(plan, splits), DepthLadder(student, plan, run)
+    return _Reading(name, plan, run, found, source.weights.name, substituted, splits, encode, ladder)
 
 
 def _check_splits(splits: Splits, plan: Plan) -> None:
@@ -90,45 +158,41 @@ def _check_splits(splits: Splits, plan: Plan) -> None:
 
 
 def _distill_further(source: TeacherSource, student: Student, first: Stages, plan: Plan, run: Run) -> None:
-    """Distils the student of a further seed from the teacher and the data of the first stage."""
-    model, start, loaders = _create(student, first.teacher.model, plan, first.examples)
-    replace(first, plan=plan, run=run, loaders=loaders).distill(model, start, source)
+    """Distils the student of a further seed from the teachers and the data of the first stage."""
+    model, start, loaders = _create(student, first.parts, plan, first.examples)
+    parts = [part.of_seed(plan, run) for part in first.parts]
+    replace(first, plan=plan, run=run, parts=parts, loaders=loaders).distill(model, start, source)
 
 
 def _create(
-    student: Student, teacher: PreTrainedModel, plan: Plan, examples: EncodedSplits
+    student: Student, parts: Sequence[Part], plan: Plan, examples: EncodedSplits
 ) -> tuple[PreTrainedModel, PreTrainedModel | None, dict[str, Loader]]:
     """Returns a student with the weights of the plan's seed, its copy for the baseline if there is one, and loaders."""
     L.seed_everything(plan.seed, verbose=False)
-    model = student.make(teacher, plan.task)
+    models = {part.name: student.make(part.teacher.model, part.task) for part in parts}
+    model = share_encoder(models, name=student.name) if len(parts) > 1 else models[parts[0].name]
     start = copy.deepcopy(model) if plan.baseline else None
-    return model, start, batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
+    return model, start, several.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
 
 
-def _choose_student(
-    ladder: DepthLadder,
-    plan: Plan,
-    source: TeacherSource,
-    teacher: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    encode: Callable[[], EncodedSplits],
-) -> tuple[Student, EncodedSplits]:
-    """Returns the student within the budget and the tokenized splits.
+def _join_examples(parts: Sequence[Part], task: Task) -> EncodedSplits:
+    """Returns the examples of all tasks; those of a single task stay as they are."""
+    if isinstance(task, SeveralTasks):
+        return several.join_splits([part.examples for part in parts], sampling=task.sampling)
+    return parts[0].examples
 
-    Raises:
-        UserError: for a student that cannot follow the teacher. This is called before the teacher is fine-tuned too.
-    """
-    student = ladder.choose(teacher, tokenizer)
-    model = student.make(teacher, plan.task)
-    _check_student(model, student.name, plan, teacher, tokenizer)
-    examples = encode()
-    if isinstance(examples["train"], Examples):
-        checks.check_data(plan.objective, plan.task, examples["train"])
-        check_size(
-            plan.objective, plan.task, teacher, examples["train"], source.cache, student=model,
-            epochs=plan.trainer.fixed_epochs,
-        )  # fmt: skip
-    return student, examples
+
+def _record(run: Run, plan: Plan, parts: Sequence[Part], teacher: PreparedTeacher) -> None:
+    """Records the objective, and the data and the teacher of every task and of all together."""
+    for part in parts:
+        part.run.update(
+            task=task_record(part.task, part.splits, part.examples),
+            teacher=part.teacher.record(),
+        )
+    if isinstance(teacher, PreparedTeachers):
+        teacher.join_scores(plan.task)
+        run.update(task=joint_record(plan.task, parts), teacher=teacher.record())
+    run.update(objective=plan.objective.record())
 
 
 def _check_student(
@@ -181,9 +245,19 @@ class Result:
         """The exported student, with the recommended model.
 
         Raises:
-            UserError: for a student that was not exported, or where no file passed its gate.
+            UserError: for a student that was not exported, where no file passed its gate, and for a run on several
+                tasks, which has `bundles`.
         """
         return Bundle(self.directory / "bundle")
+
+    @property
+    def bundles(self) -> dict[str, Bundle]:
+        """The exported student of each of several tasks by name, with the recommended model.
+
+        Raises:
+            UserError: for a task of which no file passed its gate.
+        """
+        return {name: Bundle(self.directory / "bundle" / name) for name in self.record.get("tasks") or {}}
 
     def report(self) -> str:
         """The text of report.md."""

@@ -19,6 +19,7 @@ VECTOR_SETTINGS = "sentence_vector"  # The entry of a model's configuration that
 ENCODER_FEATURES = "inputs_embeds"  # The column of batches with the features of tokens, `[S, L, F]`.
 CROSS_SCORES = "cross_scores"  # The column of batches with a cross-encoder's targets, NaN for examples without one.
 IGNORED = -100  # The label of an item without one, as in torch's cross-entropy.
+TASK_ID = "task_id"  # The column `[B]` of batches of several tasks: the number of the task, the same in a whole batch.
 
 # Tensors with the names of Hugging Face, `[B, L]` or `[B]`, and `example_id [B]`. Where examples have several sequences
 # of tokens, these are the rows of `[S, L]`, in the order of the examples.
@@ -158,15 +159,24 @@ class Scores:
         labels: `[n]`, or `[n, C]` of a sigmoid.
         example_id: `[n]`, the example that each item belongs to.
         decoding: as `Task.fit_decoder` returns it for the model's scores on dev.
+        by_task: the scores of each of `SeveralTasks` by its number; the other fields are then empty.
     """
 
     columns: Mapping[str, np.ndarray]
     labels: np.ndarray
     example_id: np.ndarray
     decoding: Mapping[str, Any] = field(default_factory=dict)
+    by_task: "Mapping[int, Scores]" = field(default_factory=dict)
+
+    @classmethod
+    def of_tasks(cls, by_task: "Mapping[int, Scores]") -> "Scores":
+        """Returns the scores of several tasks."""
+        return cls({}, np.empty(0), np.empty(0, dtype=int), by_task=by_task)
 
     def by_example(self) -> "Scores":
-        """Returns the scores in the order of the examples."""
+        """Returns the scores in the order of the examples, those of several tasks each by itself."""
+        if self.by_task:
+            return replace(self, by_task={number: scores.by_example() for number, scores in self.by_task.items()})
         order = self.example_id.argsort(kind="stable")
         columns = {name: column[order] for name, column in self.columns.items()}
         return replace(self, columns=columns, labels=self.labels[order], example_id=self.example_id[order])
@@ -495,3 +505,27 @@ class Task(Protocol):
     def summary(self, splits: Any) -> str:
         """The predictions that there are, on one line: the classes, or the range of a number."""
         ...
+
+
+@runtime_checkable
+class SeveralTasks(Protocol):
+    """Tasks that one student learns, with a head each.
+
+    In a plan and in a training it stands in the place of a task. It has no predictions of its own, which only its tasks
+    have.
+
+    Attributes:
+        tasks: the tasks by name, in the order of their numbers in `TASK_ID`.
+        sampling: as in `data.several.SeveralExamples`.
+    """
+
+    @property
+    def tasks(self) -> Mapping[str, Task]: ...
+
+    @property
+    def sampling(self) -> float: ...
+
+
+def tasks_of(task: Task | SeveralTasks) -> Mapping[str, Task]:
+    """Returns the tasks that the student has a head for: several by name, or the task itself under the empty name."""
+    return task.tasks if isinstance(task, SeveralTasks) else {"": task}

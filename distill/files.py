@@ -82,7 +82,7 @@ def atomic_directory(target: Path, *, reuse_intact: bool = False) -> Iterator[Pa
     draft.mkdir()
     try:
         yield draft
-        _write_checksums(draft)
+        write_checksums(draft)
         _replace_directory(draft, target, reuse_intact=reuse_intact)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -91,10 +91,10 @@ def atomic_directory(target: Path, *, reuse_intact: bool = False) -> Iterator[Pa
 def replace_file(directory: Path, name: str, text: str) -> None:
     """Replaces one file of an atomic directory and updates the checksums."""
     write_text(directory / name, text)
-    _write_checksums(directory)
+    write_checksums(directory)
 
 
-def _write_checksums(directory: Path) -> None:
+def write_checksums(directory: Path) -> None:
     """Writes the checksums of all files in the directory."""
     lines = [f"{hash_file(directory / name)}  {name}\n" for name in _list_files(directory)]
     write_text(directory / CHECKSUMS, "".join(lines))

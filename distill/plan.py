@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.benchmark.budget import Budget
 from distill.benchmark.settings import BenchmarkSettings
 from distill.console import print_line
-from distill.contracts import EncodedSplits, Splits, Task
+from distill.contracts import EncodedSplits, SeveralTasks, Splits, Task, tasks_of
 from distill.data.augmentation import Augmentation, augment
 from distill.edge.decode import DECODERS
 from distill.errors import OptionError, UserError, first_line
@@ -30,6 +30,7 @@ from distill.losses import (
     Term,
 )
 from distill.models.pooling import configure
+from distill.options import show_value
 from distill.records.settings import RecordSettings
 from distill.teaching.outputs import check_cache
 from distill.teaching.teacher import TeacherSource, check_features
@@ -45,6 +46,7 @@ class Plan:
     """Everything that a distillation is made of besides its teacher and student, as plain values.
 
     Args:
+        task: the task, or in its place `contracts.SeveralTasks`.
         seed: sets the student's fresh weights.
         seeds: number of students, with the seeds `seed`, `seed` + 1, ... of the weights and of the training.
         baseline: trains the same student from the same start without the teacher too.
@@ -133,19 +135,20 @@ class Encoding:
         return self._augmented[mask_token]
 
 
-def default_objective(task: Task) -> Objective:
+def default_objective(task: Task | SeveralTasks) -> Objective:
     """DistilBERT's triple loss (arXiv 1910.01108), with hard labels in place of masked tokens for other tasks.
 
-    For vectors of texts it is the teacher's vectors and their similarities.
+    For vectors of texts it is the teacher's vectors and their similarities. Several tasks have the same one.
     """
-    if task.likelihood == "vector":
+    first = next(iter(tasks_of(task).values()))
+    if first.likelihood == "vector":
         vectors: dict[str, Term] = {"embedding": EmbeddingMSE(), "similarity": PairwiseSimilarity()}
         return Objective(name="embedding", terms=vectors)
     hard: dict[str, Any] = (
-        {"mlm": MaskedLanguageModelling(weight=2.0)} if task.over_vocabulary else {"hard": HardLabels(weight=2.0)}
+        {"mlm": MaskedLanguageModelling(weight=2.0)} if first.over_vocabulary else {"hard": HardLabels(weight=2.0)}
     )
     terms = {"soft": SoftTargets(temperature=2.0, weight=5.0), **hard, "cosine": Cosine(weight=1.0)}
-    return Objective(name="language_model" if task.over_vocabulary else "distilbert", terms=terms)
+    return Objective(name="language_model" if first.over_vocabulary else "distilbert", terms=terms)
 
 
 def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, steps_per_epoch: int, scored: int) -> Plan:
@@ -164,6 +167,33 @@ def choose_for_text(plan: Plan) -> Plan:
 
 def check_plan(source: TeacherSource, plan: Plan) -> None:
     """Raises UserError for options that contradict each other, before anything is read."""
+    tasks = tasks_of(plan.task)
+    if len(tasks) > 1:
+        _check_several(plan)
+    if source.by_task and source.by_task.keys() != tasks.keys():
+        expected = ", ".join(tasks) if len(tasks) > 1 else f"one path, because task={plan.task.name} is one task"
+        raise OptionError("teacher.paths", show_value(list(source.by_task)), f"a directory for each task: {expected}")
+    for name, task in tasks.items():
+        _check_task(source.of_task(name), replace(plan, task=task))
+    check_processes(plan.trainer, "trainer")
+    check_hooks(plan.objective, plan.trainer)
+
+
+def _check_several(plan: Plan) -> None:
+    """Raises UserError for options that a run on several tasks does not have."""
+    refused = {
+        "budget": (plan.budget.is_set, "chooses the depth of a student with one head"),
+        "augment": (plan.augment is not None, "changes the texts of one task"),
+        "trainer.devices": (plan.trainer.processes() > 1, "would give each process another head"),
+        "trainer.strategy=fsdp": (plan.trainer.strategy == "fsdp", "is for several processes"),
+    }
+    for option, (is_set, reason) in refused.items():
+        if is_set:
+            raise UserError(f"{option} {reason}, and task={plan.task.name} has several: leave it out")
+
+
+def _check_task(source: TeacherSource, plan: Plan) -> None:
+    """Raises UserError for options that contradict each other in a plan for one task."""
     task, objective = plan.task, plan.objective
     if task.over_vocabulary and plan.baseline:
         raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
@@ -181,13 +211,11 @@ def check_plan(source: TeacherSource, plan: Plan) -> None:
     _check_unlabelled(plan)
     check_features(source, task)
     check_budget(plan.trainer.batch_tokens, task.max_length, "trainer")
-    check_processes(plan.trainer, "trainer")
     check_cache(source.cache, objective, task, is_ensemble=bool(source.others))
     if plan.budget.is_set and not plan.exports:
         raise UserError(f"{plan.budget} is for exported students, and export.enabled=false: leave one of them out")
     check_abstention(task, plan.export.abstain)
     check_export(plan.export, task)
-    check_hooks(objective, plan.trainer)
 
 
 def check_export(export: ExportSettings, task: Task) -> None:

@@ -14,8 +14,8 @@ from distill.data.mixing import MixedBuckets
 from distill.files import JsonObject
 from distill.losses import Objective
 from distill.models.checks import count_parameters
-from distill.teaching.mixture import MixedOutputs
-from distill.teaching.output_cache import CachedOutputs
+from distill.models.heads import heads_of
+from distill.teaching.outputs import StoredOutputs
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
 
@@ -26,8 +26,9 @@ def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
     tensors = len(dict(student.named_parameters()))
     layers = getattr(student.config, "teacher_layers", None)
     chosen = f" ({', '.join(map(str, layers))})" if layers is not None and inherited else ""
+    kinds = dict.fromkeys(type(head).__name__ for head in heads_of(student).values())
     return (
-        f"{type(student).__name__}: layers {teacher.config.num_hidden_layers} -> "
+        f"{' and '.join(kinds)}: layers {teacher.config.num_hidden_layers} -> "
         f"{student.config.num_hidden_layers}{chosen}, {len(inherited)} tensors copied, {tensors - len(inherited)} "
         f"new, parameters {_millions(count_parameters(teacher))} -> {_millions(count_parameters(student))}"
     )
@@ -79,7 +80,7 @@ def describe_training(module: DistillationModule, settings: TrainerSettings, sec
 def describe_outputs(module: DistillationModule, reason: str | None) -> str:
     """Describes the cache of teacher outputs, or why the teacher runs in every step."""
     cached = module.cached_outputs
-    if isinstance(cached, CachedOutputs | MixedOutputs):
+    if isinstance(cached, StoredOutputs):
         return f"computed once, cached in {cached.describe()}"
     return "none needed" if module.teacher is None else f"computed in every step: {reason}"
 

@@ -104,9 +104,7 @@ def test_the_api_and_the_command_give_the_same_results(
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize(
-    "failing", ["distill.stages.export_onnx", "distill.stages.write_dynamic", "distill.stages.session"]
-)
+@pytest.mark.parametrize("failing", ["distill.part.export_onnx", "distill.part.write_dynamic", "distill.part.session"])
 def test_a_teacher_that_cannot_be_exported_is_timed_in_torch_alone(
     teacher_dir: Path,
     data_dir: Path,
@@ -136,7 +134,7 @@ def test_a_full_disk_ends_the_run_instead(
     def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError("cannot write") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("distill.stages.write_dynamic", fail)
+    monkeypatch.setattr("distill.part.write_dynamic", fail)
     with pytest.raises(RuntimeError, match="cannot write"):
         distill_by_api(teacher_dir, {"data": data_dir}, tmp_path, export=d.ExportSettings(max_drop=1.0))
     [record] = (json.loads(path.read_text()) for path in tmp_path.rglob("run.json"))

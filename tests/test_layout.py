@@ -22,7 +22,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("training",),
     ("teaching", "export", "benchmark", "records", "serve"),
-    ("preflight", "plan", "depth_ladder", "seeds", "stages", "chain"),
+    ("preflight", "plan", "depth_ladder", "seeds", "part", "stages", "chain"),
     ("jobs",),
     ("__main__", "api", "__init__"),
 )
@@ -34,8 +34,9 @@ WITHIN = {
     "options": {"errors"},
     "depth_ladder": {"plan"},
     "seeds": {"plan"},
-    "stages": {"preflight", "plan", "depth_ladder", "seeds"},
-    "chain": {"plan", "depth_ladder", "seeds", "stages"},
+    "part": {"preflight", "plan", "depth_ladder", "seeds"},
+    "stages": {"preflight", "plan", "part"},
+    "chain": {"plan", "depth_ladder", "seeds", "part", "stages"},
 }
 # Units that import less than their level allows.
 ONLY = {"edge": {"errors", "files"}, "serve": {"errors", "files", "edge"}}

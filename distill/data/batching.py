@@ -231,6 +231,10 @@ class LengthBuckets(Sampler[Step]):
         """Returns the examples of an epoch."""
         return np.arange(len(self.lengths))
 
+    def median_batch(self, size: int) -> list[int]:
+        """Returns `size` examples of median length."""
+        return median_examples(self.lengths, self.indices(), size)
+
     def padding(self) -> float:
         """Returns the share of padding among the tokens of an epoch."""
         batch_lengths = (self.lengths[indices % len(self.lengths)] for indices in self.sample_epoch())
@@ -280,6 +284,14 @@ class LengthBuckets(Sampler[Step]):
                 )
             bounds[:2] = [(0, self.world), (self.world, bounds[1][1])]
         return bounds
+
+
+def median_examples(lengths: np.ndarray, shown: np.ndarray, size: int) -> list[int]:
+    """Returns those `size` of the examples `shown` whose `lengths` are in the middle."""
+    by_length = shown[np.argsort(lengths[shown], kind="stable")]
+    middle = max(0, (len(by_length) - size) // 2)
+    chosen: list[int] = by_length[middle : middle + size].tolist()
+    return chosen
 
 
 def loader(examples: Examples, steps: Sampler[Step] | Sequence[Step]) -> Loader:

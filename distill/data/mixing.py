@@ -112,8 +112,7 @@ def labelled_only(examples: EncodedSplits) -> EncodedSplits:
 
 def epoch_size(train: Loader) -> int:
     """Returns the number of examples that an epoch of this loader shows."""
-    steps = train.batch_sampler
-    return len(steps.indices()) if isinstance(steps, MixedBuckets) else len(train.dataset)  # type: ignore[arg-type]
+    return len(batching.examples_and_buckets(train)[1].indices())
 
 
 def shown_in_epoch(examples: Examples) -> int:
@@ -207,6 +206,10 @@ class MixedBuckets(Sampler[Step]):
     def indices(self) -> np.ndarray:
         """Returns the examples of the epoch; one that is drawn twice occurs twice."""
         return np.concatenate([np.arange(self.labelled), *self._draw()])
+
+    def median_batch(self, size: int) -> list[int]:
+        """Returns `size` examples of median length."""
+        return batching.median_examples(self.lengths, self.indices(), size)
 
     def padding(self) -> float:
         """Returns the share of padding among the tokens of an epoch."""

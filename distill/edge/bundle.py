@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from distill.edge import decode
-from distill.edge.manifest import read_manifest
+from distill.edge.manifest import ABOVE, read_manifest
 from distill.edge.processor import ANY, runs, this_target
 from distill.edge.search import find_nearest
 from distill.errors import UserError, first_line
@@ -23,6 +23,7 @@ from distill.files import hash_file
 
 MOST_THREADS = 1024
 BATCH_SIZE = 32  # Where the bundle recommends none.
+DATA_FOLDER = "session.model_external_initializers_file_folder_path"  # Option of onnxruntime.
 POSITIONS = "positions"  # The input of a decoder with `at_positions`.
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
@@ -337,8 +338,8 @@ class Bundle:
     def _check_files(self, model: Path) -> None:
         """Raises UserError for a file of the model or the tokenizer that is missing or damaged."""
         checksums = self.manifest["files"]
-        data = data_file(model).name
-        for name in (model.name, *checksums.keys() & {data}, "tokenizer.json"):
+        data = {data_file(model).name, f"{ABOVE}{shared_file(model).name}"}
+        for name in (model.name, *sorted(checksums.keys() & data), "tokenizer.json"):
             path = self.directory / name
             if not path.is_file():
                 raise UserError(f"{self.directory} is incomplete: {name} is missing")
@@ -445,9 +446,14 @@ def data_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.data")
 
 
+def shared_file(path: Path) -> Path:
+    """Returns the file above a bundle with weights that several models share: `DIR/NAME.data` of `DIR/TASK/NAME`."""
+    return data_file(path.parent.with_name(path.name))
+
+
 def list_model_files(path: Path) -> list[Path]:
-    """Returns the files of an ONNX model: `path`, and `data_file(path)` if it exists."""
-    return [path, *(data for data in (data_file(path),) if data.is_file())]
+    """Returns the files of an ONNX model: `path`, and `data_file(path)` or else `shared_file(path)` if it exists."""
+    return [path, *[data for data in (data_file(path), shared_file(path)) if data.is_file()][:1]]
 
 
 def count_bytes(path: Path) -> int:
@@ -467,10 +473,16 @@ def session(path: Path, threads: int | None = None) -> onnxruntime.InferenceSess
         options.intra_op_num_threads = int(threads)
         options.inter_op_num_threads = 1
     try:
-        # Under a C locale Python cannot decode the name of a path, and onnxruntime reads UTF-8.
-        name = str(path) if decode.find_surrogate(str(path)) is None else os.fsencode(path).decode("utf-8")
-        return onnxruntime.InferenceSession(name, options, providers=["CPUExecutionProvider"])
+        shared = [data for data in list_model_files(path) if data.parent != path.parent]
+        if shared:
+            options.add_session_config_entry(DATA_FOLDER, _to_utf8(shared[0].parent.absolute()))
+        return onnxruntime.InferenceSession(_to_utf8(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # The errors of onnxruntime have no class in common.
         raise UserError(
             f"{path} cannot be loaded by onnxruntime {onnxruntime.__version__}: {first_line(error)}"
         ) from error
+
+
+def _to_utf8(path: Path) -> str:
+    """Returns the name of a path as onnxruntime reads it. Under a C locale Python cannot decode it."""
+    return str(path) if decode.find_surrogate(str(path)) is None else os.fsencode(path).decode("utf-8")

@@ -16,6 +16,7 @@ READABLE = (1, 2, 3, 4, 5, 6, 7)
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 SIDES = ("left", "right")
 LARGEST = 2**31 - 1  # Of a length and a token id.
+ABOVE = "../"  # Before the name of a file that several bundles share.
 SHOWN = 60  # Characters of a value in a message.
 
 
@@ -58,7 +59,7 @@ def _read_checked(path: Path) -> bytes:
     """Returns the content of bundle.json, compared with SHA256SUMS where that exists."""
     try:
         if not path.is_file():
-            raise UserError(f"{path.parent} is no bundle: it has no {NAME}")
+            raise UserError(f"{path.parent} is no bundle: it has no {NAME}{_hint(path.parent)}")
         content, checksums = path.read_bytes(), read_checksums(path.parent)
     except OSError as error:
         raise UserError(f"{path.parent} cannot be read: {error.strerror}") from error
@@ -71,6 +72,12 @@ def _read_checked(path: Path) -> bytes:
             f"{path} is damaged: its SHA-256 is not the one in {CHECKSUMS}; if you edited it, delete {CHECKSUMS}"
         )
     return content
+
+
+def _hint(directory: Path) -> str:
+    """Returns the end of a message for a directory with a bundle for each of several tasks."""
+    names = sorted(bundle.parent.name for bundle in directory.glob(f"*/{NAME}"))
+    return f"; it has one for each of {', '.join(names)}: open {directory / names[0]}" if names else ""
 
 
 def _check_fields(manifest: Mapping[str, Any], path: Path) -> None:

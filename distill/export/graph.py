@@ -194,7 +194,7 @@ def quiet_quantizer() -> Iterator[None]:
 
 def remove_model(path: Path) -> None:
     """Deletes the files of a model."""
-    for file in list_model_files(path):
+    for file in (path, data_file(path)):
         file.unlink(missing_ok=True)
 
 

@@ -14,7 +14,7 @@ from distill.errors import UserError
 from distill.plan import Plan, Student
 from distill.teaching.features import Features
 from distill.teaching.output_cache import OutputCache
-from distill.teaching.teacher import SeveralWeights, TeacherSource, make_ensemble
+from distill.teaching.teacher import SeveralWeights, TeacherSource, WeightsByTask, make_by_task, make_ensemble
 
 
 def instantiate(config: DictConfig) -> Any:
@@ -86,6 +86,8 @@ def _source(
     make = partial(
         TeacherSource, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak, features=features
     )
+    if isinstance(weights, WeightsByTask):
+        return make_by_task({task: make(weights=of_task) for task, of_task in weights.tasks.items()})
     if isinstance(weights, SeveralWeights):
         return make_ensemble([make(weights=member) for member in weights.members], weights.weights)
     return make(weights=weights)

@@ -3,13 +3,14 @@
 from omegaconf import DictConfig
 
 from distill.console import print_line, silence_libraries
-from distill.contracts import Task
+from distill.contracts import SeveralTasks, Task
+from distill.errors import UserError
 from distill.files import make_directory
 from distill.jobs import build, pretrain
+from distill.part import save_model, task_record
 from distill.records.predictions import write_predictions
 from distill.records.record import Run
 from distill.records.run_report import write_report
-from distill.stages import save_model, task_record
 from distill.teaching import teacher as teaching
 from distill.training.settings import TrainerSettings
 
@@ -17,6 +18,11 @@ from distill.training.settings import TrainerSettings
 def run_finetune(config: DictConfig, run: Run) -> None:
     """Fine-tunes the teacher if its head does not fit. On raw text, trains a pre-trained model further."""
     task: Task = build.instantiate(config.task)
+    if isinstance(task, SeveralTasks):
+        raise UserError(
+            f"job=finetune trains a teacher for one task, and task={task.name} has {', '.join(task.tasks)}: run it for "
+            "each, or leave it to job=distill"
+        )
     if not task.fine_tunes_teacher:
         pretrain.train_language_model(config, run, from_scratch=False)
         return

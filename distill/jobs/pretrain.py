@@ -19,11 +19,12 @@ from distill.files import atomic_directory, make_directory, write_text
 from distill.jobs import build
 from distill.models import checks
 from distill.models.loading import Start
+from distill.part import save_model, task_record
 from distill.plan import check_export
 from distill.records import report
 from distill.records.record import Run
 from distill.records.run_report import write_report
-from distill.stages import save_model, task_record, training_record
+from distill.stages import training_record
 from distill.tasks import MaskedLM
 from distill.tasks.masked_lm import TextData
 from distill.teaching.teacher import TeacherSource, adopt_special_tokens, check_features

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import inspect
 import json
 import os
 import sys
@@ -72,6 +73,8 @@ _IGNORED = {
 _NOT_IN_DIGEST = ("resume", "output_dir", "cache_dir", "dry_run", "paper")
 _PATHS = ("task.data_dir", "teacher.path", "teacher.tokenizer", "student.path", "cache_dir")
 _PATHS_OR_IDS = ("task.unlabelled", "augment.model")  # An id of the Hub is no path that can be missing.
+# Mappings with options of several tasks, and the names of those that are paths; empty for the values themselves.
+_PATHS_BY_TASK = {"task.tasks": ("data_dir", "unlabelled"), "teacher.paths": ("",)}
 
 
 def run_job(config: DictConfig) -> Path | None:
@@ -119,6 +122,8 @@ def _select_job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
     job = str(config.job.name)
     if job == "pretrain" and not task.over_vocabulary:  # type: ignore[attr-defined]
         raise UserError(f"job={job} is not for task={config.task.name}: take a task over text, task=mlm")
+    if "tasks" in config.task and "tasks" not in inspect.signature(task).parameters:
+        raise UserError(f"task.tasks is for task=multi, and this run has task={config.task.name}: leave it out")
     _check_options(config, job, over_vocabulary=task.over_vocabulary)  # type: ignore[attr-defined]
     return JOBS[job]
 
@@ -165,12 +170,22 @@ def _to_dict(config: DictConfig) -> dict[str, object]:
 def _with_absolute_paths(config: DictConfig) -> DictConfig:
     """Returns the configuration with absolute paths, so that a run can be resumed from another directory."""
     absolute = copy.deepcopy(config)
-    for option in (*_PATHS, *_PATHS_OR_IDS):
+    for option in _path_options(config):
         value = OmegaConf.select(config, option)
         path = Path(str(value)).expanduser()
         if value is not None and (path.exists() or option == "cache_dir"):
             OmegaConf.update(absolute, option, str(path.absolute()))
     return absolute
+
+
+def _path_options(config: DictConfig) -> list[str]:
+    """Returns the options that may be paths."""
+    options = [*_PATHS, *_PATHS_OR_IDS]
+    for group, names in _PATHS_BY_TASK.items():
+        tasks = OmegaConf.select(config, group)
+        if OmegaConf.is_dict(tasks):
+            options += [".".join(filter(None, (group, str(task), name))) for task in tasks for name in names]
+    return options
 
 
 def _parent_directory(config: DictConfig) -> Path:
@@ -235,11 +250,11 @@ def _runs_of(config: DictConfig) -> list[Run]:
 
 def _check_paths(run_config: DictConfig, run: Run) -> None:
     """Raises UserError for data or models that the run was started with and that are gone."""
-    for option in (*_PATHS, *_PATHS_OR_IDS):
+    for option in _path_options(run_config):
         value = OmegaConf.select(run_config, option)
         if option == "cache_dir" or value is None or Path(str(value)).expanduser().exists():
             continue
-        if option in _PATHS_OR_IDS and not Path(str(value)).is_absolute():
+        if option.endswith((".unlabelled", "augment.model")) and not Path(str(value)).is_absolute():
             continue
         typed = next((given for given in run.record["command"] if given.startswith(f"{option}=")), option)
         raise UserError(

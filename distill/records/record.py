@@ -25,12 +25,14 @@ LOCK = ".lock"  # Of the process that works in the directory.
 class Run:
     """The directory of a run and the current content of its run.json, which `update` writes after every stage.
 
-    `file` is the name of the file, which is another one for a further seed of a run.
+    `file` is the name of the file, which is another one for a further seed of a run. The `section` of one of several
+    tasks is a run of its own, whose record is in that of its `parent`.
     """
 
     directory: Path
     record: dict[str, Any] = field(default_factory=dict)
     file: str = RECORD
+    parent: "Run | None" = None
 
     def update(self, **values: object) -> None:
         """Sets fields of the record and writes it."""
@@ -39,8 +41,32 @@ class Run:
 
     def save(self) -> None:
         """Writes the record."""
+        if self.parent is not None:
+            self.parent.save()
+            return
         self.record["sha256"] = digest(self.record)
         write_json(self.directory / self.file, self.record)
+
+    @property
+    def root(self) -> Path:
+        """Returns the directory of the whole run."""
+        return self.directory if self.parent is None else self.parent.root
+
+    def section(self, name: str) -> "Run":
+        """Returns the section of one of several tasks, with a directory of its own; an empty name is the run itself."""
+        if not name:
+            return self
+        sections = self.record.setdefault("tasks", {})
+        return Run(self.directory / "tasks" / name, sections.setdefault(name, create_results()), parent=self)
+
+    def whole(self) -> dict[str, Any]:
+        """Returns the record; of a section with the fields that concern the whole run."""
+        return self.record if self.parent is None else whole_section(self.parent.record, self.record)
+
+
+def whole_section(record: JsonObject, section: JsonObject) -> dict[str, Any]:
+    """Returns the section of one of several tasks with the fields of the record that concern the whole run."""
+    return {**record, **create_results(), **section}
 
 
 def digest(record: JsonObject) -> str:
@@ -107,10 +133,15 @@ def create_run_in(directory: Path, **fields: object) -> Run:
 def create_record(**fields: object) -> dict[str, Any]:
     """Returns the record of a run that has no results yet."""
     return dict(
-        schema=SCHEMA, status="running", error=None, version=__version__, **fields, task=None,
-        objective=None, teacher=None, student=None, baseline=None, retention=None, training=None, export={},
-        benchmark=[], budget=None, seeds=[], summary={}, comparison={}, breakdown={}, environment=environment(),
+        schema=SCHEMA, status="running", error=None, version=__version__, **fields, **create_results(),
+        objective=None, training=None, budget=None, environment=environment(),
     )  # fmt: skip
+
+
+def create_results() -> dict[str, Any]:
+    """Returns the fields of a record that concern one task, before it has results."""
+    fields = dict.fromkeys(["task", "teacher", "student", "baseline", "retention"])
+    return {**fields, "export": {}, "benchmark": [], "seeds": [], "summary": {}, "comparison": {}, "breakdown": {}}
 
 
 def environment() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from distill.files import JsonObject
 from distill.records.prediction_analysis import Analysis
+from distill.records.record import whole_section
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -32,7 +33,14 @@ _MARKUP = re.compile(r"([\\`*|<]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|&(?=#?\w+;))")
 HUB_METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 
 
-def render_report(record: Record, *, headline: str | None = None, analysis: Analysis | None = None) -> str:
+def render_report(
+    record: Record,
+    *,
+    headline: str | None = None,
+    analysis: Analysis | None = None,
+    sections: Sequence[str] = (),
+    is_section: bool = False,
+) -> str:
     """Returns report.md: the metrics, the exported files, the latency and how they were measured.
 
     A part of the record that is missing or empty has no section. A run that failed early, or is still at its beginning,
@@ -41,6 +49,9 @@ def render_report(record: Record, *, headline: str | None = None, analysis: Anal
     Args:
         headline: one sentence about the result.
         analysis: statistics of the predictions.
+        sections: the reports of each of several tasks.
+        is_section: leaves out what concerns the whole run: its status, the training and the environment. Headings are
+            those of a section.
     """
     status = {"status": record.get("status"), "error": record.get("error")}
     if not record["task"] or not record["teacher"] or (record.get("job") == "distill" and not record["student"]):
@@ -48,17 +59,35 @@ def render_report(record: Record, *, headline: str | None = None, analysis: Anal
     columns, *rows = _metric_table(record)
     seed_columns, *seed_rows = _seed_table(record)
     breakdown = {split: _breakdown_table(of_models, record) for split, of_models in record.get("breakdown", {}).items()}
-    return _render(
+    text = _render(
         "report.md.jinja", record, title=_title(record), metric_columns=columns, metric_rows=rows,
         seed_columns=seed_columns, seed_rows=seed_rows, breakdown=breakdown, headline=headline, analysis=analysis,
-        **status,
+        sections=sections, is_section=is_section, **({} if is_section else status),
     )  # fmt: skip
+    return re.sub(r"^#", "##", text, flags=re.M) if is_section else text
 
 
 def render_template(template: str, /, **values: object) -> str:
     """Returns the text of a template without repeated blank lines."""
     text = _templates().get_template(template).render(**values)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def section_heading(section: Record) -> str:
+    """Returns the heading of the report of one of several tasks, without its marks."""
+    return _cell(_title(section))
+
+
+def task_sections(record: Record) -> dict[str, Record]:
+    """Returns the record of each of several tasks by name; none for a run on one task."""
+    return {
+        name: whole_section(record, section) | {"tasks": {}} for name, section in (record.get("tasks") or {}).items()
+    }
+
+
+def render_overview_card(record: Record) -> str:
+    """Returns the README.md beside the bundles of several tasks: how much of its teacher each head kept."""
+    return _render("overview_card.md.jinja", record, names=list(record["tasks"]), shared=record.get("shared") or {})
 
 
 def render_model_card(record: Record, labels: Sequence[str]) -> str:
@@ -142,13 +171,20 @@ def summary_table(record: Record) -> Table:
 
 def summary_columns(record: Record) -> tuple[str, ...]:
     """Returns the header of `summary_rows`; the first column names the row."""
+    if record.get("tasks"):
+        return _task_table(record)[0]
     if not record["export"]:
         return _metric_table(record)[0]
     return tuple(record["task"]["metric"] if column == "metric" else column for column in FILE_COLUMNS)
 
 
 def summary_rows(record: Record) -> list[tuple[str, ...]]:
-    """Returns one row for each exported file, or without an export one for each model with all of its metrics."""
+    """Returns one row for each exported file, or without an export one for each model with all of its metrics.
+
+    Of several tasks it is one row for each task, and one for their mean.
+    """
+    if record.get("tasks"):
+        return _task_table(record)[1:]
     return _file_rows(record) if record["export"] else _metric_table(record)[1:]
 
 
@@ -258,6 +294,27 @@ def _breakdown_table(of_models: Record, record: Record) -> tuple[tuple[str, ...]
         if values["number"]
     ]
     return ("type", "number", *of_models), rows
+
+
+def _task_table(record: Record) -> list[tuple[str, ...]]:
+    """Returns the metrics of teacher and student and the shares kept of each of several tasks, the header first."""
+    sections = {**task_sections(record), record["task"]["metric"]: record}
+    formats = list(dict.fromkeys(name for section in sections.values() for name in section["retention"] or {}))
+    rows = [
+        (
+            name,
+            "" if section is record else section["task"]["metric"],
+            *(_number((section[model] or {"metrics": {}})["metrics"].get(section["task"]["metric"]), ".4f")
+              for model in ("teacher", "student", "baseline")),
+            *(_number((section["retention"] or {}).get(format), ".1%") for format in formats),
+            ", ".join(f"{format} {file['gate']}" for format, file in section["export"].items()),
+        )
+        for name, section in sections.items()
+    ]  # fmt: skip
+    kept = [f"kept ({format})" for format in formats]
+    columns = ("task", "metric", "teacher", "student", "baseline", *kept, "gate")
+    empty = {place for place in range(1, len(columns)) if all(row[place] in ("", MISSING) for row in rows)}
+    return [tuple(cell for place, cell in enumerate(row) if place not in empty) for row in (columns, *rows)]
 
 
 def _metric_table(record: Record) -> list[tuple[str, ...]]:

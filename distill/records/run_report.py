@@ -1,6 +1,7 @@
 """Writes the report of one run, report.md and report.html, from run.json and the files beside it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from distill.errors import UserError
@@ -12,7 +13,7 @@ from distill.records.figures import Figure
 from distill.records.headline import describe_result
 from distill.records.page import render_page
 from distill.records.prediction_analysis import Analysis, analyze_predictions
-from distill.records.report import render_report
+from distill.records.report import render_report, section_heading, task_sections
 from distill.records.shape import fill_record
 
 MARKDOWN, PAGE = "report.md", "report.html"
@@ -26,20 +27,47 @@ def write_report(directory: Path, record: JsonObject, *, to: Path | None = None,
         to: the directory of the report; None for that of the run.
         refresh: seconds after which a browser loads the page again.
     """
-    record, notes = fill_record(record), []
+    record = fill_record(record)
+    report = _describe_run(directory, record)
+    to = to or directory
+    write_text(to / MARKDOWN, report.markdown)
+    write_text(to / PAGE, render_page(report.markdown, report.figures, refresh=refresh))
+    return to / PAGE
+
+
+@dataclass(frozen=True)
+class _Report:
+    """The Markdown of a report, and its figures by the heading of their section."""
+
+    markdown: str
+    figures: Mapping[str, list[Figure]]
+
+
+def _describe_run(directory: Path, record: JsonObject, *, is_section: bool = False) -> _Report:
+    """Returns the report of a run, or of one of its several tasks, whose files are in `directory`."""
     analysis: Analysis | None = None
+    notes = []
     try:
         analysis = analyze_predictions(directory)
     except UserError as error:
         notes.append(str(error))
     [row] = compare_runs([(directory, record)])
-    headline = describe_result(row, subject=(record["student"] or {}).get("name"))
-    markdown = render_report(record, headline=headline, analysis=analysis)
+    figures = draw_run(directory, record, row, analysis)
+    sections = {
+        section_heading(section): _describe_run(directory / "tasks" / name, fill_record(section), is_section=True)
+        for name, section in task_sections(record).items()
+    }
+    markdown = render_report(
+        record, headline=describe_result(row, subject=(record["student"] or {}).get("name")), analysis=analysis,
+        sections=[section.markdown for section in sections.values()], is_section=is_section,
+    )  # fmt: skip
     markdown += "".join(f"\n> **Notice.** {note}\n" for note in notes)
-    to = to or directory
-    write_text(to / MARKDOWN, markdown)
-    write_text(to / PAGE, render_page(markdown, draw_run(directory, record, row, analysis), refresh=refresh))
-    return to / PAGE
+    # The page draws those of a task at the end of its section, which has no headings of the same level.
+    of_tasks = {
+        heading: [figure for drawn in section.figures.values() for figure in drawn]
+        for heading, section in sections.items()
+    }
+    return _Report(markdown, {**figures, **of_tasks})
 
 
 def draw_run(directory: Path, record: JsonObject, row: Row, analysis: Analysis | None) -> Mapping[str, list[Figure]]:

@@ -3,6 +3,7 @@
 from distill.tasks.classification import Classification
 from distill.tasks.embedding import Embedding
 from distill.tasks.masked_lm import MaskedLM
+from distill.tasks.multi import MultiTask
 from distill.tasks.multiple_choice import MultipleChoice
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.regression import Regression
@@ -12,6 +13,7 @@ __all__ = [
     "Classification",
     "Embedding",
     "MaskedLM",
+    "MultiTask",
     "MultipleChoice",
     "QuestionAnswering",
     "Regression",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -44,11 +44,24 @@ class HiddenStatesOverflow(UserError):
         super().__init__(f"{self.reason}: set teacher.cache.hidden=false")
 
 
+@runtime_checkable
+class StoredOutputs(TeacherOutputs, Protocol):
+    """The cached outputs of one teacher or several for one split."""
+
+    def bytes(self) -> int:
+        """Returns the size of all files."""
+        ...
+
+    def describe(self) -> str:
+        """Describes what is cached where."""
+        ...
+
+
 @dataclass(frozen=True)
 class ComputedOutputs:
     """The cached outputs of a teacher for one split, and the seconds that this run took to compute them."""
 
-    outputs: CachedOutputs | MixedOutputs
+    outputs: StoredOutputs
     seconds: float
 
     def record(self) -> dict[str, Any]:

@@ -87,6 +87,17 @@ class SeveralWeights(Protocol):
     weights: Sequence[float] | None
 
 
+@runtime_checkable
+class WeightsByTask(Protocol):
+    """The weights of a teacher for each of several tasks: a class of `teachers/`.
+
+    Attributes:
+        tasks: the source of each teacher's weights by the name of its task.
+    """
+
+    tasks: Mapping[str, Weights]
+
+
 @dataclass(frozen=True)
 class TeacherSource:
     """The weights of a teacher, the settings of its fine-tuning, and the cache of its outputs.
@@ -101,6 +112,7 @@ class TeacherSource:
         features: the hidden states of the frozen encoder that a BiLSTM reads in place of the fine-tuning; None for it.
         others: the further teachers of an ensemble (`make_ensemble`).
         shares: the weight of each teacher of an ensemble, with a sum of 1.
+        by_task: the source of the teacher of each of several tasks by its name; empty if this one teaches all.
 
     Raises:
         OptionError: if `accept_weak` is neither true nor false.
@@ -114,10 +126,15 @@ class TeacherSource:
     features: Features | None = None
     others: "tuple[TeacherSource, ...]" = ()
     shares: tuple[float, ...] = (1.0,)
+    by_task: "Mapping[str, TeacherSource]" = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.accept_weak, bool):
             raise OptionError("teacher.accept_weak", show_value(self.accept_weak), "true or false")
+
+    def of_task(self, name: str) -> "TeacherSource":
+        """Returns the source of the teacher of the task with this name."""
+        return self.by_task.get(name, self)
 
     @property
     def trainer(self) -> str:
@@ -153,6 +170,17 @@ def make_ensemble(sources: Sequence[TeacherSource], weights: Sequence[float] | N
         expected = "auto or true because an ensemble teaches from cached outputs"
         raise OptionError("teacher.cache.enabled", "false", expected)
     return replace(sources[0], others=tuple(sources[1:]), shares=shares)
+
+
+def make_by_task(sources: Mapping[str, TeacherSource]) -> TeacherSource:
+    """Returns the source of a teacher of its own for each of several tasks, by their names.
+
+    Raises:
+        UserError: for no teacher.
+    """
+    if not sources:
+        raise UserError("got no teacher, expected one for each task: teacher.paths={sst2:DIR,mrpc:DIR}")
+    return replace(next(iter(sources.values())), by_task=dict(sources))
 
 
 class PreparedTeacher:
@@ -244,7 +272,7 @@ class PreparedEnsemble(PreparedTeacher):
             requested=requested, resolved=f"the mean of {', '.join(member.resolved for member in members)}",
             substituted=False, origin=", ".join(member.origin for member in members), tokenizer=first.tokenizer,
             load=lambda: first.model, precision=first.precision,
-            weights=_digest([*(member.fingerprint for member in members), *shares]), device=first.device,
+            weights=digest_parts([*(member.fingerprint for member in members), *shares]), device=first.device,
             seconds=sum(member.seconds for member in members),
             notices=[notice for member in members for notice in member.notices],
         )  # fmt: skip
@@ -332,9 +360,9 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
     members = [_prepare(one, preparation, requested, substituted) for one in (source, *source.others)]
     if len(members) == 1:
         return members[0]
-    expected = _vocabulary(members[0])
+    expected = read_vocabulary(members[0].tokenizer)
     for member in members[1:]:
-        if _vocabulary(member) != expected:
+        if read_vocabulary(member.tokenizer) != expected:
             raise UserError(
                 f"teacher {member.resolved} reads other tokens than {members[0].resolved}: the teachers of an ensemble "
                 "need the same tokenizer"
@@ -342,9 +370,9 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
     return PreparedEnsemble(members, source.shares, requested=requested)
 
 
-def _vocabulary(teacher: PreparedTeacher) -> dict[str, Any]:
+def read_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Returns the tokenizer's file without the settings of its last call."""
-    content: dict[str, Any] = json.loads(teacher.tokenizer.backend_tokenizer.to_str())
+    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
     return content | {"truncation": None, "padding": None}
 
 
@@ -380,7 +408,7 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
     if not is_saved:
         parts: list[object] = [source.weights.fingerprint(), task.auto_class, splits.labels]
         parts += [dict(task.model_settings)] if task.model_settings else []
-        weights = _digest(parts if rescaling is None else [*parts, "rescaled", splits.sha256, task.max_length])
+        weights = digest_parts(parts if rescaling is None else [*parts, "rescaled", splits.sha256, task.max_length])
         tokenizer, load, model = start.tokenizer, partial(_reload, source, task, splits, rescaling), start.model
     else:
         weights = hash_file(directory / CHECKSUMS)
@@ -520,10 +548,11 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
     parts = [source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings]
     parts += [dict(task.model_settings)] if task.model_settings else []
     parts += [] if source.features is None else [source.features.record()]
-    return _digest([FORMAT, library_versions(), *parts])
+    return digest_parts([FORMAT, library_versions(), *parts])
 
 
-def _digest(parts: Sequence[object]) -> str:
+def digest_parts(parts: Sequence[object]) -> str:
+    """Returns a digest of values that JSON can represent."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

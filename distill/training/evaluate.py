@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.contracts import Batch, Items, Loader, Outputs, Scores, Task
+from distill.contracts import TASK_ID, Batch, Items, Loader, Outputs, Scores, Task
 from distill.models.forward import to_device
 
 _NO_OUTPUTS = frozenset[str]()
@@ -35,11 +35,22 @@ def score_items(
 ) -> tuple[Columns, Columns]:
     """Scores the outputs of a model at the items of one batch, with the results of `score_batch`."""
     columns = {name: column.cpu() for name, column in task.score(outputs, items, reference).items()}
-    return columns, {"labels": items.labels.cpu(), "example_id": items.example_id().cpu()}
+    number = {TASK_ID: items[TASK_ID].cpu()} if TASK_ID in items.batch else {}
+    return columns, {"labels": items.labels.cpu(), "example_id": items.example_id().cpu(), **number}
 
 
 def concatenate(batches: Iterable[tuple[Columns, Columns]]) -> Scores:
-    """Joins the scores of several batches, in their order."""
+    """Joins the scores of several batches in their order, those of several tasks each by itself."""
+    by_task: dict[int | None, list[tuple[Columns, Columns]]] = {}
+    for columns, identity in batches:
+        number = int(identity[TASK_ID][0]) if TASK_ID in identity else None
+        by_task.setdefault(number, []).append((columns, identity))
+    if None in by_task:
+        return _concatenate(by_task[None])
+    return Scores.of_tasks({number: _concatenate(of_task) for number, of_task in by_task.items() if number is not None})
+
+
+def _concatenate(batches: list[tuple[Columns, Columns]]) -> Scores:
     columns, identities = zip(*batches, strict=True)
 
     def joined(parts: tuple[Columns, ...], name: str) -> np.ndarray:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.loggers import Logger
@@ -264,13 +263,11 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
     steps = module.total_steps * settings.accumulate
     shown = buckets.indices()
     size = max(1, round(len(shown) / (len(buckets) * settings.accumulate * settings.processes())))
-    by_length = shown[np.argsort(np.asarray(dataset.lengths)[shown], kind="stable")]
-    middle = max(0, (len(by_length) - size) // 2)
     device = settings.device()
     module.to(device)
     if module.teacher is not None:
         module.teacher.to(device)
-    batch = to_device(dataset[by_length[middle : middle + size].tolist()], device)
+    batch = to_device(dataset[buckets.median_batch(size)], device)
     optimizer = module.configure_optimizers()[0][0]
     for group in optimizer.param_groups:
         group["lr"] = group["weight_decay"] = 0.0  # The same work without a change of the weights.

@@ -9,7 +9,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from distill.__main__ import config_directory
+from distill.__main__ import config_directory, expand_tasks
 from distill.losses import Objective
 from distill.losses.term import EncoderSize
 
@@ -23,7 +23,7 @@ DOCUMENTS = [*PAGES, CONF / "config.yaml", *(CONF / file for file in FILES)]
 
 def compose_config(*overrides: str) -> DictConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", list(overrides))
+        return compose("config", [expanded for override in overrides for expanded in expand_tasks(override)])
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
@@ -60,6 +60,12 @@ def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
             values["path"] = "."
         elif file.stem == "ensemble":
             values["paths"] = [".", "."]
+        elif file.stem == "by_task":
+            values["paths"] = {"sst2": ".", "mrpc": "."}
+    elif file.stem == "multi":
+        several = compose_config("task=multi", "task.tasks=[sst2,mrpc]", "task.tasks.mrpc.max_length=64").task
+        assert (list(several.tasks), several.tasks.mrpc.max_length) == (["sst2", "mrpc"], 64)
+        values["tasks"] = OmegaConf.to_container(several.tasks)
     built = hydra.utils.instantiate(values, _convert_="all")
     if isinstance(built, Objective):
         assert set(built.names) == {name for name, term in values["terms"].items() if term["weight"] > 0}

@@ -9,7 +9,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import stages
+from distill import part
 from distill.__main__ import config_directory
 from tests.jobs.conftest import Command
 from tests.test_seeds import write_metrics
@@ -19,7 +19,7 @@ def test_recipes_are_compared_in_one_table_and_a_failed_one_with_its_error(
     command: Command, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data_dir: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(stages, "write_bundle", write_metrics)
+    monkeypatch.setattr(part, "write_bundle", write_metrics)
     teacher.save_pretrained(tmp_path / "teacher")
     tokenizer.save_pretrained(tmp_path / "teacher")
     code, output, error = command(

@@ -1,0 +1,211 @@
+"""The examples of several tasks as one data set, with batches that hold examples of one task each."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Unpack, cast
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler
+
+from distill.contracts import TASK_ID, BatchOptions, EncodedSplits, Examples, Loader
+from distill.data import batching
+from distill.data.batching import Batch, LengthBuckets, Step
+from distill.data.mixing import MixedBuckets, labelled_only
+
+
+class SeveralExamples:
+    """One split of several tasks. An index is a list of examples of one task, and a result a batch of it.
+
+    The examples of a task have consecutive indices, in the order of the tasks' numbers. In a batch `example_id` is
+    counted within the task, and `TASK_ID` is its number.
+
+    Args:
+        parts: the examples of each task that has the split, by its number.
+        sampling: exponent of the tasks' sizes in their shares of an epoch's steps: with 1 an epoch shows every example
+            once, and with 0 every task has as many steps as the others.
+    """
+
+    visits: int | None = 1
+    classes_per_item: float | None = None
+
+    def __init__(self, parts: Mapping[int, Examples], *, sampling: float = 1.0) -> None:
+        self.parts, self.sampling = dict(sorted(parts.items())), sampling
+        every = list(self.parts.values())
+        self.lengths, self.tokens, self.sequences = (
+            np.concatenate([getattr(part, name) for part in every]) for name in ("lengths", "tokens", "sequences")
+        )
+        self.starts = np.cumsum([0, *map(len, every)])  # Of each part, and the end of the last one.
+        self.truncated = sum(part.truncated for part in every)
+        self.digest = hashlib.sha256(json.dumps([part.digest for part in every]).encode()).hexdigest()
+        self.items_per_example = sum(part.items_per_example * len(part) for part in every) / len(self.lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        chosen = np.asarray(indices)
+        place = int(np.searchsorted(self.starts, chosen[0], side="right")) - 1
+        number, part = list(self.parts.items())[place]
+        batch = dict(part[(chosen - self.starts[place]).tolist()])
+        return {**batch, TASK_ID: torch.full((len(chosen),), number)}
+
+    def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
+        """Returns a loader of optimizer steps of one task each; `batches` are arguments of `LengthBuckets`."""
+        samplers = [part.training_loader(steps=steps, **batches).batch_sampler for part in self.parts.values()]
+        buckets = cast("list[LengthBuckets | MixedBuckets]", samplers)
+        steps_of_tasks = SeveralBuckets(
+            buckets, self.starts.tolist(), lengths=self.lengths, sampling=self.sampling, seed=batches.get("seed", 0)
+        )
+        return batching.loader(self, steps_of_tasks)
+
+    def evaluation_loader(self) -> Loader:
+        """Returns a loader of the whole split, task by task, the longest examples of each first."""
+        every = zip(self.starts.tolist(), self.parts.values(), strict=False)
+        steps = [
+            [[start + index for index in micro_batch]]
+            for start, part in every
+            for micro_batch in batching.scoring_steps(part.lengths)
+        ]
+        return batching.loader(self, steps)
+
+    def labelled(self) -> "SeveralExamples":
+        """Returns the examples without those that only a teacher labels."""
+        parts = {number: cast(Examples, labelled_only({"train": part})["train"]) for number, part in self.parts.items()}
+        return SeveralExamples(parts, sampling=self.sampling)
+
+
+class SeveralBuckets(Sampler[Step]):
+    """Samples the steps of an epoch, each of which is a step of one task, in random order.
+
+    An epoch has as many steps as one pass over all tasks. Each task gets its share of them, and goes on in the next
+    epoch where it stopped. The steps follow from the seed and the epoch alone.
+
+    Args:
+        samplers: the steps of each task.
+        starts: the index of the first example of each task.
+        lengths: of all examples in tokens, `[N]`.
+        sampling: as in `SeveralExamples`.
+    """
+
+    def __init__(
+        self,
+        samplers: "Sequence[LengthBuckets | MixedBuckets]",
+        starts: Sequence[int],
+        *,
+        lengths: np.ndarray,
+        sampling: float,
+        seed: int = 0,
+    ) -> None:
+        self.samplers, self.starts, self.lengths, self.seed = samplers, starts, lengths, seed
+        self.quotas = share_steps([len(steps) for steps in samplers], sampling)
+        self.rank, self.skip, self.epoch = 0, 0, 0
+        self.sampler = self  # Lightning calls its `set_epoch`.
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return sum(self.quotas)
+
+    def __iter__(self) -> Iterator[Step]:
+        steps = self._sample_epoch()
+        first, self.skip = self.skip, 0
+        yield from (step for _, step in steps[first:])
+
+    def indices(self) -> np.ndarray:
+        """Returns the examples of the epoch; one that is shown twice occurs twice."""
+        return np.concatenate([micro_batch for _, step in self._sample_epoch() for micro_batch in step])
+
+    def padding(self) -> float:
+        """Returns the share of padding among the tokens of an epoch."""
+        tokens = computed = 0
+        for task, step in self._sample_epoch():
+            for lengths in (self.lengths[micro_batch] for micro_batch in step):
+                tokens += int(lengths.sum())
+                computed += len(lengths) * batching.padded_length(lengths.max(), self.samplers[task].longest)
+        return 1 - tokens / computed
+
+    def median_batch(self, size: int) -> list[int]:
+        """Returns `size` examples of median length of the task with the most steps."""
+        task = int(np.argmax(self.quotas))
+        return [self.starts[task] + index for index in self.samplers[task].median_batch(size)]
+
+    def epochs(self, steps: int) -> list[float]:
+        """Returns the number of passes over the examples of each task in so many steps."""
+        return [
+            steps * quota / (len(self) * len(sampler))
+            for quota, sampler in zip(self.quotas, self.samplers, strict=True)
+        ]
+
+    def _sample_epoch(self) -> list[tuple[int, Step]]:
+        """Returns the steps of the epoch, each with the place of its task."""
+        queues = [iter(self._sample_task(task)) for task in range(len(self.samplers))]
+        order = np.repeat(np.arange(len(queues)), self.quotas)
+        order = np.random.default_rng([self.seed, 3, self.epoch]).permutation(order)
+        return [(task, next(queues[task])) for task in order.tolist()]
+
+    def _sample_task(self, task: int) -> list[Step]:
+        """Returns the steps of a task in the epoch, from as many passes over its examples as they take."""
+        sampler, quota, steps = self.samplers[task], self.quotas[task], list[Step]()
+        while len(steps) < quota:
+            number, begin = divmod(self.epoch * quota + len(steps), len(sampler))
+            sampler.set_epoch(number)
+            steps += list(sampler)[begin : begin + quota - len(steps)]
+        start = self.starts[task]
+        return [[[start + index for index in micro_batch] for micro_batch in step] for step in steps]
+
+
+def share_steps(steps: Sequence[int], sampling: float) -> list[int]:
+    """Returns the steps of each task in an epoch, whose sum is that of `steps`, one pass over each task.
+
+    They are in proportion to `steps ** sampling`, rounded by the largest remainders. With an exponent of at most 1 the
+    smallest task has at least as many as in one pass.
+
+    >>> share_steps([90, 10], 1.0), share_steps([90, 10], 0.0), share_steps([90, 10], 0.5)
+    ([90, 10], [50, 50], [75, 25])
+    """
+    weights = np.asarray(steps, dtype=np.float64) ** sampling
+    exact = sum(steps) * weights / weights.sum()
+    quotas = np.floor(exact + 1e-9).astype(int)
+    remaining = sum(steps) - int(quotas.sum())
+    quotas[np.argsort(quotas - exact, kind="stable")[:remaining]] += 1
+    return [int(quota) for quota in quotas]
+
+
+def join_splits(parts: Sequence[EncodedSplits], *, sampling: float) -> EncodedSplits:
+    """Returns the splits of several tasks as one mapping, `train` and dev first."""
+    names = dict.fromkeys(["train", "dev", *(name for part in parts for name in part)])
+    return {
+        name: SeveralExamples(
+            {number: cast(Examples, part[name]) for number, part in enumerate(parts) if name in part}, sampling=sampling
+        )
+        for name in names
+    }
+
+
+def all_loaders(
+    examples: EncodedSplits, *, steps: int | None = None, **batches: Unpack[BatchOptions]
+) -> dict[str, Loader]:
+    """Returns the loaders of `batching.all_loaders`, also for the splits of several tasks."""
+    if not isinstance(examples["train"], SeveralExamples):
+        return batching.all_loaders(examples, steps=steps, **batches)
+    scored = {name: split for name, split in examples.items() if isinstance(split, SeveralExamples) and name != "train"}
+    train = {"train": examples["train"].training_loader(steps=steps, **batches)}
+    return {**train, **{name: split.evaluation_loader() for name, split in scored.items()}}
+
+
+def without_unlabelled(examples: EncodedSplits) -> EncodedSplits:
+    """Returns the splits of one task or several without the texts that only a teacher labels."""
+    train = examples["train"]
+    if not isinstance(train, SeveralExamples):
+        return labelled_only(examples)
+    labelled = train.labelled()
+    return examples if labelled.parts == train.parts else {**examples, "train": labelled}
+
+
+def epochs_of_tasks(train: Loader, steps: int) -> list[float]:
+    """Returns the number of passes of a training of so many steps over the examples of each of its tasks."""
+    sampler = train.batch_sampler
+    return sampler.epochs(steps) if isinstance(sampler, SeveralBuckets) else [steps / len(train)]

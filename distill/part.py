@@ -1,0 +1,273 @@
+"""One task of a run: its data, its teacher, its section of run.json, and its exported student.
+
+A run on one task has one part, whose section is the whole record.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill import preflight, seeds
+from distill.benchmark.comparison import compare_models
+from distill.console import print_line, print_notice
+from distill.contracts import EncodedSplits, Examples, ScoredSplits, Scores, Splits, Task
+from distill.data.mixing import MixedExamples
+from distill.depth_ladder import warn_of_size
+from distill.edge.bundle import session
+from distill.edge.processor import weight_bits
+from distill.errors import first_line
+from distill.export.bundle import FILES, Exported, write_bundle
+from distill.export.gate import UNDECIDED, ExportedFile, recommended
+from distill.export.onnx import export_onnx
+from distill.export.quantization import Material, write_dynamic
+from distill.export.recipe_ladder import closest, describe
+from distill.export.sensitivity import describe_sensitivity
+from distill.files import (
+    JsonObject,
+    atomic_directory,
+    is_full_disk,
+    is_intact,
+    make_directory,
+    replace_file,
+    write_text,
+)
+from distill.models import checks
+from distill.models.forward import exported_inputs
+from distill.models.pooling import write_modules
+from distill.plan import Plan
+from distill.records import report
+from distill.records.predictions import write_predictions
+from distill.records.record import Run
+from distill.teaching.teacher import PreparedTeacher
+from distill.training.evaluate import split_metrics
+
+
+@dataclass(frozen=True)
+class Part:
+    """One task of a run.
+
+    Args:
+        name: of the task among several; empty for the only one.
+        plan: of the run, with this task.
+        run: the section of the record.
+    """
+
+    name: str
+    plan: Plan
+    run: Run
+    splits: Splits
+    examples: EncodedSplits
+    teacher: PreparedTeacher
+
+    @property
+    def task(self) -> Task:
+        return self.plan.task
+
+    @property
+    def bundle(self) -> Path:
+        """Returns the directory of the task's bundle."""
+        return self.run.root / "bundle" / self.name
+
+    @property
+    def student(self) -> Path:
+        """Returns the directory of the task's student."""
+        return self.run.root / "student" / self.name
+
+    def of_seed(self, plan: Plan, run: Run) -> "Part":
+        """Returns the task in the run of a further seed, with the same data and teacher."""
+        section = run.section(self.name)
+        section.record.update({name: self.run.record[name] for name in ("task", "teacher")})
+        return replace(self, plan=replace(plan, task=self.task), run=section)
+
+    def scored_data(self) -> ScoredSplits:
+        """Returns the data that the exported student is scored on."""
+        return self.task.scored_data(self.splits, lambda: self.examples)
+
+    def describe_teacher(self) -> str:
+        """Describes the teacher: its name, where its head comes from, and its metric on dev."""
+        teacher, metric = self.teacher, self.task.metric
+        score = f", {metric} {teacher.metrics[metric]:.4f} on dev" if teacher.metrics else ""
+        return f"{teacher.resolved} ({teacher.origin}){score}" + (f", for {self.name}" if self.name else "")
+
+    def describe_data(self) -> list[tuple[str, str]]:
+        """Returns the rows of the summary before training that concern the task and its examples."""
+        return [
+            ("task", preflight.describe_task(self.task, self.run.record["task"], self.splits)),
+            ("tokens", preflight.describe_lengths(self.examples, self.task.max_length)),
+        ]
+
+    def record_student(self, model: PreTrainedModel, scores: Mapping[str, Scores], *, name: str) -> None:
+        """Records the metrics of the trained student and saves it."""
+        self.run.update(
+            student={
+                "name": name, "parameters": checks.count_parameters(model), "metrics": split_metrics(self.task, scores),
+                "layers": getattr(model.config, "teacher_layers", None),
+            },
+        )  # fmt: skip
+        save_model(model, self.teacher.tokenizer, self.student)
+
+    def compare(self, scores: Mapping[str, Scores], baseline: Mapping[str, Scores] | None) -> None:
+        """Records the differences of the student from its baseline, if there is one, and its teacher."""
+        comparison = seeds.compare(
+            self.task, scores["dev"], baseline=None if baseline is None else baseline["dev"],
+            teacher=self.teacher.scores.get("dev"), plan=self.plan,
+        )  # fmt: skip
+        self.run.update(comparison=comparison)
+
+    def export(
+        self,
+        directory: Path,
+        student: PreTrainedModel,
+        scores: Mapping[str, Scores],
+        retrain: Callable[[], PreTrainedModel] | None,
+    ) -> Exported:
+        """Writes the bundle with its model card to `directory`, checks its files, and records them."""
+        run = self.run
+        print_line(f"{self._exporting}, and quantizing until a file passes its gate on {', '.join(scores)}")
+        exported = write_bundle(
+            directory, model=student, tokenizer=self.teacher.tokenizer, task=self.task, splits=self.scored_data(),
+            scores=scores, settings=self.plan.export, retrain=retrain,
+            teacher={"name": self.teacher.resolved, "metrics": self.teacher.metrics},
+        )  # fmt: skip
+        retention = measure_retention(run.record, self.task, exported.formats)
+        run.update(export=exported.formats, ladder=exported.ladder, retention=retention)
+        write_text(directory / "README.md", self.model_card())
+        return exported
+
+    def measure(self, student: PreTrainedModel, scores: Mapping[str, Scores], exported: Exported) -> None:
+        """Records the predictions and the latency of the exported student, whose bundle is complete."""
+        run, models = self.run, {"teacher": self.teacher.scores, "student": scores, **exported.scores}
+        run.update(breakdown=break_down(models, self.task))
+        make_directory(run.directory)
+        write_predictions(run.directory, models, task=self.task, splits=self.scored_data(), settings=self.plan.record)
+        run.update(benchmark=self._time(student, exported.formats))
+        replace_file(self.bundle, "README.md", self.model_card())
+
+    def model_card(self) -> str:
+        """Returns the README.md of the bundle."""
+        return report.render_model_card(self.run.whole(), self.splits.labels)
+
+    def print_bundle(self) -> None:
+        """Prints the bundle, its recommended file and what is to know of it."""
+        formats = self.run.record["export"]
+        chosen = recommended(formats)
+        if chosen is None:
+            print_notice(f"no exported file {self._of_task}passed its gate; report.md has the differences")
+        elif formats[chosen]["gate"] == UNDECIDED:
+            print_notice(
+                f"{formats[chosen]['file']} {self._of_task}kept the metric, but dev is too small to be sure of it"
+            )
+        elif (rung := closest(self.run.record["ladder"])) is not None:
+            print_notice(f"no recipe of quantization {self._of_task}passed its gate; closest came {describe(rung)}")
+        warn_of_size(self.plan, formats, chosen)
+        if chosen is not None and formats[chosen].get("batch_sensitivity"):  # Earlier versions did not measure it.
+            file = formats[chosen]
+            sentence = describe_sensitivity(file["file"], file["batch_sensitivity"], file["batch_size"])
+            print_line(f"Batches  {sentence}")
+        print_line(f"Bundle   {self.bundle}" + (f"  (recommended: {formats[chosen]['file']})" if chosen else ""))
+        print_line(f"Try it   python -m distill.edge {self.bundle} {report.example_argument(self.run.record['task'])}")
+
+    @property
+    def _exporting(self) -> str:
+        return f"Exporting {self.name} to ONNX" if self.name else "Exporting to ONNX"
+
+    @property
+    def _of_task(self) -> str:
+        return f"of {self.name} " if self.name else ""
+
+    def _time(self, student: PreTrainedModel, formats: Mapping[str, ExportedFile]) -> list[dict[str, Any]]:
+        """Latencies of student and, unless it is left out, teacher in torch and in ONNX, measured in turns."""
+        if not self.plan.benchmark.enabled:
+            return []
+        student_files = {format: self.bundle / row["file"] for format, row in formats.items()}
+        is_timed = self.plan.benchmark.teacher and len(self.teacher.members) == 1
+        models = {"teacher": (self.teacher.model, self._teacher_files())} if is_timed else {}
+        models["student"] = (student, student_files)
+        return compare_models(
+            models, tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark, choices=self.task.choices
+        )
+
+    def _teacher_files(self) -> dict[str, Path]:
+        """The teacher's own ONNX files, cached under its weights, its inputs and the recipe; none if they fail."""
+        bits = weight_bits(self.plan.export.targets()[0])
+        teacher, tokenizer = self.teacher.model, self.teacher.tokenizer
+        key = hashlib.sha256(
+            " ".join([self.teacher.weights, *exported_inputs(teacher, tokenizer)]).encode()
+        ).hexdigest()
+        directory = self.plan.cache_dir / "onnx" / f"{key[:16]}-rows-{bits}"
+        if not is_intact(directory):
+            try:
+                with atomic_directory(directory, reuse_intact=True) as temporary:
+                    export_onnx(teacher, temporary / FILES["fp32"], tokenizer=tokenizer)
+                    write_dynamic(Material(temporary / FILES["fp32"], bits), temporary / FILES["int8"])
+                    for file in FILES.values():
+                        session(temporary / file)
+            except Exception as error:  # Of any library. The run needs these files for some rows of a table alone.
+                if is_full_disk(error):
+                    raise
+                reason = first_line(error)
+                print_notice(f"the teacher is timed in torch alone, because its ONNX files cannot be made: {reason}")
+                return {}
+        return {format: directory / file for format, file in FILES.items()}
+
+
+def measure_retention(record: JsonObject, task: Task, formats: Mapping[str, ExportedFile]) -> dict[str, float | None]:
+    """The share of the teacher's metric that each file keeps, as `report.share_kept`."""
+    metric, teacher = task.metric, record["teacher"]["metrics"][task.metric]
+    values = {"torch": record["student"]["metrics"][metric]}
+    values |= {name: row["metrics"][metric] for name, row in formats.items()}
+    return {name: report.share_kept(value, teacher, record["task"]) for name, value in values.items()}
+
+
+def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str, Any]:
+    """The `task` of run.json."""
+    sizes = splits.sizes() or {name: len(split) for name, split in examples.items() if isinstance(split, Examples)}
+    truncated = {name: split.truncated for name, split in examples.items() if isinstance(split, Examples)}
+    train = examples["train"]
+    unlabelled = {"unlabelled": train.unlabelled} if isinstance(train, MixedExamples) else {}
+    return {
+        "name": task.name, "kind": task.kind, "metric": task.metric, "selects": task.selects,
+        "pair": task.pair, **task.describe(splits),
+        "examples": {"train": 0, "dev": 0, "test": 0} | sizes, "truncated": truncated,
+        "sha256": data_digest(task, splits, examples), **unlabelled,
+    }  # fmt: skip
+
+
+def joint_record(task: Task, parts: Sequence[Part]) -> dict[str, Any]:
+    """The `task` of run.json for several tasks: their names, and the sums of their examples."""
+    records = [part.run.record["task"] for part in parts]
+    sizes: dict[str, int] = {}
+    for split, number in (item for record in records for item in record["examples"].items()):
+        sizes[split] = sizes.get(split, 0) + number
+    return {
+        "name": task.name, "kind": task.kind, "metric": task.metric, "selects": task.selects,
+        "tasks": [part.name for part in parts], "examples": sizes,
+        "sha256": "-".join(record["sha256"] for record in records),
+    }  # fmt: skip
+
+
+def break_down(models: Mapping[str, Mapping[str, Scores]], task: Task) -> dict[str, dict[str, Any]]:
+    """The `breakdown` of run.json: of each split, the metrics of each model for each type of answer."""
+    splits = models["student"]
+    by_split = {split: {name: task.breakdown(scores[split]) for name, scores in models.items()} for split in splits}
+    return {split: of_models for split, of_models in by_split.items() if of_models["student"]}
+
+
+def data_digest(task: Task, splits: Splits, examples: EncodedSplits) -> str:
+    """Stands for the data that a training depends on: of labelled rows the content, of raw text the sequences."""
+    train = examples["train"]
+    if not task.over_vocabulary:
+        return f"{splits.sha256}-{train.digest}" if isinstance(train, MixedExamples) else splits.sha256
+    return "-".join(split.digest for split in examples.values() if isinstance(split, Examples))
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Writes an ordinary checkpoint directory, whole or not at all; sentence-transformers loads that of an encoder."""
+    with atomic_directory(directory) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        write_modules(model, temporary)

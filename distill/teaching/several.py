@@ -1,0 +1,144 @@
+"""The teachers of several tasks, each for the batches of its own task."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedModel
+
+from distill.contracts import TASK_ID, Batch, ItemOutputs, Items, Scores, Task
+from distill.errors import UserError, first_line
+from distill.losses import Objective
+from distill.models.checks import encoder_size
+from distill.models.heads import SeveralHeads
+from distill.teaching.outputs import ComputedOutputs, StoredOutputs
+from distill.teaching.teacher import PreparedTeacher, TeacherSource, digest_parts, read_vocabulary
+from distill.training.evaluate import split_metrics
+from distill.training.module import freeze
+
+
+class PreparedTeachers(PreparedTeacher):
+    """The teachers of several tasks by name. Everything but model, metrics and size is that of the first one."""
+
+    def __init__(self, teachers: Mapping[str, PreparedTeacher]) -> None:
+        first = next(iter(teachers.values()))
+        self.teachers = teachers
+        every = teachers.values()
+        super().__init__(
+            requested=first.requested, resolved=", ".join(dict.fromkeys(one.resolved for one in every)),
+            substituted=any(one.substituted for one in every), origin=", ".join(one.origin for one in every),
+            tokenizer=first.tokenizer, load=lambda: first.model, precision=first.precision,
+            weights=digest_parts([one.fingerprint for one in every]), device=first.device,
+            seconds=sum(one.seconds for one in every),
+        )  # fmt: skip
+        self.parameters = sum(one.parameters for one in every)
+
+    def join_scores(self, task: Task) -> None:
+        """Sets scores and metrics of all tasks from those of the teachers."""
+        every = [teacher.scores for teacher in self.teachers.values()]
+        splits = dict.fromkeys(split for scores in every for split in scores)
+        self.scores = {
+            split: Scores.of_tasks({number: scores[split] for number, scores in enumerate(every) if split in scores})
+            for split in splits
+        }
+        self.metrics = split_metrics(task, self.scores)
+
+    def running(self) -> PreTrainedModel:
+        return freeze(SeveralHeads({name: teacher.running() for name, teacher in self.teachers.items()}))
+
+    def release(self) -> None:
+        for teacher in self.teachers.values():
+            teacher.release()
+        super().release()
+
+    def record(self) -> dict[str, Any]:
+        self.notices = [notice for teacher in self.teachers.values() for notice in teacher.notices]
+        return super().record()
+
+
+def check_tokenizers(sources: Mapping[str, TeacherSource]) -> None:
+    """Raises UserError for teachers in directories with other tokens than the first one's."""
+    directories = {name: source.weights.locate() for name, source in sources.items()}
+    given = {name: directory for name, directory in directories.items() if directory is not None}
+    if len(set(given.values())) < 2:
+        return
+    vocabularies = {
+        name: _load_vocabulary(directory, trust_remote_code=sources[name].weights.trust_remote_code)
+        for name, directory in given.items()
+    }
+    _compare_vocabularies(vocabularies, {name: str(directory) for name, directory in given.items()})
+
+
+def _compare_vocabularies(vocabularies: Mapping[str, object], teachers: Mapping[str, str]) -> None:
+    first = next(iter(vocabularies))
+    for name, vocabulary in vocabularies.items():
+        if vocabulary != vocabularies[first]:
+            raise UserError(
+                f"the teacher of task {name} ({teachers[name]}) reads other tokens than that of task {first} "
+                f"({teachers[first]}): one student reads one vocabulary, so give teachers with the same tokenizer"
+            )
+
+
+def _load_vocabulary(directory: Path, *, trust_remote_code: bool) -> dict[str, Any]:
+    try:
+        return read_vocabulary(AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code))
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:  # Of transformers, for damaged files.
+        raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error
+
+
+def join_teachers(teachers: Mapping[str, PreparedTeacher], objective: Objective) -> PreparedTeacher:
+    """Returns the teachers of several tasks as one; a single one stays as it is.
+
+    Raises:
+        UserError: for teachers with other tokens, and for encoders of other sizes where the objective reads them.
+    """
+    (first_name, first), *others = teachers.items()
+    if not others:
+        return first
+    _compare_vocabularies(
+        {name: read_vocabulary(teacher.tokenizer) for name, teacher in teachers.items()},
+        {name: teacher.resolved for name, teacher in teachers.items()},
+    )
+    for name, teacher in others:
+        if objective.needs and encoder_size(teacher.model) != encoder_size(first.model):
+            raise UserError(
+                f"the teacher of task {name} ({teacher.resolved}) has an encoder of another size than that of task "
+                f"{first_name} ({first.resolved}), and objective {objective.name} compares encoders: take "
+                "objective=hinton, which compares logits alone"
+            )
+    return PreparedTeachers(teachers)
+
+
+@dataclass(frozen=True)
+class OutputsOfTasks:
+    """The cached outputs of the teachers of several tasks, in the order of the tasks' numbers."""
+
+    tasks: Sequence[StoredOutputs]
+
+    def __call__(self, batch: Batch, items: Items) -> ItemOutputs:
+        return self.tasks[int(batch[TASK_ID][0])](batch, items)
+
+    def bytes(self) -> int:
+        """Returns the size of all files."""
+        return sum(outputs.bytes() for outputs in self.tasks)
+
+    def describe(self) -> str:
+        """Describes what is cached where."""
+        return "; ".join(outputs.describe() for outputs in self.tasks)
+
+
+def join_outputs(
+    results: Sequence[tuple[ComputedOutputs | None, str | None]],
+) -> tuple[ComputedOutputs | None, str | None]:
+    """Returns the outputs of all teachers, or None and the reason why the teachers run in every step.
+
+    They all do if one of them does, because a training reads either.
+    """
+    if len(results) == 1:
+        return results[0]
+    computed = [outputs for outputs, _ in results if outputs is not None]
+    if len(computed) < len(results):
+        return None, next((reason for outputs, reason in results if outputs is None), None)
+    outputs = OutputsOfTasks([of_task.outputs for of_task in computed])
+    return ComputedOutputs(outputs, sum(of_task.seconds for of_task in computed)), None

@@ -1,0 +1,291 @@
+"""Tests of several tasks with one student: metrics, losses, refusals, and a whole run up to its bundles."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+
+import distill as d
+from distill import stages
+from distill.contracts import TASK_ID, Scores
+from distill.edge.__main__ import main
+from distill.errors import Interrupted, OptionError, UserError
+from distill.models.heads import SeveralHeads, share_encoder
+from distill.records.report import summary_rows
+from distill.tasks import Classification, MaskedLM, MultiTask, Regression
+from distill.training.module import DistillationModule
+from students.distilbert import from_teacher
+from tests.conftest import LABELS, sentences, toy_bert
+from tests.jobs.conftest import Command, command
+
+assert command
+
+NO_TIMING = d.BenchmarkSettings(batches=[1], lengths=[8], enabled=False)
+NAMES = ("films", "pairs")
+
+
+def similarity(rows: list[tuple[str, int]]) -> dict[str, list[Any]]:
+    """Returns pairs of texts with 5 for the same label and 0 for another one."""
+    pairs = list(zip(rows, rows[1:] + rows[2:3], strict=True))
+    return {
+        "one": [first for (first, _), _ in pairs], "two": [second for _, (second, _) in pairs],
+        "score": [5.0 * (i % 3 == 0) for i in range(len(pairs))],
+    }  # fmt: skip
+
+
+def columns_of(rows: list[tuple[str, int]]) -> tuple[list[str], list[int]]:
+    return [text for text, _ in rows], [label for _, label in rows]
+
+
+def make_task(**options: Any) -> MultiTask:
+    films = Classification(
+        text="text", labels=LABELS, name="films", metrics=["accuracy"], max_length=32,
+        train=columns_of(sentences(48)), dev=columns_of(sentences(16)),
+    )  # fmt: skip
+    pairs = Regression(
+        text=["one", "two"], label="score", name="pairs", max_length=48,
+        train=similarity(sentences(24)), dev=similarity(sentences(12)),
+    )  # fmt: skip
+    return MultiTask(tasks={"films": films, "pairs": pairs}, **options)
+
+
+def make_models(vocabulary: int) -> dict[str, PreTrainedModel]:
+    films = toy_bert(vocabulary).eval()
+    config = toy_bert(vocabulary, seed=1).config
+    config.num_labels = 1
+    torch.manual_seed(2)
+    return {"films": films, "pairs": type(films)(config).eval()}
+
+
+def scores_of(logits: list[list[float]], labels: list[float]) -> Scores:
+    return Scores({"logits": np.array(logits)}, np.array(labels), np.arange(len(labels)))
+
+
+# The task
+
+
+def test_metrics_are_those_of_the_tasks_and_their_mean() -> None:
+    """Three of four classes are right, and the numbers are in a line: (0.75 + 1) / 2."""
+    films = scores_of([[1, 0], [1, 0], [0, 1], [0, 1]], [0, 0, 1, 0])
+    pairs = scores_of([[1], [2], [3]], [0, 2, 4])
+    metrics = make_task().metrics(Scores.of_tasks({0: films, 1: pairs}))
+    assert metrics == pytest.approx({"mean": 0.875, "films/accuracy": 0.75, "pairs/pearson": 1.0})
+    assert make_task().metrics(Scores.of_tasks({0: films})) == {"films/accuracy": 0.75}
+
+
+def test_a_step_on_several_tasks_has_the_mean_loss_of_all_their_items(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Cross-entropy of two examples of one task and squared error of one of the other, over three items."""
+    task, models = make_task(), make_models(len(tokenizer))
+    student = share_encoder({name: from_teacher(model) for name, model in models.items()}, name="toy")
+    module = DistillationModule(student=student, objective=d.Objective(hard=d.HardLabels()), task=task)  # type: ignore[arg-type]
+    student.eval()
+    ids = torch.randint(5, 60, (2, 7), generator=torch.Generator().manual_seed(0))
+    films = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "example_id": torch.arange(2)}
+    pairs = {name: column[:1] for name, column in films.items()}
+    films |= {"labels": torch.tensor([0, 1]), TASK_ID: torch.tensor([0, 0])}
+    pairs |= {"labels": torch.tensor([3.0]), TASK_ID: torch.tensor([1])}
+    counts = module._counts(films) + module._counts(pairs)
+    loss = sum(module.losses(batch, counts)[0] for batch in (films, pairs))
+    inputs = {name: films[name] for name in ("input_ids", "attention_mask")}
+    logits = student.head("films")(**inputs).logits
+    number = student.head("pairs")(**{name: column[:1] for name, column in inputs.items()}).logits
+    expected = torch.nn.functional.cross_entropy(logits, films["labels"], reduction="sum") + (number[0, 0] - 3.0) ** 2
+    torch.testing.assert_close(loss, expected / 3)
+
+
+def test_heads_share_one_encoder_and_start_from_their_teachers(tokenizer: PreTrainedTokenizerBase) -> None:
+    models = make_models(len(tokenizer))
+    own = {name: from_teacher(model) for name, model in models.items()}
+    classifiers = {name: model.classifier.weight.clone() for name, model in own.items()}
+    student = share_encoder(own, name="toy")
+    assert student.head("pairs").base_model is student.head("films").base_model is student.base_model
+    for name, weight in classifiers.items():
+        assert torch.equal(student.head(name).classifier.weight, weight)
+    names = [name for name, _ in student.named_parameters()]
+    assert len(names) == len(set(names)) == len(student.inherited)  # type: ignore[arg-type]
+    assert sum(p.numel() for p in student.parameters()) < 1.2 * sum(p.numel() for p in own["films"].parameters())
+
+
+def test_tasks_that_cannot_be_learned_together_are_refused() -> None:
+    one = make_task().tasks["films"]
+    with pytest.raises(OptionError, match=r"got tasks=\[films\], expected at least two tasks, as in"):
+        MultiTask(tasks={"films": one})
+    with pytest.raises(OptionError, match=r"got tasks=a/b, expected names of letters, digits, _ and -"):
+        MultiTask(tasks={"films": one, "a/b": one})
+    with pytest.raises(UserError, match=r"task mlm \(masked_lm\) cannot be one of several"):
+        MultiTask(tasks={"films": one, "mlm": MaskedLM()})
+    with pytest.raises(OptionError, match=r"got sampling=2, expected size, even, or a number from 0 to 1"):
+        make_task(sampling=2)
+
+
+# A whole run
+
+
+def run(root: Path, tokenizer: PreTrainedTokenizerBase, directory: str = "run", **options: Any) -> d.Result:
+    teachers = {
+        name: d.Teacher(model, tokenizer, name=name, cache_dir=root / "cache", accept_weak=True)
+        for name, model in make_models(len(tokenizer)).items()
+    }
+    trainer = d.TrainerSettings(
+        max_steps=6, batch_size=8, learning_rate=3e-3, precision="32-true", accelerator="cpu", checkpoint_steps=2
+    )
+    settings = d.ExportSettings(max_drop=1.0, min_agreement=0.0, max_probability_diff=1.0, recipes=["dynamic"])
+    return d.distill(
+        d.Teacher.by_task(teachers), d.students.distilbert(layers=[0, 3]), make_task(sampling="even"),
+        trainer=trainer, export=settings, benchmark=NO_TIMING, directory=root / directory, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def result(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> d.Result:
+    return run(tmp_path_factory.mktemp("multi"), tokenizer, baseline=True)
+
+
+def test_the_record_has_a_section_for_each_task(result: d.Result) -> None:
+    record = result.record
+    assert (record["status"], record["task"]["tasks"], list(record["tasks"])) == ("finished", list(NAMES), list(NAMES))
+    assert record["task"]["examples"] == {"train": 72, "dev": 28, "test": 0}
+    assert record["training"]["steps"] == 6
+    for model in ("teacher", "student", "baseline"):
+        metrics = record[model]["metrics"]
+        own = {name: record["tasks"][name][model]["metrics"] for name in NAMES}
+        assert metrics["films/accuracy"] == own["films"]["accuracy"]
+        assert metrics["mean"] == pytest.approx((own["films"]["accuracy"] + own["pairs"]["pearson"]) / 2)
+    for name in NAMES:
+        section = record["tasks"][name]
+        assert section["task"]["name"] == name
+        assert section["export"].keys() == {"fp32", "int8"}
+        assert section["export"]["fp32"]["gate"] == "passed"
+        assert section["comparison"].keys() == {"teacher", "baseline"}
+        assert section["retention"].keys() == {"torch", "fp32", "int8"}
+    rows = summary_rows(record)
+    assert [row[0] for row in rows] == [*NAMES, "mean"]
+    kept = record["tasks"]["films"]["retention"]["int8"]
+    assert f"{kept:.1%}" in rows[0]
+
+
+def test_reports_show_the_share_that_each_head_kept(result: d.Result) -> None:
+    report = result.report()
+    kept = f"{result.record['tasks']['films']['retention']['fp32']:.1%}"
+    for text in (report, (result.directory / "bundle" / "README.md").read_text(encoding="utf-8")):
+        assert "| films | accuracy |" in text
+        assert "| pairs | pearson |" in text
+        assert kept in text
+    assert report.count("# Exported files") == 2
+    assert report.count("# Training") == report.count("# Environment") == 1
+    for name in NAMES:
+        card = (result.directory / "bundle" / name / "README.md").read_text(encoding="utf-8")
+        assert f"# distilbert for {name}" in card
+        assert (result.directory / "tasks" / name / "predictions.parquet").is_file()
+
+
+def test_each_bundle_predicts_as_its_head_and_the_encoder_is_one(
+    result: d.Result, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    records: dict[str, list[Any]] = {"films": ["a lovely film", "dull"], "pairs": [["a lovely film", "dull"]] * 2}
+    models = {name: AutoModelForSequenceClassification.from_pretrained(result.directory / "student" / name).eval()
+              for name in NAMES}  # fmt: skip
+    weights = [model.base_model.state_dict() for model in models.values()]
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    for name, bundle in result.bundles.items():
+        fp32 = d.Bundle(bundle.directory, model="fp32")
+        texts = records[name]
+        columns = [texts] if name == "films" else [list(column) for column in zip(*texts, strict=True)]
+        inputs = tokenizer(*columns, padding=True, return_tensors="pt")
+        with torch.no_grad():
+            expected = models[name](input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        np.testing.assert_allclose(np.concatenate(fp32.item_logits(texts)), expected, atol=1e-4)
+        assert len(d.Bundle(bundle.directory, model="int8").predict(texts)) == 2
+
+
+def test_weights_are_shared_and_checked(result: d.Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle, shared = shutil.copytree(result.directory / "bundle", tmp_path / "bundle"), result.record["shared"]
+    sizes = {path.name: path.stat().st_size for path in bundle.glob("*.data")}
+    assert sizes == shared["files"]
+    assert sizes.keys() == {"model.onnx.data", "model.int8.onnx.data"}
+    models = [*bundle.glob("*/*.onnx"), *bundle.glob("*.data")]
+    assert sum(path.stat().st_size for path in models) == shared["bytes"] < shared["separate"]
+    assert main([str(bundle / "films"), "a lovely film"]) == 0
+    assert main([str(bundle), "a lovely film"]) == 2
+    assert f"it has one for each of films, pairs: open {bundle / 'films'}" in capsys.readouterr().err
+    data = bundle / "model.onnx.data"
+    data.write_bytes(data.read_bytes()[:-1] + b"?")
+    with pytest.raises(UserError, match=r"\.\./model\.onnx\.data is damaged: its SHA-256"):
+        d.Bundle(bundle / "pairs", model="fp32")
+    data.unlink()
+    with pytest.raises(UserError, match=r"pairs is incomplete: \.\./model\.onnx\.data is missing"):
+        d.Bundle(bundle / "pairs", model="fp32")
+
+
+def test_an_interrupted_run_goes_on_to_the_same_weights(
+    result: d.Result, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stage in ("publish", "close"):  # The export has its own tests.
+        monkeypatch.setattr(stages.Stages, stage, lambda *arguments: None)
+    original = DistillationModule.training_step
+
+    def interrupt(module: DistillationModule, *arguments: Any) -> None:
+        if module.global_step == 4:
+            raise KeyboardInterrupt
+        original(module, *arguments)
+
+    monkeypatch.setattr(DistillationModule, "training_step", interrupt)
+    with pytest.raises(Interrupted):
+        run(tmp_path, tokenizer)
+    monkeypatch.setattr(DistillationModule, "training_step", original)
+    resumed = run(tmp_path, tokenizer, resume=True)
+    assert resumed.metrics == result.metrics
+    for name in NAMES:
+        weights = [AutoModelForSequenceClassification.from_pretrained(one.directory / "student" / name).state_dict()
+                   for one in (result, resumed)]  # fmt: skip
+        assert all(torch.equal(tensor, weights[1][key]) for key, tensor in weights[0].items())
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["task.tasks=[sst2]"], "got task.tasks=[sst2], expected at least two tasks, as in [sst2,mrpc]"),
+        (["task.tasks=[sst2,nosuch]"], "there is no task nosuch"),
+        (["task.tasks=[sst2,rte]", "task.sampling=often"], "got task.sampling=often, expected size, even, or a number"),
+        (["task.tasks=[sst2,rte]", "task.tasks.rte.max_length=1"], "got task.tasks.rte.max_length=1, expected at"),
+        (["task.tasks=[sst2,rte]", "task.tasks.rte.data=x"], "there is no option task.tasks.rte.data"),
+        (["task.tasks=[sst2,rte]", "budget.mb=9"], "budget chooses the depth of a student with one head, and task="),
+        (["task.tasks=[sst2,rte]", "trainer.devices=2"], "trainer.devices would give each process another head"),
+        (["task.tasks=[sst2,rte]", "augment=tang"], "augment changes the texts of one task, and task=multi"),
+        (["task.tasks=[sst2,rte]", "job=finetune"], "job=finetune trains a teacher for one task, and task=multi has"),
+        (["task.tasks=[sst2,rte]", "+teacher=by_task", "teacher.paths={sst2:.}"],
+         "got teacher.paths=[sst2], expected a directory for each task: sst2, rte"),
+        (["task=sst2", "+teacher=by_task", "teacher.paths={sst2:.}"],
+         "expected a directory for each task: one path, because task=sst2 is one task"),
+        (["task.tasks=[sst2,rte]", "task.tasks.rte.data_dir=nowhere", "task.tasks.sst2.data_dir={data}"], "nowhere"),
+        (["task=sst2", "task.tasks=[rte,mrpc]"], "task.tasks is for task=multi, and this run has task=sst2"),
+    ],
+)  # fmt: skip
+def test_a_run_that_cannot_be_is_refused_in_one_line(
+    options: list[str], message: str, command: Command, encoder_dir: Path, data_dir: Path
+) -> None:
+    given = [option.replace("{data}", str(data_dir)) for option in options]
+    teacher = [] if "+teacher=by_task" in options else ["+teacher=pretrained", f"teacher.path={encoder_dir}"]
+    task = [] if "task=sst2" in options else ["task=multi"]
+    student = [] if "job=finetune" in options else ["+student=distilbert"]
+    code, _, error = command(*teacher, *student, *task, *given)
+    assert code == 2
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_student_without_an_encoder_of_its_own_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
+    model = toy_bert(len(tokenizer)).bert
+    with pytest.raises(UserError, match=r"student bare \(BertModel\) has no encoder apart from its head"):
+        share_encoder({"a": model, "b": model}, name="bare")
+    other = {"a": toy_bert(len(tokenizer)), "b": toy_bert(len(tokenizer), layers=2)}
+    with pytest.raises(UserError, match=r"student toy has another encoder for task b \(BertModel\) than for task a"):
+        share_encoder(other, name="toy")
+    assert isinstance(share_encoder({"a": other["a"], "b": toy_bert(len(tokenizer))}, name="toy"), SeveralHeads)
