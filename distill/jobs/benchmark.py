@@ -166,8 +166,8 @@ class _Teacher:
 def _load_teacher(config: DictConfig, bundle: MeasuredBundle) -> Iterator[_Teacher]:
     """Yields the teacher with the head of a bundle's task, whose weights do not matter here, and its ONNX files."""
     manifest, threads = bundle.manifest, torch.get_num_threads()
-    classes = {each.kind: each for each in (getattr(tasks, name) for name in tasks.__all__)}
-    auto_class = classes[manifest["kind"]].auto_class
+    classes = [getattr(tasks, name) for name in tasks.__all__]
+    [auto_class] = {each.auto_class for each in classes if manifest["kind"] in getattr(each, "kinds", (each.kind,))}
     start = build.source(config).weights.load(auto_class, manifest["labels"] or None, ())
     with tempfile.TemporaryDirectory() as directory:
         files = {name: Path(directory) / file for name, file in FILES.items()}

@@ -78,7 +78,7 @@ def draw_cost(
             axes.errorbar(
                 [point.cost for point in own], [point.metric for point in own],
                 yerr=[point.deviation or 0.0 for point in own], label=label(name), markersize=5, elinewidth=0.8,
-                **style,
+                **style,  # type: ignore[arg-type]
             )  # fmt: skip
         if reference is not None:
             axes.axhline(reference, color=INK, linestyle="--", linewidth=1, label="teacher's metric", zorder=1)
@@ -127,10 +127,10 @@ def draw_parameter(settings: Sequence[Setting], name: str, *, metric: str, refer
             x: list[Any] = [
                 setting.values.get(name) if numeric else values.index(setting.values.get(name)) for setting in own
             ]
-            style: dict[str, Any] = (
-                {"color": SERIES[0], "marker": "o", "linestyle": "none", "alpha": 0.5} if several else style_of(number)
-            )
-            if not numeric:
+            style: dict[str, Any] = style_of(number)
+            if several:
+                style = {"color": SERIES[0], "marker": "o", "alpha": 0.5}
+            if several or not numeric:
                 style |= {"linestyle": "none"}
             axes.errorbar(
                 x, [setting.mean for setting in own], yerr=[setting.deviation or 0.0 for setting in own],

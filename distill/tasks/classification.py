@@ -84,6 +84,7 @@ class Classification:
         UserError: for data of a type that cannot be read.
     """
 
+    kinds = (OneClass.kind, LabelSets.kind)
     auto_class = "AutoModelForSequenceClassification"
     selects: Literal["max", "min"] = "max"
     fixed_inputs = True

@@ -29,6 +29,7 @@ def bundle(tmp_path: Path, data_dir: Path, tokenizer: PreTrainedTokenizerBase, m
     return bundle
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_bundle_and_a_teacher_are_measured(
     command: Command, bundle: Path, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

@@ -161,9 +161,11 @@ def test_scores_are_cross_entropy_and_top1_correctness() -> None:
     labels = torch.tensor([[2, 1, IGNORED]])
     items = TASK.select({"labels": labels, "attention_mask": torch.ones_like(labels)})
     columns = TASK.score(Outputs(logits=logits), items)
-    assert list(columns) == ["loss", "correct"]
-    scores = torch.stack(list(columns.values()), dim=1)
-    torch.testing.assert_close(scores, torch.tensor([[1.098612, 0.0], [0.013386, 1.0]]), atol=1e-5, rtol=0)
+    assert list(columns) == ["loss", "prediction", "probability", "correct"]
+    scores = torch.stack([columns["loss"], columns["probability"], columns["correct"]], dim=1)
+    expected = torch.tensor([[1.098612, 1 / 3, 0.0], [0.013386, 0.986703, 1.0]])
+    torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)
+    assert columns["prediction"][1] == 1
 
 
 def test_a_bert_without_tokens_to_predict_has_a_loss_of_zero_and_gradients() -> None:

@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.stats import spearmanr
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
     AutoModel,
     BertConfig,
@@ -596,7 +598,6 @@ def test_a_teacher_is_fine_tuned_on_scores_and_terms_are_combined(
 ) -> None:
     """A language model has no trained vectors; the baseline learns from the scores alone."""
     task = Embedding(train=pairs(64), dev=pairs(32, seed=1), max_length=24)
-    task.decoder = None  # The bundle is that of the run above.
     model = BertForMaskedLM(toy_bert(len(tokenizer), layers=2, initializer_range=0.05).config)
     teacher = d.Teacher(model, tokenizer, cache_dir=tmp_path / "cache")
     with pytest.raises(UserError, match="its head is that of a BertForMaskedLM, and the task needs a BertModel; leav"):
@@ -604,7 +605,7 @@ def test_a_teacher_is_fine_tuned_on_scores_and_terms_are_combined(
     objective = d.Objective(embedding=d.EmbeddingMSE(), scores=d.CosineRegression())
     result = d.distill(
         teacher.fit(task, **SETTINGS), d.students.distilbert(), task, objective=objective, baseline=True,
-        trainer=d.TrainerSettings(**SETTINGS), directory=tmp_path / "run",
+        trainer=d.TrainerSettings(**SETTINGS), directory=tmp_path / "run", export=d.ExportSettings(enabled=False),
     )  # fmt: skip
     assert result.record["teacher"]["origin"] in ("fine-tuned", "kept")
     assert result.record["teacher"]["metrics"]["spearman"] > 0.8
@@ -658,7 +659,7 @@ def test_terms_that_cannot_learn_vectors_are_refused(
 
 
 def test_a_record_is_a_text_or_a_list_of_texts() -> None:
-    decoder = Vectors([], False, {})
+    decoder = Vectors([], False, {}, Tokenizer(WordLevel()))
     assert decoder.read("a film").sequences() == ["a film"]
     assert decoder.read(["a film", "a bore"]).sequences() == ["a film", "a bore"]
     vectors = np.array([[0.1, -2.0]], dtype=np.float32)

@@ -9,6 +9,8 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
     BertForMultipleChoice,
     DebertaConfig,
@@ -412,7 +414,7 @@ def test_a_family_without_a_model_of_choices_is_named(tokenizer: PreTrainedToken
 
 
 def test_a_record_is_a_question_with_choices_and_perhaps_a_context() -> None:
-    decoder = Choices([], True, {})
+    decoder = Choices([], True, {}, Tokenizer(WordLevel()))
     example = decoder.read({"question": "why", "choices": ["a", "b"], "label": 1})
     assert example.sequences() == [("why", "a"), ("why", "b")]
     with_context = decoder.read({"question": "why", "choices": ["a", "b"], "context": "so"})
@@ -440,7 +442,7 @@ def test_a_record_is_a_question_with_choices_and_perhaps_a_context() -> None:
 )
 def test_records_of_another_form_are_refused(record: Any, expected: str) -> None:
     with pytest.raises(UserError, match=expected):
-        Choices([], True, {}).read(record)
+        Choices([], True, {}, Tokenizer(WordLevel())).read(record)
 
 
 # Unlabelled questions

@@ -145,7 +145,6 @@ def test_the_calibration_error_is_the_gap_between_probability_and_accuracy() -> 
     certain = np.array([[0.0, 100.0]])  # A probability of 1 is in the last bin.
     assert CLASSES.calibration_error(scores_of(certain, np.array([1]))) == pytest.approx(0.0)
     assert NUMBER.calibration_error(scores_of(np.zeros((2, 1)))) is None
-    assert MaskedLM().calibration_error(scores_of(np.zeros((2, 1)))) is None
 
 
 def test_the_probability_difference_is_the_largest_over_all_items() -> None:
