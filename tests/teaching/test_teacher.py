@@ -455,7 +455,7 @@ def test_a_fine_tuned_teacher_is_cached_under_the_options_that_its_fine_tuning_u
 ) -> None:
     """Teachers of earlier versions, which had fewer options, stay in the cache."""
     keys = []
-    monkeypatch.setattr(teaching, "_digest", lambda parts: keys.append(parts[-1]) or "")
+    monkeypatch.setattr(teaching, "digest_parts", lambda parts: keys.append(parts[-1]) or "")
     weights = Pretrained(name="toy", path=str(classifier_dir))
     for options in ({}, {"ema": 0.9, "soup": 3}):
         teaching._fingerprint(teaching.TeacherSource(weights, replace(SETTINGS, **options)), task, splits)

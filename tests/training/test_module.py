@@ -217,10 +217,17 @@ def test_frozen_parameters_are_in_no_group(tokenizer: PreTrainedTokenizerBase):
 # Steps
 
 
+class OneStep(list[list[list[int]]]):
+    """The steps of an epoch with one optimizer step."""
+
+    def indices(self) -> np.ndarray:
+        return np.concatenate(self[0])
+
+
 def train_one_step(toy: Toy, micro_batches: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
     use_plain_sgd(toy.module, monkeypatch, learning_rate=0.5)
     examples = toy.loaders["train"].dataset
-    toy.loaders["train"] = batching.loader(examples, [micro_batches])
+    toy.loaders["train"] = batching.loader(examples, OneStep([micro_batches]))
     toy.fit()
     return weights(toy.module)
 
