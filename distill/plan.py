@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def exports(self) -> bool:
-        """Whether the student is exported."""
+        """Returns whether the student is exported."""
         return self.export.enabled is not False
 
 

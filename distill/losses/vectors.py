@@ -189,8 +189,8 @@ class MarginMSE(Term):
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
         chosen = self._chosen(items)
         if not bool(chosen.any()):
-            return 0.0 * get_logits(student).float().sum(), self.count(items)
-        query, positive, negative = _by_example(get_logits(student), items)[chosen][:, :3].float().unbind(dim=1)
+            return _no_loss(student), self.count(items)
+        query, positive, negative = _triples(student, items, chosen)
         margins = self.scale * (query * (positive - negative)).sum(dim=-1)
         return (margins - _cross_scores(items)[chosen]).square().sum(), self.count(items)
 
@@ -261,8 +261,8 @@ class Triplet(Term):
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
         chosen = items["valid"].sum(dim=1) == 3
         if not bool(chosen.any()):
-            return 0.0 * get_logits(student).float().sum(), self.count(items)
-        anchor, positive, negative = _by_example(get_logits(student), items)[chosen][:, :3].float().unbind(dim=1)
+            return _no_loss(student), self.count(items)
+        anchor, positive, negative = _triples(student, items, chosen)
         difference = _distance(anchor, positive) - _distance(anchor, negative)
         return F.relu(difference + self.margin).sum(), self.count(items)
 
@@ -294,7 +294,7 @@ class MultipleNegatives(Term):
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
         chosen = _is_pair(items, labelled=False)
         if not bool(chosen.any()):
-            return 0.0 * get_logits(student).float().sum(), self.count(items)
+            return _no_loss(student), self.count(items)
         vectors = _by_example(get_logits(student), items)[chosen]  # [P, K, D]
         further = vectors[:, 2:][items["valid"][chosen][:, 2:]]
         candidates = torch.cat([vectors[:, 1], further])
@@ -325,3 +325,13 @@ def _by_example(vectors: Tensor, items: Items) -> Tensor:
 def _distance(first: Tensor, second: Tensor) -> Tensor:
     """Returns the Euclidean distances of vectors `[n, D]`, with a finite gradient where they are equal."""
     return (first - second).square().sum(dim=-1).clamp(min=1e-12).sqrt()
+
+
+def _triples(student: Outputs, items: Items, chosen: Tensor) -> tuple[Tensor, ...]:
+    """Returns the vectors of the three texts of the chosen examples, each `[G, D]`, float32."""
+    return _by_example(get_logits(student), items)[chosen][:, :3].float().unbind(dim=1)
+
+
+def _no_loss(student: Outputs) -> Tensor:
+    """Returns a loss of 0 with gradients of 0, for a batch without an example to learn from."""
+    return 0.0 * get_logits(student).float().sum()

@@ -99,7 +99,7 @@ class LabelSets:
         return np.asarray((self.predictions(scores) == (scores.labels > 0)).all(axis=-1), dtype=np.float64)
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
-        """Of the labels that one of both gives to an example, the share that both give, averaged over the examples.
+        """Returns the share that both give of the labels that one of both gives to an example, averaged over examples.
 
         It is 1 for an example to which both give none.
         """
