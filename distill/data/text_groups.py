@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from distill.data.unlabelled import USUAL, Unlabelled, UnlabelledText
 from distill.errors import UserError
 
 ADVICE = "name yours with task.text=[...] and task.label=..."
+ReadLabels = Callable[[Table], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,11 @@ class GroupColumns:
     train_label: tuple[str, ...]
     classes: tuple[str, ...] | None = None
 
-    def read(self, source: TableSource, cache_dir: Path) -> GroupData:
+    def read(self, source: TableSource, cache_dir: Path, read_labels: ReadLabels | None = None) -> GroupData:
         """Reads `train`, `dev` and the other splits with scores.
+
+        Args:
+            read_labels: returns the labels `[N]` of a table in the place of scores. All splits then have them.
 
         Raises:
             UserError: if a directory, file, column, text, score or class is missing or invalid.
@@ -94,9 +98,9 @@ class GroupColumns:
         classes, numbers = self._read_train_labels(tables["train"], len(groups))
         splits = {"train": GroupSplit(groups, numbers)}
         splits |= {
-            name: self._read_scored(table)
+            name: self._read_scored(table, read_labels)
             for name, table in tables.items()
-            if name == "dev" or (name != "train" and is_labelled(table, self.label))
+            if name == "dev" or (name != "train" and (read_labels is not None or is_labelled(table, self.label)))
         }
         splits = source.sample(splits)
         report_shared_texts(splits)
@@ -122,9 +126,13 @@ class GroupColumns:
         names, indices = labels.to_classes({"train": column}, self.classes)
         return names, indices["train"].astype(np.float32)
 
-    def _read_scored(self, table: Table) -> GroupSplit:
-        check_columns(table, [*((name,) for name in self.text), self.label], ADVICE)
-        return GroupSplit(_read_groups(table, self.text, least=2), labels.to_numbers(get_labels(table, self.label)))
+    def _read_scored(self, table: Table, read_labels: ReadLabels | None) -> GroupSplit:
+        columns = [(name,) for name in self.text]
+        check_columns(table, columns if read_labels is not None else [*columns, self.label], ADVICE)
+        groups = _read_groups(table, self.text, least=2)
+        if read_labels is not None:
+            return GroupSplit(groups, read_labels(table))
+        return GroupSplit(groups, labels.to_numbers(get_labels(table, self.label)))
 
 
 def _is_number(value: object) -> bool:

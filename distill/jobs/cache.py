@@ -44,7 +44,7 @@ KINDS = {
     "teachers": Kind("fine-tuned teacher", re.compile(rf".+-{_HEX}{{16}}")),
     "outputs": Kind("teacher outputs", re.compile(rf"{_HEX}{{20}}"), whole=False),
     "onnx": Kind("teacher ONNX files", re.compile(rf"{_HEX}{{16}}-(channel|tensor|rows)-\d+")),
-    "cross_scores": Kind("cross-encoder scores", re.compile(rf"{_HEX}{{20}}")),
+    "frozen_outputs": Kind("targets by other models", re.compile(rf"{_HEX}{{20}}")),
     "augmented": Kind("augmented texts", re.compile(rf"{_HEX}{{20}}")),
     "tokens": Kind("tokens", re.compile(rf"{_HEX}{{20}}")),
     # Versions before the readers of `distill.data` cached the rows of files.

@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 
 from distill.console import print_line
-from distill.contracts import CROSS_SCORES, Items, Likelihood, Outputs
+from distill.contracts import CROSS_SCORES, SOURCE_VECTORS, Items, Likelihood, Outputs
 from distill.errors import UserError
 from distill.losses.term import EncoderSize, Term, count_items, cross_entropy_sum, get_logits
 from distill.options import check_arguments
@@ -20,9 +20,9 @@ VECTORS: frozenset[Likelihood] = frozenset({"vector"})
 class EmbeddingMSE(Term):
     """Squared distance of the student's vector from the teacher's: `||W u - v||^2`, averaged over the texts.
 
-    The loss of Reimers and Gurevych, arXiv 2004.09813, section 2, for one language. Their code averages it over the
-    width too. Where the widths differ, the learned projection `W` maps the student's vector to the teacher's width. It
-    is not part of the student.
+    The loss of Reimers and Gurevych, arXiv 2004.09813, section 2; `targets=text` is the case of one language, and the
+    others are for groups of a text and its translations. Their code averages it over the width too. Where the widths
+    differ, the learned projection `W` maps the student's vector to the teacher's width. It is not part of the student.
 
     With `projection=pca` it is `||u - P v||^2`. The rows of `P` are the directions of the largest variance of the
     teacher's vectors of train, as many as the student's vector has numbers. The vectors are not centred before they are
@@ -32,20 +32,30 @@ class EmbeddingMSE(Term):
     Args:
         projection: for vectors of other widths `learned`, or `pca` where the student's are narrower, or None to refuse
             them.
+        targets: the teacher's vector of the `text` itself, that of the `first` text of its group, or in place of it
+            the vector of the task's `source_encoder`, for examples that have one. Those have the student's width.
     """
 
     likelihoods = VECTORS
     components: Tensor | None  # P, `[student's width, teacher's width]`; None without PCA.
 
     @check_arguments
-    def __init__(self, *, weight: float = 1.0, projection: Literal["learned", "pca"] | None = "learned") -> None:
+    def __init__(
+        self,
+        *,
+        weight: float = 1.0,
+        projection: Literal["learned", "pca"] | None = "learned",
+        targets: Literal["text", "first", "source_encoder"] = "text",
+    ) -> None:
         super().__init__(weight=weight)
-        self.projection = projection
+        self.projection, self.targets = projection, targets
+        if targets == "source_encoder":
+            self.needs_teacher, self.needs_data = False, "texts with a vector of task.source_encoder"
         self.map: nn.Module = nn.Identity()
         self.register_buffer("components", None)  # Part of the checkpoints.
 
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
-        if student.width == teacher.width:
+        if student.width == teacher.width or not self.needs_teacher:
             return
         widths = f"compares vectors {teacher.width} wide (teacher) and {student.width} wide (student)"
         if self.projection is None:
@@ -60,7 +70,7 @@ class EmbeddingMSE(Term):
             )
 
     def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
-        if student.width == teacher.width:
+        if student.width == teacher.width or not self.needs_teacher:
             return
         if self.projection == "pca":
             self.components = torch.full((student.width, teacher.width), torch.nan)  # Until `fit`.
@@ -90,12 +100,32 @@ class EmbeddingMSE(Term):
         share = f"{kept / whole:.1%} of " if whole > 0 else ""
         print_line(f"PCA: {len(chosen)} of {width} directions hold {share}the variance of the teacher's vectors")
 
+    def count(self, items: Items) -> Tensor:
+        return super().count(items) if self.needs_teacher else (~_source_vectors(items)[:, 0].isnan()).sum()
+
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        student_vectors, teacher_vectors = self.map(get_logits(student)).float(), get_logits(teacher).float()
-        if self.components is not None:
-            with torch.autocast(teacher_vectors.device.type, enabled=False):
-                teacher_vectors = teacher_vectors @ self.components.T
-        return (student_vectors - teacher_vectors).square().sum(), self.count(items)
+        vectors = self.map(get_logits(student)).float()
+        if self.needs_teacher:
+            return (vectors - self._teacher_vectors(teacher, items)).square().sum(), self.count(items)
+        targets = _source_vectors(items)
+        chosen = ~targets[:, 0].isnan()
+        if bool(chosen.any()) and vectors.shape[-1] != targets.shape[-1]:
+            raise UserError(
+                f"the vectors of task.source_encoder are {targets.shape[-1]} wide and the student's "
+                f"{vectors.shape[-1]}: take a student of that width"
+            )
+        difference = vectors[chosen] - targets[chosen, : vectors.shape[-1]]
+        return difference.square().sum(), self.count(items)
+
+    def _teacher_vectors(self, teacher: Outputs, items: Items) -> Tensor:
+        """Returns the teacher's targets `[n, D]` in the student's space."""
+        vectors = get_logits(teacher).float()
+        if self.targets == "first":
+            vectors = vectors[torch.searchsorted(items.row, items.row)]  # The rows of items are in order.
+        if self.components is None:
+            return vectors
+        with torch.autocast(vectors.device.type, enabled=False):
+            return vectors @ self.components.T
 
 
 class PairwiseSimilarity(Term):
@@ -306,6 +336,12 @@ def _cross_scores(items: Items) -> Tensor:
     """Returns the targets of the task's cross-encoder, `[B]`, NaN for examples without one."""
     labels = items["labels"]
     return items.batch.get(CROSS_SCORES, torch.full_like(labels, torch.nan))
+
+
+def _source_vectors(items: Items) -> Tensor:
+    """Returns the source encoder's vectors as targets of all texts `[n, D]`, NaN for texts without one."""
+    vectors = items.batch.get(SOURCE_VECTORS)
+    return torch.full((len(items), 1), torch.nan) if vectors is None else vectors[items.row]
 
 
 def _is_pair(items: Items, *, labelled: bool) -> Tensor:

@@ -4,28 +4,19 @@ Its scores of pairs are targets of cosines (Augmented SBERT, arXiv 2010.08240), 
 negative text those of the student's margins (arXiv 2010.02666).
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from distill.console import print_line
-from distill.data import token_cache
-from distill.data.batching import TokenizedExamples, scoring_steps
 from distill.data.tables import Split
 from distill.errors import UserError
-from distill.files import atomic_directory, hash_file, is_intact
-from distill.models.checks import longest
-from distill.models.forward import count_outputs, run_model, to_device
-from distill.models.loading import Start, check_directory, load_directory
+from distill.models.forward import count_outputs
+from distill.models.loading import check_directory, load_directory
+from distill.tasks.frozen_outputs import cached_outputs
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
-FILE = "logits.npy"
-VERSION = 1
 MOST_OUTSIDE = 0.5  # Of the numbers of pairs, which are not in the range of the data's scores.
 Groups = Sequence[Sequence[str]]
 
@@ -72,7 +63,9 @@ class CrossEncoder:
                 "number or two classes"
             )
         pairs = [(group[0], text) for group in groups for text in group[1:]]
-        logits = self._cached_logits(start, pairs, cache_dir)
+        first, second = (list(texts) for texts in zip(*pairs, strict=True))
+        texts = Split(first, second, np.zeros(len(first)))
+        logits = cached_outputs(start, self.directory, texts, self.max_length, cache_dir, "Cross-encoder")
         numbers = (logits[:, 0] if outputs == 1 else logits[:, 1] - logits[:, 0]).reshape(len(groups), -1)
         if numbers.shape[1] == 2:
             return np.asarray(numbers[:, 0] - numbers[:, 1])
@@ -89,39 +82,3 @@ class CrossEncoder:
                 "model that was trained on such scores, or a classifier of two classes"
             )
         return np.asarray(((numbers - low) / (high - low)).clip(0, 1))
-
-    def _cached_logits(self, start: Start, pairs: Sequence[tuple[str, str]], cache_dir: Path | None) -> np.ndarray:
-        """Returns the logits of pairs, `[P, C]`. Without `cache_dir` they are not cached."""
-        first, second = (list(texts) for texts in zip(*pairs, strict=True))
-        length = min(self.max_length, longest(start.model, start.tokenizer))
-        split = Split(first, second, np.zeros(len(first)))
-        tokens = token_cache.tokenize_split(split, start.tokenizer, length, cache_dir)
-        examples = TokenizedExamples(tokens, start.tokenizer)
-        if cache_dir is None:
-            return _compute_logits(start, examples)
-        files = {path.name: hash_file(path) for path in sorted(self.directory.glob("*.safetensors"))}
-        parts = [VERSION, tokens.digest, files, hash_file(self.directory / "config.json")]
-        directory = cache_dir / "cross_scores" / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
-        if not is_intact(directory):
-            print_line(f"Cross-encoder: scores {len(pairs):,} pairs of train once, in {directory}")
-            logits = _compute_logits(start, examples)
-            with atomic_directory(directory, reuse_intact=True) as temporary:
-                np.save(temporary / FILE, logits)
-        return np.asarray(np.load(directory / FILE))
-
-
-@torch.inference_mode()
-def _compute_logits(start: Start, examples: TokenizedExamples) -> np.ndarray:
-    """Returns the logits of all examples, `[P, C]` in float32.
-
-    Raises:
-        UserError: if one is not finite.
-    """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = start.model.to(device).eval()
-    logits = np.empty((len(examples), count_outputs(model)), dtype=np.float32)
-    for chosen in scoring_steps(examples.lengths):
-        logits[chosen] = run_model(model, to_device(examples[chosen], device)).logits.float().cpu().numpy()
-    if not np.isfinite(logits).all():
-        raise UserError("the cross-encoder gives scores that are not finite: check its weights")
-    return logits

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from distill.contracts import (
     CROSS_SCORES,
+    SOURCE_VECTORS,
     VECTOR_SETTINGS,
     Batch,
     EncodedSplits,
@@ -34,7 +35,15 @@ from distill.losses import CosineRegression, MultipleNegatives, PairClassificati
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
 from distill.tasks.rankings import METRICS
-from distill.tasks.vector_scores import CORRELATIONS, PairScores, RankingScores, VectorScores, score_range
+from distill.tasks.vector_scores import (
+    ACCURACY,
+    CORRELATIONS,
+    PairScores,
+    RankingScores,
+    TranslationScores,
+    VectorScores,
+    score_range,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,11 +51,16 @@ if TYPE_CHECKING:
 
     from distill.data.batching import TokenizedExamples
     from distill.models.forward import FullPass
+    from distill.models.pooling import VectorSettings
     from distill.tasks.cross_encoder import CrossEncoder
+    from distill.tasks.source_encoder import SourceEncoder
 
 Metrics = Annotated[
-    Sequence[Literal["spearman", "pearson", "ndcg@10", "recall@10", "recall@100", "mrr@10"]],
-    Field(min_length=1, description=f"a list of some of {', '.join(CORRELATIONS)}, or of {', '.join(METRICS)}"),
+    Sequence[Literal["spearman", "pearson", "ndcg@10", "recall@10", "recall@100", "mrr@10", "accuracy"]],
+    Field(
+        min_length=1,
+        description=f"a list of some of {', '.join(CORRELATIONS)}, or of {', '.join(METRICS)}, or [{ACCURACY}]",
+    ),
 ]
 TOLERANCE = 0.05  # Of the range of the reference's cosines, within which two models agree.
 
@@ -68,13 +82,17 @@ class Embedding:
             in natural language inference.
         classes: the names of train's classes in the order of its integers.
         metrics: spearman or pearson, the correlation of cosines and scores of pairs. Or ndcg@10, recall@10, recall@100
-            and mrr@10 of rankings by cosine, with `data_dir` a retrieval set as in `distill.data.retrieval`. The first
-            one selects checkpoints.
+            and mrr@10 of rankings by cosine, with `data_dir` a retrieval set as in `distill.data.retrieval`. Or
+            accuracy of translations: dev has pairs without a score, and each text is to be nearest to its own
+            translation among all of its language. The first one selects checkpoints.
+        language: the column of dev with the language of a row's second text; None for a single language.
         pooling: `mean` of the hidden states of all tokens, the one of the first token (`cls`), or their `max`.
         normalize: whether vectors have length 1.
         max_length: tokens that a text is cut to.
         cross_encoder: a directory with a classifier or regressor of pairs, whose scores of train's groups are targets
             of `CosineRegression` and `MarginMSE`.
+        source_encoder: a directory with an encoder whose vector of the first text of a group is a target of all its
+            texts, by `EmbeddingMSE(targets="source_encoder")`.
         negatives: documents of a retrieval set, nearest to the query by TF-IDF and not relevant, by which each pair of
             train becomes so many groups of three texts.
 
@@ -114,12 +132,14 @@ class Embedding:
         pooling: Literal["mean", "cls", "max"] = "mean",
         normalize: bool = True,
         max_length: rows.MaxLength = 128,
+        language: str | None = None,
         cross_encoder: str | Path | None = None,
+        source_encoder: str | Path | None = None,
         negatives: Annotated[int, Field(ge=0)] = 0,
         **options: Unpack[rows.DataOptions],
     ) -> None:
         self.name, self.max_length, self.builtin = name, max_length, options.get("builtin", False)
-        self.scoring = _scoring(metrics, negatives)
+        self.scoring = _scoring(metrics, negatives, language)
         if cross_encoder is not None and not self.scoring.scores_pairs and not negatives:
             raise OptionError(
                 "cross_encoder",
@@ -130,10 +150,14 @@ class Embedding:
         self.columns = _group_columns(text, label, train_text, train_label, classes)
         self.source = rows.table_source(
             name=name, text=self.columns.text, label=self.columns.label,
-            further=("text", *self.columns.train_text, *self.columns.train_label), **options,
+            further=("text", *self.columns.train_text, *self.columns.train_label, *([language] if language else [])),
+            **options,
         )  # fmt: skip
         self.pool = rows.pool_source(options, lambda texts: UnlabelledTexts(texts, self.columns))
         self.cross_encoder = None if cross_encoder is None else _cross_encoder(cross_encoder, 2 * max_length)
+        self.source_encoder = None
+        if source_encoder is not None:
+            self.source_encoder = _source_encoder(source_encoder, self.model_settings[VECTOR_SETTINGS])
         self.supervised: dict[str, Term] = {}  # Set by `read`.
 
     @property
@@ -159,6 +183,8 @@ class Embedding:
         data = self.scoring.read(self.columns, self.source, cache_dir)
         if self.cross_encoder is not None:
             self.cross_encoder.check(data.splits["train"].groups)
+        if self.source_encoder is not None:
+            self.source_encoder.check()
         self.supervised = _supervised_terms(data)
         return self.pool.add_to(data)
 
@@ -172,13 +198,22 @@ class Embedding:
         train: GroupSplit = splits.splits["train"]
         targets: dict[str, np.ndarray] = {}
         if self.cross_encoder is not None:
-            targets = {"train": self.cross_encoder.score(train.groups, *score_range(splits), cache_dir)}
-            targets |= {rows.UNLABELLED: np.full(len(splits.pool), np.nan)}
+            targets[CROSS_SCORES] = self.cross_encoder.score(train.groups, *score_range(splits), cache_dir)
+        if self.source_encoder is not None:
+            sources = [group[0] for group in train.groups]
+            targets[SOURCE_VECTORS] = self.source_encoder.encode(sources, cache_dir)
 
         def encode(name: str, split: GroupSplit) -> "TokenizedExamples":
             if not (name == "train" and splits.classes):
                 split = replace(split, labels=self.scoring.scale(split.labels, splits))
-            further = {CROSS_SCORES: targets[name].astype(np.float32)} if name in targets else {}
+            further = {}
+            if name == "train":
+                further = {column: values.astype(np.float32) for column, values in targets.items()}
+            elif name == rows.UNLABELLED:
+                further = {
+                    column: np.full((len(split), *values.shape[1:]), np.nan, dtype=np.float32)
+                    for column, values in targets.items()
+                }
             return _encode(split, most, tokenizer, self.max_length, cache_dir, further)
 
         return rows.encode_splits(splits, encode, lambda pool: pool)
@@ -206,7 +241,7 @@ class Embedding:
         return {}
 
     def metrics(self, scores: Scores) -> dict[str, float]:
-        """The correlations of cosines and scores, or the means of the metrics of rankings over the queries."""
+        """The correlations of cosines and scores, or the means over the queries or translations."""
         return self.scoring.metrics(scores)
 
     def supervised_terms(self) -> dict[str, Term]:
@@ -229,14 +264,15 @@ class Embedding:
         raise TypeError(f"a {self.kind} cannot abstain, because a vector has no probability")
 
     def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]:
-        """The scores and the cosines of pairs, or the ids of the relevant and the best documents of each query."""
+        """The scores and the cosines of pairs, the ids of each query's relevant and best documents, or translations."""
         return self.scoring.tabulate(scores, splits, examples=examples)
 
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
-        return {}
+        """The accuracy of each language of translations."""
+        return self.scoring.breakdown(scores)
 
     def example_metric(self, scores: Scores) -> np.ndarray | None:
-        """The metric of each query; None for pairs, because a correlation is no mean."""
+        """The metric of each query or translation; None for scores, because a correlation is no mean."""
         return self.scoring.example_metric(scores)
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
@@ -280,6 +316,12 @@ def _cross_encoder(directory: str | Path, max_length: int) -> "CrossEncoder":
     return CrossEncoder(Path(directory).expanduser(), max_length)
 
 
+def _source_encoder(directory: str | Path, settings: "VectorSettings") -> "SourceEncoder":
+    from distill.tasks.source_encoder import SourceEncoder
+
+    return SourceEncoder(Path(directory).expanduser(), settings)
+
+
 def _group_columns(
     text: rows.Columns,
     label: rows.Columns,
@@ -303,21 +345,26 @@ def _group_columns(
     return columns
 
 
-def _scoring(metrics: Sequence[str], negatives: int) -> VectorScores:
+def _scoring(metrics: Sequence[str], negatives: int, language: str | None) -> VectorScores:
     """Returns the scoring with these metrics.
 
     Raises:
-        OptionError: for metrics of pairs and of rankings together, and for negatives of pairs.
+        OptionError: for metrics of pairs, of rankings and of translations together, for negatives of pairs, and for a
+            language without translations.
     """
+    if language is not None and set(metrics) != {ACCURACY}:
+        raise OptionError("language", language, f"metrics=[{ACCURACY}] beside it, which is computed for each language")
     if set(metrics) <= set(METRICS):
         return RankingScores(metrics, negatives=negatives)
-    if set(metrics) <= set(CORRELATIONS):
+    if set(metrics) <= set(CORRELATIONS) or set(metrics) == {ACCURACY}:
         if negatives:
             raise OptionError("negatives", str(negatives), "0, because they are found for retrieval sets alone")
-        return PairScores(metrics)
+        return TranslationScores(language) if set(metrics) == {ACCURACY} else PairScores(metrics)
     pairs, rankings = (", ".join(names) for names in (CORRELATIONS, METRICS))
     raise OptionError(
-        "metrics", show_value(list(metrics)), f"those of pairs ({pairs}) or those of rankings ({rankings})"
+        "metrics",
+        show_value(list(metrics)),
+        f"those of pairs ({pairs}), those of rankings ({rankings}), or that of translations ({ACCURACY})",
     )
 
 

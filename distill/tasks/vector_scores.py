@@ -1,4 +1,4 @@
-"""Metrics of vectors: the correlation of cosines with the scores of pairs, and the rankings of documents by cosine."""
+"""Metrics of vectors: correlations of cosines with the scores of pairs, rankings of documents, and translations."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from distill.contracts import Scores
+from distill.data.readers import Table
 from distill.data.retrieval import RetrievalData, read_retrieval
-from distill.data.sources import TableSource
+from distill.data.sources import TableSource, check_columns
+from distill.data.tables import read_text_column
 from distill.data.text_groups import GroupColumns, GroupData, GroupSplit
 from distill.edge.search import find_nearest, similarity
 from distill.tasks import rankings, rows
@@ -18,6 +20,7 @@ COSINE = "cosine"  # The column of condensed scores of pairs.
 DIGITS = 6  # Of a score, which float32 holds.
 SHOWN = 10  # Documents of a ranking in predictions.parquet.
 CORRELATIONS = ("spearman", "pearson")
+ACCURACY = "accuracy"
 
 
 class VectorScores(Protocol):
@@ -41,6 +44,8 @@ class VectorScores(Protocol):
     def weakness(self, scores: Scores) -> str | None: ...
 
     def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]: ...
+
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]: ...
 
     def scale(self, labels: np.ndarray, splits: GroupData) -> np.ndarray:
         """The labels `[N]` of the batches of a split that is scored."""
@@ -94,6 +99,9 @@ class PairScores:
         low, high = score_range(splits)
         labels = np.round(labels.astype(np.float64) * (high - low) + low, DIGITS)
         return {"label": labels.tolist(), "prediction": cosines.tolist(), "probability": [None] * examples}
+
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
+        return {}
 
     def scale(self, labels: np.ndarray, splits: GroupData) -> np.ndarray:
         """The scores from 0 to 1."""
@@ -165,6 +173,9 @@ class RankingScores:
             predictions[item] = [data.documents[number] for number in ranking]
         return {"label": labels, "prediction": predictions, "probability": [None] * examples}
 
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
+        return {}
+
     def scale(self, labels: np.ndarray, splits: GroupData) -> np.ndarray:
         """The numbers of queries and documents as they are."""
         return labels
@@ -193,6 +204,104 @@ class RankingScores:
         labels = scores.labels[queries]
         columns = rankings.score_rankings(ranking, [gains[int(number)] for number in labels])
         return replace(scores, columns=columns, labels=labels, example_id=scores.example_id[queries])
+
+
+class TranslationScores:
+    """The accuracy with which translations find each other: the share of the texts whose nearest one is their own.
+
+    A text is compared with all texts of the other side in the rows of the same language. The two directions are
+    averaged (arXiv 2004.09813, section 4.2).
+
+    Args:
+        language: the column with the language of the second text of a row; None for a single language.
+    """
+
+    names: tuple[str, ...] = (ACCURACY,)
+    scores_pairs = False
+
+    def __init__(self, language: str | None) -> None:
+        self.language = language
+        self.languages: list[str] = []  # The labels are their numbers; set by `read`.
+
+    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> GroupData:
+        self.languages = []
+        return columns.read(source, cache_dir, self._number_languages)
+
+    def _number_languages(self, table: Table) -> np.ndarray:
+        """Returns the number of each row's language, `[N]`."""
+        if self.language is None:
+            return np.zeros(len(table), dtype=np.float32)
+        check_columns(table, [(self.language,)], "name yours with task.language=...")
+        names = read_text_column(table, self.language, may_be_empty=False)
+        self.languages += sorted(set(names) - set(self.languages))
+        return np.array([self.languages.index(name) for name in names], dtype=np.float32)
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """The mean over all pairs."""
+        return {ACCURACY: float(self.condense(scores).columns[ACCURACY].mean())}
+
+    def condense(self, scores: Scores) -> Scores:
+        """The accuracy of each pair, one row a pair: 0, 0.5 or 1."""
+        if ACCURACY in scores.columns:
+            return scores
+        nearest, example_id, labels = self._find(scores)
+        correct = (nearest == np.arange(len(example_id))).mean(axis=0)
+        return replace(scores, columns={ACCURACY: correct}, labels=labels, example_id=example_id)
+
+    def example_metric(self, scores: Scores) -> np.ndarray:
+        return np.asarray(self.condense(scores).columns[ACCURACY])
+
+    def cosines(self, scores: Scores) -> np.ndarray:
+        """The cosine of each pair."""
+        return _pairs(scores)[0]
+
+    def weakness(self, scores: Scores) -> str | None:
+        """Compares with the text that is nearest to most others by chance."""
+        value, labels = self.metrics(scores)[ACCURACY], self.condense(scores).labels
+        chance = len(np.unique(labels)) / len(labels)
+        return None if value > chance else f"has {ACCURACY} {value:.3f} on dev, and guessing has {chance:.3f}"
+
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
+        """The accuracy of each language, and the `number` of its pairs."""
+        condensed, kinds = self.condense(scores), {}
+        for number, name in enumerate(self.languages):
+            correct = condensed.columns[ACCURACY][condensed.labels == number]
+            kinds[name] = {ACCURACY: float(correct.mean()) if len(correct) else 0.0, "number": float(len(correct))}
+        return kinds
+
+    def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]:
+        """The example of each first text, and the one whose second text is nearest to it."""
+        nearest, example_id, _ = self._find(scores)
+        return {
+            "label": example_id.tolist(),
+            "prediction": example_id[nearest[0]].tolist(),
+            "probability": [None] * examples,
+        }
+
+    def scale(self, labels: np.ndarray, splits: GroupData) -> np.ndarray:
+        """The numbers of the languages as they are."""
+        return labels
+
+    def summary(self, splits: GroupData) -> str:
+        languages = f" in {len(self.languages)} languages" if self.languages else ""
+        return f"dev has {len(splits.splits['dev']):,} translations{languages}"
+
+    def _find(self, scores: Scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the row of the nearest second text of each first one and the other way, `[2, N]`.
+
+        Further returns the examples and the labels of the rows, `[N]` each.
+        """
+        order = scores.example_id.argsort(kind="stable")
+        example_id, first = np.unique(scores.example_id[order], return_index=True)
+        sides = [scores.columns["logits"][order[first + number]] for number in (0, 1)]
+        labels = scores.labels[order[first]]
+        nearest = np.empty((2, len(example_id)), dtype=np.int64)
+        for label in np.unique(labels):
+            rows_of = np.flatnonzero(labels == label)
+            for side in (0, 1):
+                _, found = find_nearest(sides[side][rows_of], sides[1 - side][rows_of], 1)
+                nearest[side, rows_of] = rows_of[found[:, 0]]
+        return nearest, example_id, labels
 
 
 def score_range(splits: GroupData) -> tuple[float, float]:

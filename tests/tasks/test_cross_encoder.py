@@ -12,7 +12,7 @@ from transformers import BertForSequenceClassification, PreTrainedTokenizerBase
 import distill as d
 from distill.contracts import CROSS_SCORES, Items, Outputs
 from distill.errors import UserError
-from distill.tasks import Embedding, cross_encoder
+from distill.tasks import Embedding, frozen_outputs
 from distill.tasks.cross_encoder import CrossEncoder
 from tests.conftest import BAD, GOOD, toy_bert
 from tests.tasks.test_embedding import SETTINGS, pairs
@@ -50,12 +50,12 @@ def test_the_scores_are_those_of_the_model_and_computed_once(
     margins = encoder.score(TRIPLES, 0.0, 1.0, cache)
     odds = [np.diff(logits_of(model, tokenizer, [(of[0], of[side]) for of in TRIPLES]))[:, 0] for side in (1, 2)]
     np.testing.assert_allclose(margins, odds[0] - odds[1], atol=1e-5)
-    [entry, _] = (cache / "cross_scores").iterdir()
+    [entry, _] = (cache / "frozen_outputs").iterdir()
     with monkeypatch.context() as patched:
-        patched.setattr(cross_encoder, "_compute_logits", None)
+        patched.setattr(frozen_outputs, "_compute_outputs", None)
         assert encoder.score(PAIRS, 0.0, 1.0, cache).tolist() == scores.tolist()
-    for entry in (cache / "cross_scores").iterdir():
-        (entry / "logits.npy").write_bytes(b"damaged")
+    for entry in (cache / "frozen_outputs").iterdir():
+        (entry / "outputs.npy").write_bytes(b"damaged")
     np.testing.assert_allclose(encoder.score(PAIRS, 0.0, 1.0, cache), scores, atol=1e-6)
     np.testing.assert_allclose(encoder.score(PAIRS, 0.0, 1.0, None), scores, atol=1e-6)
 
@@ -141,7 +141,7 @@ def test_a_student_learns_the_margins_of_a_cross_encoder(tokenizer: PreTrainedTo
     )  # fmt: skip
     losses = pandas.read_csv(result.directory / "metrics.csv")["train/margins"].dropna().to_numpy()
     assert losses[-2:].mean() < losses[:2].mean()
-    assert len(list((tmp_path / "cache" / "cross_scores").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "frozen_outputs").iterdir())) == 1
     pair_term = d.Objective(mse=d.EmbeddingMSE(), scores=d.CosineRegression(targets="cross_encoder"))
     with pytest.raises(UserError, match=r"learns from pairs of texts with a score, of the data or with targets=cross"):
         d.distill(teacher, d.students.distilbert(), task, objective=pair_term, directory=tmp_path / "no")

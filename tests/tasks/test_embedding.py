@@ -238,7 +238,7 @@ def test_rows_that_cannot_be_read_are_named(changes: dict[str, Any], expected: s
     [
         ({"pooling": "sum"}, "got pooling=sum, expected one of mean, cls, max"),
         ({"text": "sentence"}, "got text=.*sentence.*, expected the two columns of a pair; train_text names others"),
-        ({"metrics": ["accuracy"]}, "expected a list of some of spearman, pearson"),
+        ({"metrics": ["f1"]}, "expected a list of some of spearman, pearson"),
         ({"normalize": "yes"}, "got normalize=yes, expected true or false"),
     ],
 )

@@ -275,7 +275,7 @@ def test_missing_sets_and_mixed_metrics_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no corpus.jsonl: expected corpus.jsonl, queries.jsonl, and qrels"):
         embedding(tmp_path).read(tmp_path)
     with pytest.raises(
-        OptionError, match=r"expected those of pairs \(spearman, pearson\) or those of rankings \(ndcg@10"
+        OptionError, match=r"expected those of pairs \(spearman, pearson\), those of rankings \(ndcg@10"
     ):
         embedding(tmp_path, metrics=["ndcg@10", "spearman"])
 
