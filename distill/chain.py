@@ -27,7 +27,7 @@ from distill.records.record import Run
 from distill.stages import Stages
 from distill.teaching import teacher as teaching
 from distill.teaching.outputs import check_size
-from distill.teaching.several import PreparedTeachers, check_tokenizers, join_teachers
+from distill.teaching.several import PreparedTeachers, check_teachers, join_teachers
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
 
 
@@ -46,7 +46,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
         _read(name, source.of_task(name), student, replace(plan, task=task), run.section(name))
         for name, task in tasks_of(plan.task).items()
     ]
-    check_tokenizers({reading.name: reading.source for reading in readings})
+    check_teachers({reading.name: reading.source for reading in readings}, plan.objective)
     prepared = [reading.prepare() for reading in readings]
     student, parts = prepared[0][0], [part for _, part in prepared]
     teacher = join_teachers({part.name: part.teacher for part in parts}, plan.objective)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from distill.contracts import TASK_ID, Batch, ItemOutputs, Items, Scores, Task
 from distill.errors import UserError, first_line
@@ -57,17 +57,19 @@ class PreparedTeachers(PreparedTeacher):
         return super().record()
 
 
-def check_tokenizers(sources: Mapping[str, TeacherSource]) -> None:
-    """Raises UserError for teachers in directories with other tokens than the first one's."""
+def check_teachers(sources: Mapping[str, TeacherSource], objective: Objective) -> None:
+    """Raises UserError for teachers in directories with other tokens, or sizes that the objective cannot compare."""
     directories = {name: source.weights.locate() for name, source in sources.items()}
     given = {name: directory for name, directory in directories.items() if directory is not None}
     if len(set(given.values())) < 2:
         return
-    vocabularies = {
-        name: _load_vocabulary(directory, trust_remote_code=sources[name].weights.trust_remote_code)
+    loaded = {
+        name: _load_parts(directory, trust_remote_code=sources[name].weights.trust_remote_code)
         for name, directory in given.items()
     }
-    _compare_vocabularies(vocabularies, {name: str(directory) for name, directory in given.items()})
+    names = {name: str(directory) for name, directory in given.items()}
+    _compare_vocabularies({name: vocabulary for name, (vocabulary, _) in loaded.items()}, names)
+    _compare_sizes({name: size for name, (_, size) in loaded.items()}, names, objective)
 
 
 def _compare_vocabularies(vocabularies: Mapping[str, object], teachers: Mapping[str, str]) -> None:
@@ -80,9 +82,24 @@ def _compare_vocabularies(vocabularies: Mapping[str, object], teachers: Mapping[
             )
 
 
-def _load_vocabulary(directory: Path, *, trust_remote_code: bool) -> dict[str, Any]:
+def _compare_sizes(sizes: Mapping[str, object], teachers: Mapping[str, str], objective: Objective) -> None:
+    first = next(iter(sizes))
+    for name, size in sizes.items():
+        if objective.needs and size != sizes[first]:
+            raise UserError(
+                f"the teacher of task {name} ({teachers[name]}) has an encoder of another size than that of task "
+                f"{first} ({teachers[first]}), and objective {objective.name} compares encoders: take "
+                "objective=hinton, which compares logits alone"
+            )
+
+
+def _load_parts(directory: Path, *, trust_remote_code: bool) -> tuple[dict[str, Any], tuple[int | None, ...]]:
+    """Returns the vocabulary of a model in a directory, and its width, its layers and its heads."""
     try:
-        return read_vocabulary(AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code))
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
+        sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+        return read_vocabulary(tokenizer), tuple(getattr(config, name, None) for name in sizes)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:  # Of transformers, for damaged files.
         raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error
 
@@ -93,20 +110,11 @@ def join_teachers(teachers: Mapping[str, PreparedTeacher], objective: Objective)
     Raises:
         UserError: for teachers with other tokens, and for encoders of other sizes where the objective reads them.
     """
-    (first_name, first), *others = teachers.items()
-    if not others:
-        return first
-    _compare_vocabularies(
-        {name: read_vocabulary(teacher.tokenizer) for name, teacher in teachers.items()},
-        {name: teacher.resolved for name, teacher in teachers.items()},
-    )
-    for name, teacher in others:
-        if objective.needs and encoder_size(teacher.model) != encoder_size(first.model):
-            raise UserError(
-                f"the teacher of task {name} ({teacher.resolved}) has an encoder of another size than that of task "
-                f"{first_name} ({first.resolved}), and objective {objective.name} compares encoders: take "
-                "objective=hinton, which compares logits alone"
-            )
+    if len(teachers) == 1:
+        return next(iter(teachers.values()))
+    names = {name: teacher.resolved for name, teacher in teachers.items()}
+    _compare_vocabularies({name: read_vocabulary(teacher.tokenizer) for name, teacher in teachers.items()}, names)
+    _compare_sizes({name: encoder_size(teacher.model) for name, teacher in teachers.items()}, names, objective)
     return PreparedTeachers(teachers)
 
 

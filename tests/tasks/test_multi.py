@@ -17,6 +17,7 @@ from distill.errors import Interrupted, OptionError, UserError
 from distill.models.heads import SeveralHeads, share_encoder
 from distill.records.report import summary_rows
 from distill.tasks import Classification, MaskedLM, MultiTask, Regression
+from distill.teaching.several import check_teachers
 from distill.training.module import DistillationModule
 from students.distilbert import from_teacher
 from tests.conftest import LABELS, sentences, toy_bert
@@ -293,3 +294,17 @@ def test_a_student_without_an_encoder_of_its_own_is_refused(tokenizer: PreTraine
     with pytest.raises(UserError, match=r"student toy has another encoder for task b \(BertModel\) than for task a"):
         share_encoder(other, name="toy")
     assert isinstance(share_encoder({"a": other["a"], "b": toy_bert(len(tokenizer))}, name="toy"), SeveralHeads)
+
+
+def test_teachers_of_other_sizes_are_refused_before_one_is_fine_tuned(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    sources = {}
+    for name, layers in (("films", 2), ("pairs", 1)):
+        toy_bert(len(tokenizer), layers=layers).bert.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        sources[name] = d.Teacher.from_pretrained(str(tmp_path / name)).source
+    expected = r"task pairs \(.*pairs\) has an encoder of another size than that of task films .*take objective=hinton"
+    with pytest.raises(UserError, match=expected):
+        check_teachers(sources, d.Objective(soft=d.SoftTargets(), cosine=d.Cosine()))
+    check_teachers(sources, d.Objective(soft=d.SoftTargets()))
