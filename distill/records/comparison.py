@@ -15,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from rich.table import Table
 
 from distill.files import JsonObject
+from distill.options import show_value
 from distill.records.report import MISSING, find_teacher_bytes, format_points, format_spread, select_timing
 from distill.training.statistics import Difference, Spread, compare_seeds, spread
 
@@ -248,7 +249,7 @@ def _create_row(options: Options, shown: Options, runs: Sequence[tuple[Path, Jso
         (entry.get("retention") or {}).get("fp32", (entry.get("retention") or {}).get("torch"))
         for entry in entries.values()
     ]
-    label = " ".join(f"{name}={value}" for name, value in shown.items())
+    label = " ".join(f"{name}={show_value(value)}" for name, value in shown.items())
     metrics = {seed: _metric(entries[seed], str(task["metric"])) for seed in sorted(entries)}
     return Row(
         label=label or f"objective={options.get('objective.name') or 'unknown'}", options=shown, task=task, error=error,

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distill.options import show_value
 from distill.records.figures import HEIGHT, INK, SERIES, Figure, add_legend, draw, label, style_of
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def draw_parameter(settings: Sequence[Setting], name: str, *, metric: str, refer
     numeric = all(_is_number(value) for value in values)
     lines: dict[str, list[Setting]] = {}
     for setting in settings:
-        rest = " ".join(f"{key}={value}" for key, value in setting.values.items() if key != name)
+        rest = " ".join(f"{key}={show_value(value)}" for key, value in setting.values.items() if key != name)
         lines.setdefault(rest, []).append(setting)
 
     def plot(axes: "Axes") -> None:
