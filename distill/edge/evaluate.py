@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from distill.edge import decode
 from distill.edge.answer_metrics import normalize_references, score_answer
 from distill.edge.bundle import Bundle
+from distill.edge.search import match_pairs
 from distill.edge.words import TagScheme, locate_words
 from distill.errors import UserError, first_line
 
@@ -216,13 +217,26 @@ class NumberRows(_Texts):
 
 
 class VectorRows(NumberRows):
-    """Rows with two texts and a number, their similarity."""
+    """Rows with two texts and a number, their similarity, or with a text and its translation and perhaps a language."""
 
     compares = True
 
-    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[float]) -> Metrics:
-        """Returns the correlations of Pearson and Spearman between the cosines and the labels."""
+    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
+        self.translates = "accuracy" in bundle.manifest.get("metrics", {}).get(bundle.model, {})
+        super().__init__(bundle, columns, names)
+
+    def read(self, row: Values) -> tuple[decode.Record, Any]:
+        return (self.record(row), str(row.get(self.label, ""))) if self.translates else super().read(row)
+
+    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[Any]) -> Metrics:
+        """Returns the correlations of Pearson and Spearman between the cosines and the labels.
+
+        Of translations it returns the share of the texts whose nearest one in their language is their own translation.
+        """
         first, second = np.array([prediction["vector"] for prediction in predictions]).swapaxes(0, 1)
+        if self.translates:
+            nearest = match_pairs(first, second, np.array(labels))
+            return {"accuracy": float((nearest == np.arange(len(labels))).mean())}
         lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
         cosines, expected = (first * second).sum(axis=-1) / lengths, np.array(labels)
         return {"pearson": correlate(cosines, expected), "spearman": correlate(rank(cosines), rank(expected))}

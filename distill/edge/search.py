@@ -47,6 +47,22 @@ def find_nearest(queries: Vectors, corpus: Vectors, k: int) -> tuple[NDArray[np.
     return scores, rows
 
 
+def match_pairs(first: Vectors, second: Vectors, groups: NDArray[np.generic]) -> NDArray[np.int64]:
+    """Returns the row that is nearest to each row among those of the other side in its group, `[2, N]`.
+
+    Args:
+        first, second: `[N, D]`, the two sides of each pair.
+        groups: `[N]`, such as the language of each pair.
+    """
+    nearest = np.empty((2, len(groups)), dtype=np.int64)
+    for group in np.unique(groups):
+        rows = np.flatnonzero(groups == group)
+        for side, (queries, corpus) in enumerate(((first, second), (second, first))):
+            _, found = find_nearest(queries[rows], corpus[rows], 1)
+            nearest[side, rows] = rows[found[:, 0]]
+    return nearest
+
+
 def _check(vectors: Vectors, name: str, width: int | None = None) -> NDArray[np.float32]:
     array = np.asarray(vectors)
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):

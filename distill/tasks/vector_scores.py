@@ -13,7 +13,7 @@ from distill.data.retrieval import RetrievalData, read_retrieval
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import read_text_column
 from distill.data.text_groups import GroupColumns, GroupData, GroupSplit
-from distill.edge.search import find_nearest, similarity
+from distill.edge.search import find_nearest, match_pairs, similarity
 from distill.tasks import rankings, rows
 
 COSINE = "cosine"  # The column of condensed scores of pairs.
@@ -293,15 +293,8 @@ class TranslationScores:
         """
         order = scores.example_id.argsort(kind="stable")
         example_id, first = np.unique(scores.example_id[order], return_index=True)
-        sides = [scores.columns["logits"][order[first + number]] for number in (0, 1)]
-        labels = scores.labels[order[first]]
-        nearest = np.empty((2, len(example_id)), dtype=np.int64)
-        for label in np.unique(labels):
-            rows_of = np.flatnonzero(labels == label)
-            for side in (0, 1):
-                _, found = find_nearest(sides[side][rows_of], sides[1 - side][rows_of], 1)
-                nearest[side, rows_of] = rows_of[found[:, 0]]
-        return nearest, example_id, labels
+        vectors, labels = scores.columns["logits"], scores.labels[order[first]]
+        return match_pairs(vectors[order[first]], vectors[order[first + 1]], labels), example_id, labels
 
 
 def score_range(splits: GroupData) -> tuple[float, float]:

@@ -20,7 +20,9 @@ TEXTS = ["film", LONG, "a film", LONG, "film", "a dull and moving film"]
 
 
 class Stub:
-    """A bundle of which a reader of rows asks only the labels."""
+    """A bundle of which a reader of rows asks only the labels and the metrics."""
+
+    model = "model.onnx"
 
     def __init__(self, labels: list[str], **manifest: Any) -> None:
         self.labels, self.manifest, self.pair = labels, manifest, False

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 import distill as d
 from distill.contracts import SOURCE_VECTORS, Items, Outputs, Scores
+from distill.edge.evaluate import Columns, evaluate
 from distill.errors import OptionError, UserError
 from distill.losses.term import EncoderSize
 from distill.models.forward import run_model
@@ -136,6 +137,11 @@ def test_a_student_learns_translations(tokenizer: PreTrainedTokenizerBase, tmp_p
     losses = pandas.read_csv(result.directory / "metrics.csv")["train/first"].dropna().to_numpy()
     assert losses[-2:].mean() < losses[:2].mean()
     assert result.bundle.encode(["a film"]).shape == (1, 32)
+    rows = [{name: task_rows[row] for name, task_rows in translations(48).items()} for row in range(48)]
+    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    columns = Columns(["english", "sentence"], "lang")
+    found = evaluate(result.bundle, tmp_path / "dev.jsonl", columns).metrics
+    assert found == result.bundle.manifest["metrics"][result.bundle.model]
     record = json.loads((result.directory / "run.json").read_text())
     assert record["breakdown"]["dev"]["teacher"]["de"]["number"] == 24
 
