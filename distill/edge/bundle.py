@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from distill.edge import decode
+from distill.edge.decoder import Decoder, Example, Items, Prediction, Record, Row
 from distill.edge.manifest import ABOVE, read_manifest
 from distill.edge.processor import ANY, runs, this_target
 from distill.edge.search import find_nearest
+from distill.edge.strings import find_surrogate, shorten
 from distill.errors import UserError, first_line
 from distill.files import hash_file
 
@@ -36,7 +38,7 @@ class LongTextError(UserError):
 class Encoded:
     """The rows of a record, and whether tokens of it were cut off."""
 
-    rows: list[decode.Row]
+    rows: list[Row]
     is_truncated: bool
 
 
@@ -98,9 +100,7 @@ class Bundle:
         """The names of the model's inputs."""
         return [*self.manifest["inputs"], *([POSITIONS] if self.decoder.at_positions else [])]
 
-    def item_logits(
-        self, records: Sequence[decode.Record], *, batch_size: int | None = None
-    ) -> list[NDArray[np.floating]]:
+    def item_logits(self, records: Sequence[Record], *, batch_size: int | None = None) -> list[NDArray[np.floating]]:
         """Returns the logits `[n, C]` of the items of each row of the model. Rows of similar length share a batch.
 
         A record is one row, or as many as it has windows. A row has one sequence of tokens, or one for each choice or
@@ -110,7 +110,7 @@ class Bundle:
         return [logits for rows in self._run(examples, self._encode(examples), batch_size) for _, logits in rows]
 
     def inputs(
-        self, records: Sequence[decode.Record], *, batch_size: int = BATCH_SIZE
+        self, records: Sequence[Record], *, batch_size: int = BATCH_SIZE
     ) -> Iterator[dict[str, NDArray[np.int64]]]:
         """Yields the model's inputs for the records: `[B, L]`, or `[B, 1, L]` for a model of choices.
 
@@ -130,18 +130,18 @@ class Bundle:
             raise UserError("the records have different numbers of choices, expected one: call item_logits")
         return np.concatenate(rows) if rows else np.empty((0, len(self.labels)), dtype=np.float32)
 
-    def truncates(self, record: decode.Record) -> bool:
+    def truncates(self, record: Record) -> bool:
         """Returns whether tokens of a record are cut off, because it has more than `max_length`."""
         return self._encode([self.decoder.read(record)])[0].is_truncated
 
     def predict(
         self,
-        records: Sequence[decode.Record],
+        records: Sequence[Record],
         pairs: Sequence[str] | None = None,
         *,
         batch_size: int | None = None,
         truncate: bool = True,
-    ) -> list[decode.Prediction]:
+    ) -> list[Prediction]:
         """Returns the prediction for each record, or for each text and its pair.
 
         For classes it has `label`, `probability` and the `probabilities` of all labels, for a number `value`, for tags
@@ -194,16 +194,16 @@ class Bundle:
         ]
         return np.concatenate([np.empty((0, width)), *vectors], dtype=np.float32)
 
-    def _withhold(self, prediction: decode.Prediction) -> decode.Prediction:
+    def _withhold(self, prediction: Prediction) -> Prediction:
         """Returns the prediction, without its label if the probability is below the threshold."""
         if self.threshold is None or prediction["probability"] >= self.threshold:
             return prediction
         return {**prediction, self.decoder.fields[0]: None}
 
-    def _records(self, records: Sequence[decode.Record], pairs: Sequence[str] | None) -> list[decode.Record]:
+    def _records(self, records: Sequence[Record], pairs: Sequence[str] | None) -> list[Record]:
         for values in (records, pairs):
             if isinstance(values, str | bytes | Mapping):
-                raise UserError(f"got {decode.shorten(values)}, expected a list of records, for one too")
+                raise UserError(f"got {shorten(values)}, expected a list of records, for one too")
         if pairs is None:
             return list(records)
         if not self.pair:
@@ -213,8 +213,8 @@ class Bundle:
         return [list(pair) for pair in zip(cast(Sequence[str], records), pairs, strict=True)]
 
     def _run(
-        self, examples: Sequence[decode.Example], encoded: Sequence[Encoded], batch_size: int | None
-    ) -> list[list[decode.Items]]:
+        self, examples: Sequence[Example], encoded: Sequence[Encoded], batch_size: int | None
+    ) -> list[list[Items]]:
         """Returns the items of each row of each example with their logits."""
         batch_size = self.batch_size if batch_size is None else batch_size
         _check_count("batch_size", batch_size)
@@ -252,8 +252,8 @@ class Bundle:
         ]
 
     def _run_finite(
-        self, examples: Sequence[decode.Example], encoded: Sequence[Encoded], batch_size: int | None
-    ) -> list[list[decode.Items]]:
+        self, examples: Sequence[Example], encoded: Sequence[Encoded], batch_size: int | None
+    ) -> list[list[Items]]:
         """Returns the result of `_run`; raises UserError if a logit is not finite."""
         outputs = self._run(examples, encoded, batch_size)
         for number, rows in enumerate(outputs, 1):
@@ -261,14 +261,14 @@ class Bundle:
                 raise UserError(f"{self.directory}: the logits of {self.model} for record {number} are not finite")
         return outputs
 
-    def _encode(self, examples: Sequence[decode.Example]) -> list[Encoded]:
+    def _encode(self, examples: Sequence[Example]) -> list[Encoded]:
         """Returns the rows of each example, cut by the tokenizer or else by the decoder."""
         texts = [example.sequences() for example in examples]
         encodings = iter(self.tokenizer.encode_batch(list(itertools.chain.from_iterable(texts))))
         limits = {"max_length": self.manifest["max_length"], "doc_stride": self.manifest["doc_stride"]}
         encoded: list[Encoded] = []
         for number, (example, own) in enumerate(zip(examples, texts, strict=True), 1):
-            row: decode.Row = list(itertools.islice(encodings, len(own)))
+            row: Row = list(itertools.islice(encodings, len(own)))
             try:
                 rows = self.decoder.cut(example, row, **limits, side=self.truncation_side)
             except ValueError as error:
@@ -277,11 +277,11 @@ class Bundle:
             encoded.append(Encoded(rows, is_cut or any(sequence.overflowing for sequence in row)))
         return encoded
 
-    def _count_outputs(self, row: decode.Row) -> int:
+    def _count_outputs(self, row: Row) -> int:
         """Returns how many of the logits' first axis belong to a row."""
         return sum(len(sequence.positions) for sequence in row) if self.decoder.at_positions else len(row)
 
-    def _select_items(self, example: decode.Example, row: decode.Row, logits: NDArray[np.floating]) -> decode.Items:
+    def _select_items(self, example: Example, row: Row, logits: NDArray[np.floating]) -> Items:
         """Returns the items of a row, from logits `[K, C]` of its sequences or `[K, L, C]` of their tokens."""
         if self.decoder.axes == 3:  # The logits of tokens have padding.
             tokens = max(len(sequence.ids) for sequence in row)
@@ -289,7 +289,7 @@ class Bundle:
             logits = logits[:, logits.shape[1] - tokens :] if is_left else logits[:, :tokens]
         return self.decoder.select(example, row, logits)
 
-    def _make_inputs(self, batch: Sequence[decode.Row]) -> dict[str, NDArray[np.int64]]:
+    def _make_inputs(self, batch: Sequence[Row]) -> dict[str, NDArray[np.int64]]:
         """Returns the model's inputs `[B, L]` of B sequences, padded to the longest of the batch.
 
         For a model of choices they are `[B, 1, L]`: a choice does not depend on the others, so that each can be the
@@ -371,7 +371,7 @@ class Bundle:
         tokenizer.no_padding()
         return tokenizer
 
-    def _create_decoder(self, decoder: type[decode.Decoder], top_k: int | None) -> decode.Decoder:
+    def _create_decoder(self, decoder: type[Decoder], top_k: int | None) -> Decoder:
         decoding: dict[str, Any] = dict(self.manifest["decoding"])
         if top_k is not None:
             if not decoder.at_positions:
@@ -411,18 +411,18 @@ class Bundle:
             raise UserError(f"{path} has logits {shape}, expected one for each of the {tokens} tokens of the tokenizer")
 
 
-def _batches(rows: Sequence[decode.Row], batch_size: int) -> Iterator[list[int]]:
+def _batches(rows: Sequence[Row], batch_size: int) -> Iterator[list[int]]:
     """Yields the positions of the rows of each batch, those of short sequences first."""
     order = sorted(range(len(rows)), key=lambda i: max(len(sequence.ids) for sequence in rows[i]))
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
 
 
-def _count_tokens(rows: Sequence[decode.Row]) -> int:
+def _count_tokens(rows: Sequence[Row]) -> int:
     return sum(len(sequence.ids) for row in rows for sequence in row)
 
 
-def _find_decoder(manifest: Mapping[str, Any], directory: Path) -> type[decode.Decoder]:
+def _find_decoder(manifest: Mapping[str, Any], directory: Path) -> type[Decoder]:
     name, labels = manifest["decoder"], manifest["labels"]
     if name not in decode.DECODERS:
         known = ", ".join(decode.DECODERS)
@@ -485,4 +485,4 @@ def session(path: Path, threads: int | None = None) -> onnxruntime.InferenceSess
 
 def _to_utf8(path: Path) -> str:
     """Returns the name of a path as onnxruntime reads it. Under a C locale Python cannot decode it."""
-    return str(path) if decode.find_surrogate(str(path)) is None else os.fsencode(path).decode("utf-8")
+    return str(path) if find_surrogate(str(path)) is None else os.fsencode(path).decode("utf-8")

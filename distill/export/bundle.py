@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.console import print_notice
 from distill.contracts import ScoredSplits, Scores, Splits, Task
 from distill.edge import bundle as edge
-from distill.edge import decode
+from distill.edge.decoder import Record
 from distill.edge.manifest import FORMAT
 from distill.edge.processor import ANY, weight_bits
 from distill.errors import UserError
@@ -211,7 +211,7 @@ class Scorer:
     def _score(
         self,
         bundle: edge.Bundle,
-        records: Sequence[decode.Record],
+        records: Sequence[Record],
         reference: Scores,
         *,
         batch_size: int | None = None,

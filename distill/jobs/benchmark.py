@@ -19,7 +19,7 @@ from distill.benchmark import latency
 from distill.benchmark.bundles import CHOICES, MeasuredBundle, list_formats, measure_bundles
 from distill.benchmark.comparison import torch_candidate
 from distill.console import console, print_line, print_notice, silence_libraries
-from distill.edge.decode import Record
+from distill.edge.decoder import Record
 from distill.edge.processor import this_target, weight_bits
 from distill.errors import UserError
 from distill.export.bundle import FILES
