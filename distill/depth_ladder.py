@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.benchmark import latency
 from distill.benchmark.comparison import NOISE
 from distill.console import console, print_line, print_notice
-from distill.edge.bundle import count_bytes
+from distill.edge.model_files import count_bytes
 from distill.edge.processor import weight_bits
 from distill.errors import UserError
 from distill.export.bundle import FILES

@@ -14,10 +14,10 @@ from distill.benchmark.settings import BenchmarkSettings
 from distill.benchmark.start import measure_start
 from distill.console import print_notice
 from distill.edge import Bundle
-from distill.edge.bundle import count_bytes
 from distill.edge.decoder import Record
 from distill.edge.manifest import read_manifest
 from distill.edge.masks import MaskedTokens
+from distill.edge.model_files import count_bytes
 from distill.edge.processor import ANY, runs, this_target
 from distill.errors import UserError
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distill.edge.bundle import count_bytes, session
+from distill.edge.model_files import count_bytes, session
 
 TURNS = 4
 RUNS_PER_TURN = 3  # At least.

@@ -1,7 +1,6 @@
 """Predicts with a bundle through onnxruntime, tokenizers and numpy."""
 
 import itertools
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import onnxruntime
 import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
@@ -17,15 +15,15 @@ from tokenizers import Tokenizer
 from distill.edge import decode
 from distill.edge.decoder import Decoder, Example, Items, Prediction, Record, Row
 from distill.edge.manifest import ABOVE, read_manifest
+from distill.edge.model_files import data_file, session, shared_file
 from distill.edge.processor import ANY, runs, this_target
 from distill.edge.search import find_nearest
-from distill.edge.strings import find_surrogate, shorten
+from distill.edge.strings import shorten
 from distill.errors import UserError, first_line
 from distill.files import hash_file
 
 MOST_THREADS = 1024
 BATCH_SIZE = 32  # Where the bundle recommends none.
-DATA_FOLDER = "session.model_external_initializers_file_folder_path"  # Option of onnxruntime.
 POSITIONS = "positions"  # The input of a decoder with `at_positions`.
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
@@ -439,50 +437,3 @@ def _check_count(name: str, value: object, *, most: int | None = None) -> None:
     if not whole or int(value) < 1 or int(value) > (most or int(value)):  # type: ignore[call-overload]
         expected = f"a whole number from 1 to {most}" if most else "a whole number of at least 1"
         raise UserError(f"got {name}={value}, expected {expected}")
-
-
-def data_file(path: Path) -> Path:
-    """Returns the second file of an ONNX model, which has the weights of a large one."""
-    return path.with_name(f"{path.name}.data")
-
-
-def shared_file(path: Path) -> Path:
-    """Returns the file above a bundle with weights that several models share: `DIR/NAME.data` of `DIR/TASK/NAME`."""
-    return data_file(path.parent.with_name(path.name))
-
-
-def list_model_files(path: Path) -> list[Path]:
-    """Returns the files of an ONNX model: `path`, and `data_file(path)` or else `shared_file(path)` if it exists."""
-    return [path, *[data for data in (data_file(path), shared_file(path)) if data.is_file()][:1]]
-
-
-def count_bytes(path: Path) -> int:
-    """Returns the size of an ONNX model with all of its files."""
-    return sum(file.stat().st_size for file in list_model_files(path))
-
-
-def session(path: Path, threads: int | None = None) -> onnxruntime.InferenceSession:
-    """Returns an onnxruntime session on the CPU.
-
-    Raises:
-        UserError: if onnxruntime cannot load the model.
-    """
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if threads is not None:
-        options.intra_op_num_threads = int(threads)
-        options.inter_op_num_threads = 1
-    try:
-        shared = [data for data in list_model_files(path) if data.parent != path.parent]
-        if shared:
-            options.add_session_config_entry(DATA_FOLDER, _to_utf8(shared[0].parent.absolute()))
-        return onnxruntime.InferenceSession(_to_utf8(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # The errors of onnxruntime have no class in common.
-        raise UserError(
-            f"{path} cannot be loaded by onnxruntime {onnxruntime.__version__}: {first_line(error)}"
-        ) from error
-
-
-def _to_utf8(path: Path) -> str:
-    """Returns the name of a path as onnxruntime reads it. Under a C locale Python cannot decode it."""
-    return str(path) if find_surrogate(str(path)) is None else os.fsencode(path).decode("utf-8")

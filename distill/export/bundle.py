@@ -17,6 +17,7 @@ from distill.contracts import ScoredSplits, Scores, Splits, Task
 from distill.edge import bundle as edge
 from distill.edge.decoder import Record
 from distill.edge.manifest import FORMAT
+from distill.edge.model_files import count_bytes, list_model_files, session
 from distill.edge.processor import ANY, weight_bits
 from distill.errors import UserError
 from distill.export.abstention import measure_abstention
@@ -248,7 +249,7 @@ class Scorer:
     def _load(self, path: Path) -> edge.Bundle:
         """Returns the bundle with another file."""
         bundle = copy.copy(self.bundle)
-        bundle.model, bundle.session = path.name, edge.session(path)
+        bundle.model, bundle.session = path.name, session(path)
         return bundle
 
     def _place(self, rows: Sequence[np.ndarray], reference: Scores) -> Scores:
@@ -277,7 +278,7 @@ class Scorer:
 
     def equals(self, path: Path, model: PreTrainedModel) -> bool:
         """Returns whether a file and the model in torch give the same logits for the beginning of dev."""
-        run, names = edge.session(path), self.bundle.manifest["inputs"]
+        run, names = session(path), self.bundle.manifest["inputs"]
         model = model.cpu().float().eval()
         for feed in self.bundle.inputs(self.splits.scored()["dev"].records()[:COMPARED]):
             inputs = {name: torch.from_numpy(feed[name]) for name in names}
@@ -338,7 +339,7 @@ def _describe(
     comparison = compare(scores, scorer.scores, task=task)
     share, sensitivity = settings.abstain, scorer.compare_batches(path)
     return {
-        "file": entry.file, "bytes": edge.count_bytes(path), **comparison,
+        "file": entry.file, "bytes": count_bytes(path), **comparison,
         "gate": judge(comparison, settings, target=entry.target),
         "recipe": entry.recipe, "target": entry.target,
         "abstain": None if share is None else measure_abstention(scores, task=task, share=share),
@@ -391,7 +392,7 @@ def _create_manifest(
 
 def _update(manifest: dict[str, Any], directory: Path, models: Mapping[str, str]) -> None:
     """Writes bundle.json with the names of the models, and the SHA-256 of every file."""
-    paths = [path for file in models.values() for path in edge.list_model_files(directory / file)]
+    paths = [path for file in models.values() for path in list_model_files(directory / file)]
     manifest["models"] = dict(models)
     manifest["files"] = {path.name: hash_file(path) for path in (*paths, directory / "tokenizer.json")}
     write_json(directory / "bundle.json", manifest)

@@ -8,8 +8,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from distill.edge.bundle import count_bytes, data_file, list_model_files
 from distill.edge.manifest import ABOVE, NAME, read_manifest
+from distill.edge.model_files import count_bytes, data_file, list_model_files
 from distill.files import hash_file, write_json
 
 SMALLEST = 1024  # Bytes of a tensor; a smaller one stays in every file.

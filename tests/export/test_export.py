@@ -15,8 +15,9 @@ from transformers import BertConfig, BertForTokenClassification, PreTrainedModel
 from distill.benchmark import latency
 from distill.contracts import Scores
 from distill.data.tables import LabelledData, Split
-from distill.edge.bundle import Bundle, session
+from distill.edge.bundle import Bundle
 from distill.edge.manifest import FORMAT
+from distill.edge.model_files import session
 from distill.errors import UserError
 from distill.export.bundle import FILES, write_bundle
 from distill.export.gate import judge, judge_float32, recommended

@@ -14,7 +14,8 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from distill.edge.bundle import Bundle, list_model_files
+from distill.edge.bundle import Bundle
+from distill.edge.model_files import list_model_files
 from distill.errors import UserError
 from distill.files import atomic_directory, write_text
 
