@@ -92,9 +92,7 @@ class DepthLadder:
             fp32, int8 = (Path(directory) / FILES[name] for name in ("fp32", "int8"))
             export_onnx(model, fp32, tokenizer=tokenizer)
             write_dynamic(Material(fp32, weight_bits(self.plan.export.targets()[0])), int8)
-            candidate = latency.load_onnx_candidate(
-                "student", "onnx-int8", int8, exported_inputs(model, tokenizer), threads
-            )  # fmt: skip
+            candidate = latency.load_candidate("student", "int8", int8, exported_inputs(model, tokenizer), threads)
             [row] = latency.measure_latency(
                 [candidate], batches=[1], lengths=[length], threads=threads, seconds=settings.seconds,
                 vocabulary=len(tokenizer), choices=self.plan.task.choices,

@@ -141,7 +141,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="texts, or texts separated by tabs: the two of a pair, or a question and its choices; by default lines of "
         "standard input",
     )  # fmt: skip
-    parser.add_argument("--model", help="fp32 or int8; by default the recommended one")
+    parser.add_argument("--model", help="such as fp32, int8 or openvino; by default the recommended one")
     parser.add_argument("--threads", type=int, help="number of threads of onnxruntime")
     parser.add_argument(
         "--batch-size", type=int, help="texts in a forward pass; by default as many as the bundle recommends"

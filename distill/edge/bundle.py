@@ -45,8 +45,8 @@ class Bundle:
 
     Args:
         directory: contains bundle.json, tokenizer.json and the models.
-        model: `fp32`, `int8`, or None for the recommended one.
-        threads: number of threads of onnxruntime; None uses its default.
+        model: a file of the bundle such as `fp32`, `int8` or `openvino`; None for the recommended one.
+        threads: number of threads of the model; None for the default of onnxruntime, or of openvino.
         top_k: number of pieces for each mask, for a bundle that fills masks; None takes that of bundle.json.
 
     Attributes:
@@ -224,7 +224,7 @@ class Bundle:
                 logits = self.session.run(["logits"], self._make_inputs([rows[i] for i in batch]))[0]
             except Exception as error:  # The errors of onnxruntime have no class in common.
                 reason = first_line(error)
-                raise UserError(f"{self.directory}: onnxruntime cannot run {self.model}: {reason}") from error
+                raise UserError(f"{self.directory}: the model {self.model} cannot be run: {reason}") from error
             sizes = [self._count_outputs(rows[i]) for i in batch]
             for i, size, end in zip(batch, sizes, itertools.accumulate(sizes), strict=True):
                 outputs[i] = self._select_items(owners[i], rows[i], logits[end - size : end])

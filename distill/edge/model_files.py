@@ -1,19 +1,56 @@
 """The files of a model, and the sessions that run them."""
 
 import os
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
 import onnxruntime
+from numpy.typing import NDArray
 
+from distill.edge.openvino_session import OpenVinoSession
 from distill.edge.strings import find_surrogate
 from distill.errors import UserError, first_line
 
 DATA_FOLDER = "session.model_external_initializers_file_folder_path"  # Option of onnxruntime.
 
 
+class Session(Protocol):
+    """A model that is ready to run. The values of its inputs and outputs have a `name` and a `shape`."""
+
+    def run(self, names: Sequence[str], inputs: Mapping[str, NDArray[np.int64]]) -> list[NDArray[np.floating]]:
+        """Returns the outputs of these names."""
+        ...
+
+    def get_inputs(self) -> Sequence[Any]:
+        """Returns the inputs."""
+        ...
+
+    def get_outputs(self) -> Sequence[Any]:
+        """Returns the outputs."""
+        ...
+
+
+def needs_openvino(file: str | Path) -> bool:
+    """Returns whether a file is a model of OpenVINO, and not of ONNX."""
+    return Path(file).suffix == ".xml"
+
+
+def can_load(file: str | Path) -> bool:
+    """Returns whether the package that runs a file is installed."""
+    return not needs_openvino(file) or find_spec("openvino") is not None
+
+
+def timed_name(format: str, file: str | Path) -> str:
+    """Returns the name that a file has among timed models, beside `torch`: `onnx-fp32`, or as in `openvino`."""
+    return format if needs_openvino(file) else f"onnx-{format}"
+
+
 def data_file(path: Path) -> Path:
-    """Returns the second file of an ONNX model, which has the weights of a large one."""
-    return path.with_name(f"{path.name}.data")
+    """Returns the second file of a model: the weights of OpenVINO, or those of a large model in ONNX."""
+    return path.with_suffix(".bin") if needs_openvino(path) else path.with_name(f"{path.name}.data")
 
 
 def shared_file(path: Path) -> Path:
@@ -22,21 +59,30 @@ def shared_file(path: Path) -> Path:
 
 
 def list_model_files(path: Path) -> list[Path]:
-    """Returns the files of an ONNX model: `path`, and `data_file(path)` or else `shared_file(path)` if it exists."""
+    """Returns the files of a model: `path`, and `data_file(path)` or else `shared_file(path)` if it exists."""
     return [path, *[data for data in (data_file(path), shared_file(path)) if data.is_file()][:1]]
 
 
 def count_bytes(path: Path) -> int:
-    """Returns the size of an ONNX model with all of its files."""
+    """Returns the size of a model with all of its files."""
     return sum(file.stat().st_size for file in list_model_files(path))
 
 
-def session(path: Path, threads: int | None = None) -> onnxruntime.InferenceSession:
-    """Returns an onnxruntime session on the CPU.
+def session(path: Path, threads: int | None = None) -> Session:
+    """Returns a session on the CPU, of onnxruntime or, for a file of OpenVINO, of openvino.
 
     Raises:
-        UserError: if onnxruntime cannot load the model.
+        UserError: if the model cannot be loaded, or openvino is not installed.
     """
+    if not needs_openvino(path):
+        return _onnx_session(path, threads)
+    try:
+        return OpenVinoSession(Path(_to_utf8(path)), threads)
+    except RuntimeError as error:
+        raise UserError(f"{path} cannot be loaded by openvino: {first_line(error)}") from error
+
+
+def _onnx_session(path: Path, threads: int | None) -> Session:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     if threads is not None:
@@ -46,11 +92,12 @@ def session(path: Path, threads: int | None = None) -> onnxruntime.InferenceSess
         shared = [data for data in list_model_files(path) if data.parent != path.parent]
         if shared:
             options.add_session_config_entry(DATA_FOLDER, _to_utf8(shared[0].parent.absolute()))
-        return onnxruntime.InferenceSession(_to_utf8(path), options, providers=["CPUExecutionProvider"])
+        loaded: Session = onnxruntime.InferenceSession(_to_utf8(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # The errors of onnxruntime have no class in common.
         raise UserError(
             f"{path} cannot be loaded by onnxruntime {onnxruntime.__version__}: {first_line(error)}"
         ) from error
+    return loaded
 
 
 def _to_utf8(path: Path) -> str:

@@ -20,6 +20,7 @@ from distill.benchmark.bundles import CHOICES, MeasuredBundle, list_formats, mea
 from distill.benchmark.comparison import torch_candidate
 from distill.console import console, print_line, print_notice, silence_libraries
 from distill.edge.decoder import Record
+from distill.edge.model_files import timed_name
 from distill.edge.processor import this_target, weight_bits
 from distill.errors import UserError
 from distill.export.bundle import FILES
@@ -155,10 +156,7 @@ class _Teacher:
         """Returns the teacher in every format, with so many threads."""
         torch.set_num_threads(threads)
         names = exported_inputs(self.model, self.tokenizer)
-        files = [
-            latency.load_onnx_candidate(TEACHER, f"onnx-{format}", path, names, threads)
-            for format, path in self.files.items()
-        ]
+        files = [latency.load_candidate(TEACHER, format, path, names, threads) for format, path in self.files.items()]
         return [torch_candidate(TEACHER, self.model, names), *files]
 
 
@@ -265,7 +263,8 @@ def _write_plots(content: JsonObject, directory: Path) -> None:
         points = [
             Point(timing["p50_ms"], model["metrics"][metric], f"{name} {format}")
             for name, format, model in measured
-            if (timing := _first_timing(content, name, f"onnx-{format}")) is not None and metric in model["metrics"]
+            if (timing := _first_timing(content, name, timed_name(format, model["file"]))) is not None
+            and metric in model["metrics"]
         ]
         teacher = next((bundle["teacher"] for bundle in bundles if bundle["teacher"]), None)
         value = teacher["metrics"].get(metric) if teacher else None

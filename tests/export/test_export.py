@@ -187,7 +187,7 @@ def test_a_large_model_has_its_weights_in_a_second_file(large: Path) -> None:
     texts = split().texts
     for name in FILES:
         assert Bundle(large, model=name).logits(texts).shape == (24, 2)
-    candidate = latency.load_onnx_candidate("student", "onnx-fp32", large / "model.onnx", [], 1)
+    candidate = latency.load_candidate("student", "fp32", large / "model.onnx", [], 1)
     assert candidate.bytes == sum((large / name).stat().st_size for name in ("model.onnx", "model.onnx.data"))
 
 
