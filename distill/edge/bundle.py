@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from distill.edge import decode
-from distill.edge.decoder import Decoder, Example, Items, Prediction, Record, Row
+from distill.edge.decoder import Decoder, Example, Items, Prediction, Record, Row, TooLongError
 from distill.edge.manifest import ABOVE, read_manifest
 from distill.edge.model_files import data_file, session, shared_file
 from distill.edge.processor import ANY, runs, this_target
@@ -28,7 +28,11 @@ POSITIONS = "positions"  # The input of a decoder with `at_positions`.
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
-class LongTextError(UserError):
+class RecordError(UserError):
+    """A record that the model has no input for."""
+
+
+class LongTextError(RecordError):
     """A record with more tokens than the bundle reads, where none may be cut."""
 
 
@@ -153,7 +157,7 @@ class Bundle:
             truncate: whether to cut a record of more than `max_length` tokens.
 
         Raises:
-            LongTextError: for such a record, if none may be cut.
+            LongTextError: for such a record, if none may be cut, or if its masks or its question are cut away.
             UserError: for a record of another form, and a model whose logits are not finite.
         """
         examples = [self.decoder.read(record) for record in self._records(records, pairs)]
@@ -270,7 +274,8 @@ class Bundle:
             try:
                 rows = self.decoder.cut(example, row, **limits, side=self.truncation_side)
             except ValueError as error:
-                raise UserError(f"record {number}: {error}") from error
+                refused = LongTextError if isinstance(error, TooLongError) else RecordError
+                raise refused(f"record {number}: {error}") from error
             is_cut = _count_tokens([row]) > _count_tokens(rows)  # Windows share tokens, and lose none.
             encoded.append(Encoded(rows, is_cut or any(sequence.overflowing for sequence in row)))
         return encoded

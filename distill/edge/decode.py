@@ -259,7 +259,7 @@ class Spans:
 
     def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
         if doc_stride is None:
-            raise ValueError("the bundle has no doc_stride")
+            raise UserError("the bundle has no doc_stride, the tokens that windows share: export it again")
         [encoding] = row
         return [[window] for window in spans.cut_windows(encoding, max_length=max_length, doc_stride=doc_stride)]
 

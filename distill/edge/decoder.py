@@ -23,6 +23,10 @@ Prediction = dict[str, Any]
 Items = tuple[Any, Floats]
 
 
+class TooLongError(ValueError):
+    """An example with no row of the model, because what must not be cut of it is too long."""
+
+
 @dataclass(frozen=True)
 class Example:
     """A record in the form that a tokenizer reads: a text, the second text of a pair, and the words to tag.
@@ -117,7 +121,8 @@ class Decoder(Protocol):
             side: the end of a text that is cut, `right` or `left`.
 
         Raises:
-            ValueError: with the reason in words, if there can be no row.
+            TooLongError: with the reason in words, if what must not be cut is too long.
+            ValueError: with the reason in words, if there can be no row otherwise.
         """
         ...
 

@@ -7,7 +7,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from distill.edge.classes import softmax
-from distill.edge.decoder import Example, Floats, Items, Prediction, Record, Row
+from distill.edge.decoder import Example, Floats, Items, Prediction, Record, Row, TooLongError
 from distill.edge.masks import MaskedTokens, fill_masks, show_piece
 from distill.edge.strings import check_text, escape, shorten
 from distill.errors import UserError
@@ -75,7 +75,7 @@ class Masks:
         [encoding] = row
         tokens = MaskedTokens.find(encoding, example.text, self.mask_id)
         if not tokens.positions:
-            raise ValueError(f"its masks are beyond the {max_length} tokens that the bundle reads: shorten the text")
+            raise TooLongError(f"its masks are beyond the {max_length} tokens that the bundle reads: shorten the text")
         return [[tokens]]
 
     def select(self, example: Example, row: Row, logits: Floats) -> Items:

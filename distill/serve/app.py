@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distill import __version__
-from distill.edge.bundle import LongTextError
+from distill.edge.bundle import LongTextError, RecordError
 from distill.edge.decoder import Prediction, Record
 from distill.edge.strings import SHOWN, shorten
 from distill.errors import UserError, first_line
@@ -170,8 +170,8 @@ class Service:
                 raise RefusedError(GONE, "the client has gone")
             raise RefusedError(504, f"no answer within {self.limits.seconds:g} s: send fewer or shorter texts")
         error = answer.exception()
-        if isinstance(error, LongTextError):
-            raise RefusedError(413, str(error))
+        if isinstance(error, RecordError):
+            raise RefusedError(413 if isinstance(error, LongTextError) else 422, str(error))
         if error is not None:  # Such as of a bundle that has changed since the records were checked.
             self.log(f"{model.name} failed: {first_line(error)}")
             raise RefusedError(500, f"the model failed: {first_line(error)}")
