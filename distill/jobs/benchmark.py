@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import __version__, tasks
+from distill import __version__
 from distill.benchmark import latency
 from distill.benchmark.bundles import CHOICES, MeasuredBundle, list_formats, measure_bundles
 from distill.benchmark.comparison import torch_candidate
@@ -34,6 +34,7 @@ from distill.records.figures import standalone
 from distill.records.record import RECORD, create_run
 from distill.records.report import MISSING, render_table
 from distill.records.sweep_plots import Point, draw_cost
+from distill.tasks import find_auto_class
 
 READ = ("job=", "job.", "bundles=", "benchmark.", "output_dir=", "+teacher=", "teacher.")
 SAMPLED = 256  # Records of dev.
@@ -164,8 +165,7 @@ class _Teacher:
 def _load_teacher(config: DictConfig, bundle: MeasuredBundle) -> Iterator[_Teacher]:
     """Yields the teacher with the head of a bundle's task, whose weights do not matter here, and its ONNX files."""
     manifest, threads = bundle.manifest, torch.get_num_threads()
-    classes = [getattr(tasks, name) for name in tasks.__all__]
-    [auto_class] = {each.auto_class for each in classes if manifest["kind"] in getattr(each, "kinds", (each.kind,))}
+    auto_class = find_auto_class(manifest["kind"])
     start = build.source(config).weights.load(auto_class, manifest["labels"] or None, ())
     with tempfile.TemporaryDirectory() as directory:
         files = {name: Path(directory) / file for name, file in FILES.items()}

@@ -86,6 +86,7 @@ class Embedding:
     """
 
     kind = "embedding"
+    kinds = (kind,)
     auto_class = "AutoModel"
     selects: Literal["max", "min"] = "max"
     likelihood: Likelihood = "vector"

@@ -66,6 +66,7 @@ class MultipleChoice:
     """
 
     kind = "multiple_choice"
+    kinds = (kind,)
     auto_class = "AutoModelForMultipleChoice"
     metric = "accuracy"
     selects: Literal["max", "min"] = "max"

@@ -69,6 +69,7 @@ class TokenClassification:
     """
 
     kind = "token_classification"
+    kinds = (kind,)
     auto_class = "AutoModelForTokenClassification"
     metric = "f1"
     selects: Literal["max", "min"] = "max"
