@@ -52,9 +52,7 @@ def main() -> None:
         size = sum(parameter.numel() * parameter.element_size() for parameter in teacher.parameters())
         candidates = [latency.Candidate("BERT-large", "torch", input_names(teacher), size, run_teacher)]
         for name, path in files.items():
-            candidates.append(
-                latency.load_onnx_candidate("BiLSTM", f"onnx-{name}", path, input_names(student), options.threads)
-            )
+            candidates.append(latency.load_candidate("BiLSTM", name, path, input_names(student), options.threads))
         rows = latency.measure_latency(
             candidates, batches=[1], lengths=[32], threads=options.threads, seconds=options.seconds,
             vocabulary=teacher.config.vocab_size,

@@ -318,7 +318,7 @@ class Task(Protocol):
 
     Attributes:
         name: names the task in records and directories.
-        kind: names the kind of task in run.json and bundle.json.
+        kind: names the kind of task in run.json and bundle.json; one of the `kinds` of its class.
         metric: selects checkpoints; retention and the export's gate compare it.
         selects: whether the best checkpoint has the most or the least of it.
         auto_class: the auto class of transformers whose models have the head for this task.

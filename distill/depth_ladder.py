@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.benchmark import latency
 from distill.benchmark.comparison import NOISE
 from distill.console import console, print_line, print_notice
-from distill.edge.bundle import count_bytes
+from distill.edge.model_files import count_bytes
 from distill.edge.processor import weight_bits
 from distill.errors import UserError
 from distill.export.bundle import FILES
@@ -92,9 +92,7 @@ class DepthLadder:
             fp32, int8 = (Path(directory) / FILES[name] for name in ("fp32", "int8"))
             export_onnx(model, fp32, tokenizer=tokenizer)
             write_dynamic(Material(fp32, weight_bits(self.plan.export.targets()[0])), int8)
-            candidate = latency.load_onnx_candidate(
-                "student", "onnx-int8", int8, exported_inputs(model, tokenizer), threads
-            )  # fmt: skip
+            candidate = latency.load_candidate("student", "int8", int8, exported_inputs(model, tokenizer), threads)
             [row] = latency.measure_latency(
                 [candidate], batches=[1], lengths=[length], threads=threads, seconds=settings.seconds,
                 vocabulary=len(tokenizer), choices=self.plan.task.choices,

@@ -17,7 +17,7 @@ from distill.console import print_line, print_notice
 from distill.contracts import EncodedSplits, Examples, ScoredSplits, Scores, Splits, Task
 from distill.data.mixing import MixedExamples
 from distill.depth_ladder import warn_of_size
-from distill.edge.bundle import session
+from distill.edge.model_files import session
 from distill.edge.processor import weight_bits
 from distill.errors import first_line
 from distill.export.bundle import FILES, Exported, write_bundle

@@ -18,6 +18,7 @@ from distill.data.augmentation import Augmentation, augment
 from distill.edge.decode import DECODERS
 from distill.errors import OptionError, UserError, first_line
 from distill.export.abstention import check_abstention
+from distill.export.formats import check_formats
 from distill.export.settings import ExportSettings
 from distill.losses import (
     Cosine,
@@ -214,12 +215,16 @@ def _check_task(source: TeacherSource, plan: Plan) -> None:
     check_cache(source.cache, objective, task, is_ensemble=bool(source.others))
     if plan.budget.is_set and not plan.exports:
         raise UserError(f"{plan.budget} is for exported students, and export.enabled=false: leave one of them out")
+    if plan.budget.is_set and "int8" not in plan.export.formats:
+        raise UserError(f"{plan.budget} is of the int8 file, and export.formats has no int8: leave one of them out")
     check_abstention(task, plan.export.abstain)
     check_export(plan.export, task)
 
 
 def check_export(export: ExportSettings, task: Task) -> None:
-    """Raises OptionError for settings of an export that a task excludes."""
+    """Raises UserError for settings of an export that a task excludes, or whose packages are missing."""
+    if export.enabled is not False:
+        check_formats(export.formats)
     if export.vocabulary == "task" and DECODERS[task.decoder].classes_are_tokens:
         raise OptionError("export.vocabulary", "task", f"full, because the predictions of task {task.name} "
                           f"({task.kind}) are tokens of a text, which another vocabulary changes")  # fmt: skip

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
 from distill.depth_ladder import DepthLadder, warn_of_size
-from distill.edge.bundle import count_bytes
+from distill.edge.model_files import count_bytes
 from distill.errors import UserError
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic

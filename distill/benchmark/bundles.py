@@ -14,10 +14,10 @@ from distill.benchmark.settings import BenchmarkSettings
 from distill.benchmark.start import measure_start
 from distill.console import print_notice
 from distill.edge import Bundle
-from distill.edge.bundle import count_bytes
-from distill.edge.decode import Record
+from distill.edge.decoder import Record
 from distill.edge.manifest import read_manifest
 from distill.edge.masks import MaskedTokens
+from distill.edge.model_files import can_load, count_bytes, needs_openvino, timed_name
 from distill.edge.processor import ANY, runs, this_target
 from distill.errors import UserError
 
@@ -57,13 +57,17 @@ class MeasuredBundle:
 
 
 def list_formats(directory: Path, wanted: Sequence[str] | None) -> list[str]:
-    """Returns the models of a bundle that this processor runs rightly.
+    """Returns the models of a bundle that this processor runs rightly, with packages that are installed.
 
     Raises:
-        UserError: if it has none of the `wanted` ones.
+        UserError: if it has none of the `wanted` ones, or a wanted one needs a package that is not installed.
     """
     manifest = read_manifest(directory)
-    right = [name for name in manifest["models"] if runs(manifest["targets"].get(name, ANY), this_target())]
+    models: Mapping[str, str] = manifest["models"]
+    right = [name for name in models if runs(manifest["targets"].get(name, ANY), this_target())]
+    if wanted is None and (missing := [name for name in right if not can_load(models[name])]):
+        print_notice(f"{', '.join(missing)} of {directory} needs openvino and is left out: pip install openvino")
+        right = [name for name in right if name not in missing]
     formats = [name for name in right if wanted is None or name in wanted]
     if not formats:
         raise UserError(f"{directory} has {', '.join(right)} for this processor, and none of {', '.join(wanted or ())}")
@@ -135,7 +139,7 @@ def _time_sizes(
         print_notice(f"timed at length {', '.join(map(str, lengths))} only: a bundle reads {limit} tokens at most")
     candidates = [
         latency.Candidate(
-            name, f"onnx-{format}", bundle.input_names,
+            name, _timed_name(bundle), bundle.input_names,
             count_bytes(bundle.directory / bundle.manifest["models"][format]), _runner(bundle),
         )
         for (name, format), bundle in loaded.items()
@@ -145,6 +149,10 @@ def _time_sizes(
         [*others, *candidates], batches=settings.batches, lengths=lengths, threads=threads, seconds=settings.seconds,
         vocabulary=vocabulary, choices=choices if first.decoder.input_axes == 3 else None,
     )  # fmt: skip
+
+
+def _timed_name(bundle: Bundle) -> str:
+    return timed_name(bundle.model, bundle.manifest["models"][bundle.model])
 
 
 def _runner(bundle: Bundle) -> Any:
@@ -169,9 +177,9 @@ def time_texts(
             p50, p90, p99 = (1000 * float(np.percentile(whole[format], q)) for q in (50, 90, 99))
             rows.append(
                 {
-                    "format": f"onnx-{format}", "batch": size, "mean_length": sum(tokens) / sum(map(len, batches)),
-                    "runs": len(whole[format]), "tokenize_p50_ms": tokenize, "model_p50_ms": model, "p50_ms": p50,
-                    "p90_ms": p90, "p99_ms": p99,
+                    "format": _timed_name(bundles[format]), "batch": size,
+                    "mean_length": sum(tokens) / sum(map(len, batches)), "runs": len(whole[format]),
+                    "tokenize_p50_ms": tokenize, "model_p50_ms": model, "p50_ms": p50, "p90_ms": p90, "p99_ms": p99,
                 }
             )  # fmt: skip
     return rows
@@ -223,13 +231,16 @@ def _count_tokens(bundle: Bundle, records: Sequence[Record]) -> int:
 def _add_share_of_peak(
     timings: Sequence[dict[str, Any]], bundles: Sequence[MeasuredBundle], peaks: Mapping[int, Mapping[str, float]]
 ) -> None:
-    """Adds `share_of_peak` to the timings of files, counted in the float32 file of each bundle."""
+    """Adds `share_of_peak` to the timings of files, counted in the float32 file of each bundle.
+
+    It is None for files of OpenVINO, because the peak is that of ONNX Runtime, which has none in bf16.
+    """
     operations: dict[tuple[str, int, int], int] = {}
     files = {each.name: each for each in bundles}
     for row in timings:
         each = files.get(row["model"])
         row["share_of_peak"] = None
-        if each is None or "fp32" not in each.manifest["models"]:
+        if each is None or "fp32" not in each.manifest["models"] or row["format"] in _openvino_names(each):
             continue
         key = (row["model"], row["batch"], row["length"])
         if key not in operations:
@@ -237,6 +248,10 @@ def _add_share_of_peak(
         row["share_of_peak"] = peak.share_of_peak(
             operations[key], row["p50_ms"] / 1000, peaks[row["threads"]], row["format"]
         )
+
+
+def _openvino_names(each: MeasuredBundle) -> set[str]:
+    return {timed_name(name, file) for name, file in each.manifest["models"].items() if needs_openvino(file)}
 
 
 def _count(each: MeasuredBundle, batch: int, length: int) -> int:
@@ -255,6 +270,7 @@ def _describe(each: MeasuredBundle, threads: int) -> dict[str, Any]:
         bundle = each.load(format, threads)
         record = next((record for record in _list_records(each) if _reads(bundle, record)), RECORDS[0])
         models[format] = {
+            "file": manifest["models"][format],
             "bytes": count_bytes(each.directory / manifest["models"][format]),
             "metrics": manifest.get("metrics", {}).get(format, {}),
             "start": measure_start(each.directory, format, threads=threads, record=record),

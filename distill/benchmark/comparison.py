@@ -42,9 +42,7 @@ def compare_models(
     for name, (model, files) in models.items():
         names = exported_inputs(model, tokenizer)
         candidates.append(torch_candidate(name, model, names))
-        candidates += [
-            latency.load_onnx_candidate(name, f"onnx-{format}", path, names, threads) for format, path in files.items()
-        ]
+        candidates += [latency.load_candidate(name, format, path, names, threads) for format, path in files.items()]
     torch_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distill.edge.bundle import count_bytes, session
+from distill.edge.model_files import count_bytes, session, timed_name
 
 TURNS = 4
 RUNS_PER_TURN = 3  # At least.
@@ -38,10 +38,10 @@ def count_cores() -> int:
     return os.cpu_count() or 1
 
 
-def load_onnx_candidate(model: str, format: str, path: Path, inputs: Sequence[str], threads: int) -> Candidate:
-    """Loads an exported file with the session of the edge runtime."""
-    loaded = session(path, threads)
-    return Candidate(model, format, inputs, count_bytes(path), lambda feed: loaded.run(["logits"], dict(feed)))
+def load_candidate(model: str, format: str, path: Path, inputs: Sequence[str], threads: int) -> Candidate:
+    """Loads an exported file of a format such as `fp32` with the session of the edge runtime."""
+    loaded, name = session(path, threads), timed_name(format, path)
+    return Candidate(model, name, inputs, count_bytes(path), lambda feed: loaded.run(["logits"], dict(feed)))
 
 
 def measure_latency(

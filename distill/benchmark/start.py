@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TypedDict, cast
 
-from distill.edge.decode import Record
+from distill.edge.decoder import Record
 from distill.errors import UserError
 
 # The peak of this program alone; `ru_maxrss` would begin with that of the process that starts it.

@@ -26,18 +26,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from distill.edge import decode, web
+from distill.edge import web
 from distill.edge.bundle import Bundle
+from distill.edge.decoder import Prediction, Record
 from distill.edge.evaluate import Columns, evaluate
 from distill.edge.stream import Row, read_chunks
+from distill.edge.strings import escape, shorten
 from distill.errors import DistillError, UserError, first_line, forget_interrupt
 
 
-def _parse_json(line: str) -> decode.Record:
+def _parse_json(line: str) -> Record:
     try:
-        record: decode.Record = json.loads(line)
+        record: Record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"got {decode.shorten(line)}, expected JSON: {first_line(error)}") from error
+        raise UserError(f"got {shorten(line)}, expected JSON: {first_line(error)}") from error
     return record
 
 
@@ -50,7 +52,7 @@ def _write(lines: Sequence[str]) -> None:
 def _write_error(text: str) -> None:
     """Writes one line; bytes of a path that are not UTF-8 are written as they are."""
     if sys.stderr is not None:
-        sys.stderr.buffer.write(f"error: {decode.escape(text)}\n".encode("utf-8", "surrogateescape"))
+        sys.stderr.buffer.write(f"error: {escape(text)}\n".encode("utf-8", "surrogateescape"))
         sys.stderr.buffer.flush()
 
 
@@ -72,21 +74,21 @@ def _predict(bundle: Bundle, options: argparse.Namespace) -> None:
         _write_notice(f"texts of more than the {length} tokens that the bundle reads were cut: {truncated:,}")
 
 
-def _parse_record(text: str, bundle: Bundle, options: argparse.Namespace) -> decode.Record:
+def _parse_record(text: str, bundle: Bundle, options: argparse.Namespace) -> Record:
     """Returns the record of a text, checked by the decoder and, with `--refuse-long`, for its length."""
     record = _parse_json(text) if options.jsonl else bundle.decoder.parse(text)
     bundle.decoder.read(record)
     if options.refuse_long and bundle.truncates(record):
         length = bundle.manifest["max_length"]
         raise UserError(
-            f"got {decode.shorten(text)} with more tokens than the {length} that the bundle reads: shorten it, or "
+            f"got {shorten(text)} with more tokens than the {length} that the bundle reads: shorten it, or "
             "leave out --refuse-long to have it cut"
         )
     return record
 
 
 def _format(
-    bundle: Bundle, rows: Sequence[Row], predictions: Sequence[decode.Prediction], options: argparse.Namespace
+    bundle: Bundle, rows: Sequence[Row], predictions: Sequence[Prediction], options: argparse.Namespace
 ) -> list[str]:
     """Returns a line for each row. That of a blank line is blank, and in JSON all of its values are null.
 
@@ -102,14 +104,14 @@ def _format(
         elif record is None:
             lines.append("")
         else:
-            lines.append(f"{bundle.decoder.format(prediction)}\t{decode.escape(text, tab=False)}")
+            lines.append(f"{bundle.decoder.format(prediction)}\t{escape(text, tab=False)}")
     return lines
 
 
 def _evaluate(bundle: Bundle, options: argparse.Namespace) -> None:
     """Writes the metrics of a bundle on labelled rows."""
     if options.text:
-        raise UserError(f"got --evaluate and {decode.shorten(options.text[0])}, expected one of the two")
+        raise UserError(f"got --evaluate and {shorten(options.text[0])}, expected one of the two")
     columns = Columns(options.text_column, options.label_column)
     result = evaluate(bundle, options.evaluate, columns, batch_size=options.batch_size)
     if options.json:
@@ -139,7 +141,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="texts, or texts separated by tabs: the two of a pair, or a question and its choices; by default lines of "
         "standard input",
     )  # fmt: skip
-    parser.add_argument("--model", help="fp32 or int8; by default the recommended one")
+    parser.add_argument("--model", help="such as fp32, int8 or openvino; by default the recommended one")
     parser.add_argument("--threads", type=int, help="number of threads of onnxruntime")
     parser.add_argument(
         "--batch-size", type=int, help="texts in a forward pass; by default as many as the bundle recommends"

@@ -1,7 +1,6 @@
 """Predicts with a bundle through onnxruntime, tokenizers and numpy."""
 
 import itertools
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -9,26 +8,31 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import onnxruntime
 import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from distill.edge import decode
+from distill.edge.decoder import Decoder, Example, Items, Prediction, Record, Row, TooLongError
 from distill.edge.manifest import ABOVE, read_manifest
+from distill.edge.model_files import data_file, session, shared_file
 from distill.edge.processor import ANY, runs, this_target
 from distill.edge.search import find_nearest
+from distill.edge.strings import shorten
 from distill.errors import UserError, first_line
 from distill.files import hash_file
 
 MOST_THREADS = 1024
 BATCH_SIZE = 32  # Where the bundle recommends none.
-DATA_FOLDER = "session.model_external_initializers_file_folder_path"  # Option of onnxruntime.
 POSITIONS = "positions"  # The input of a decoder with `at_positions`.
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
-class LongTextError(UserError):
+class RecordError(UserError):
+    """A record that the model has no input for."""
+
+
+class LongTextError(RecordError):
     """A record with more tokens than the bundle reads, where none may be cut."""
 
 
@@ -36,7 +40,7 @@ class LongTextError(UserError):
 class Encoded:
     """The rows of a record, and whether tokens of it were cut off."""
 
-    rows: list[decode.Row]
+    rows: list[Row]
     is_truncated: bool
 
 
@@ -45,8 +49,8 @@ class Bundle:
 
     Args:
         directory: contains bundle.json, tokenizer.json and the models.
-        model: `fp32`, `int8`, or None for the recommended one.
-        threads: number of threads of onnxruntime; None uses its default.
+        model: a file of the bundle such as `fp32`, `int8` or `openvino`; None for the recommended one.
+        threads: number of threads of the model; None for the default of onnxruntime, or of openvino.
         top_k: number of pieces for each mask, for a bundle that fills masks; None takes that of bundle.json.
 
     Attributes:
@@ -98,9 +102,7 @@ class Bundle:
         """The names of the model's inputs."""
         return [*self.manifest["inputs"], *([POSITIONS] if self.decoder.at_positions else [])]
 
-    def item_logits(
-        self, records: Sequence[decode.Record], *, batch_size: int | None = None
-    ) -> list[NDArray[np.floating]]:
+    def item_logits(self, records: Sequence[Record], *, batch_size: int | None = None) -> list[NDArray[np.floating]]:
         """Returns the logits `[n, C]` of the items of each row of the model. Rows of similar length share a batch.
 
         A record is one row, or as many as it has windows. A row has one sequence of tokens, or one for each choice or
@@ -110,7 +112,7 @@ class Bundle:
         return [logits for rows in self._run(examples, self._encode(examples), batch_size) for _, logits in rows]
 
     def inputs(
-        self, records: Sequence[decode.Record], *, batch_size: int = BATCH_SIZE
+        self, records: Sequence[Record], *, batch_size: int = BATCH_SIZE
     ) -> Iterator[dict[str, NDArray[np.int64]]]:
         """Yields the model's inputs for the records: `[B, L]`, or `[B, 1, L]` for a model of choices.
 
@@ -130,18 +132,18 @@ class Bundle:
             raise UserError("the records have different numbers of choices, expected one: call item_logits")
         return np.concatenate(rows) if rows else np.empty((0, len(self.labels)), dtype=np.float32)
 
-    def truncates(self, record: decode.Record) -> bool:
+    def truncates(self, record: Record) -> bool:
         """Returns whether tokens of a record are cut off, because it has more than `max_length`."""
         return self._encode([self.decoder.read(record)])[0].is_truncated
 
     def predict(
         self,
-        records: Sequence[decode.Record],
+        records: Sequence[Record],
         pairs: Sequence[str] | None = None,
         *,
         batch_size: int | None = None,
         truncate: bool = True,
-    ) -> list[decode.Prediction]:
+    ) -> list[Prediction]:
         """Returns the prediction for each record, or for each text and its pair.
 
         For classes it has `label`, `probability` and the `probabilities` of all labels, for a number `value`, for tags
@@ -155,7 +157,7 @@ class Bundle:
             truncate: whether to cut a record of more than `max_length` tokens.
 
         Raises:
-            LongTextError: for such a record, if none may be cut.
+            LongTextError: for such a record, if none may be cut, or if its masks or its question are cut away.
             UserError: for a record of another form, and a model whose logits are not finite.
         """
         examples = [self.decoder.read(record) for record in self._records(records, pairs)]
@@ -194,16 +196,16 @@ class Bundle:
         ]
         return np.concatenate([np.empty((0, width)), *vectors], dtype=np.float32)
 
-    def _withhold(self, prediction: decode.Prediction) -> decode.Prediction:
+    def _withhold(self, prediction: Prediction) -> Prediction:
         """Returns the prediction, without its label if the probability is below the threshold."""
         if self.threshold is None or prediction["probability"] >= self.threshold:
             return prediction
         return {**prediction, self.decoder.fields[0]: None}
 
-    def _records(self, records: Sequence[decode.Record], pairs: Sequence[str] | None) -> list[decode.Record]:
+    def _records(self, records: Sequence[Record], pairs: Sequence[str] | None) -> list[Record]:
         for values in (records, pairs):
             if isinstance(values, str | bytes | Mapping):
-                raise UserError(f"got {decode.shorten(values)}, expected a list of records, for one too")
+                raise UserError(f"got {shorten(values)}, expected a list of records, for one too")
         if pairs is None:
             return list(records)
         if not self.pair:
@@ -213,8 +215,8 @@ class Bundle:
         return [list(pair) for pair in zip(cast(Sequence[str], records), pairs, strict=True)]
 
     def _run(
-        self, examples: Sequence[decode.Example], encoded: Sequence[Encoded], batch_size: int | None
-    ) -> list[list[decode.Items]]:
+        self, examples: Sequence[Example], encoded: Sequence[Encoded], batch_size: int | None
+    ) -> list[list[Items]]:
         """Returns the items of each row of each example with their logits."""
         batch_size = self.batch_size if batch_size is None else batch_size
         _check_count("batch_size", batch_size)
@@ -226,7 +228,7 @@ class Bundle:
                 logits = self.session.run(["logits"], self._make_inputs([rows[i] for i in batch]))[0]
             except Exception as error:  # The errors of onnxruntime have no class in common.
                 reason = first_line(error)
-                raise UserError(f"{self.directory}: onnxruntime cannot run {self.model}: {reason}") from error
+                raise UserError(f"{self.directory}: the model {self.model} cannot be run: {reason}") from error
             sizes = [self._count_outputs(rows[i]) for i in batch]
             for i, size, end in zip(batch, sizes, itertools.accumulate(sizes), strict=True):
                 outputs[i] = self._select_items(owners[i], rows[i], logits[end - size : end])
@@ -252,8 +254,8 @@ class Bundle:
         ]
 
     def _run_finite(
-        self, examples: Sequence[decode.Example], encoded: Sequence[Encoded], batch_size: int | None
-    ) -> list[list[decode.Items]]:
+        self, examples: Sequence[Example], encoded: Sequence[Encoded], batch_size: int | None
+    ) -> list[list[Items]]:
         """Returns the result of `_run`; raises UserError if a logit is not finite."""
         outputs = self._run(examples, encoded, batch_size)
         for number, rows in enumerate(outputs, 1):
@@ -261,27 +263,28 @@ class Bundle:
                 raise UserError(f"{self.directory}: the logits of {self.model} for record {number} are not finite")
         return outputs
 
-    def _encode(self, examples: Sequence[decode.Example]) -> list[Encoded]:
+    def _encode(self, examples: Sequence[Example]) -> list[Encoded]:
         """Returns the rows of each example, cut by the tokenizer or else by the decoder."""
         texts = [example.sequences() for example in examples]
         encodings = iter(self.tokenizer.encode_batch(list(itertools.chain.from_iterable(texts))))
         limits = {"max_length": self.manifest["max_length"], "doc_stride": self.manifest["doc_stride"]}
         encoded: list[Encoded] = []
         for number, (example, own) in enumerate(zip(examples, texts, strict=True), 1):
-            row: decode.Row = list(itertools.islice(encodings, len(own)))
+            row: Row = list(itertools.islice(encodings, len(own)))
             try:
                 rows = self.decoder.cut(example, row, **limits, side=self.truncation_side)
             except ValueError as error:
-                raise UserError(f"record {number}: {error}") from error
+                refused = LongTextError if isinstance(error, TooLongError) else RecordError
+                raise refused(f"record {number}: {error}") from error
             is_cut = _count_tokens([row]) > _count_tokens(rows)  # Windows share tokens, and lose none.
             encoded.append(Encoded(rows, is_cut or any(sequence.overflowing for sequence in row)))
         return encoded
 
-    def _count_outputs(self, row: decode.Row) -> int:
+    def _count_outputs(self, row: Row) -> int:
         """Returns how many of the logits' first axis belong to a row."""
         return sum(len(sequence.positions) for sequence in row) if self.decoder.at_positions else len(row)
 
-    def _select_items(self, example: decode.Example, row: decode.Row, logits: NDArray[np.floating]) -> decode.Items:
+    def _select_items(self, example: Example, row: Row, logits: NDArray[np.floating]) -> Items:
         """Returns the items of a row, from logits `[K, C]` of its sequences or `[K, L, C]` of their tokens."""
         if self.decoder.axes == 3:  # The logits of tokens have padding.
             tokens = max(len(sequence.ids) for sequence in row)
@@ -289,7 +292,7 @@ class Bundle:
             logits = logits[:, logits.shape[1] - tokens :] if is_left else logits[:, :tokens]
         return self.decoder.select(example, row, logits)
 
-    def _make_inputs(self, batch: Sequence[decode.Row]) -> dict[str, NDArray[np.int64]]:
+    def _make_inputs(self, batch: Sequence[Row]) -> dict[str, NDArray[np.int64]]:
         """Returns the model's inputs `[B, L]` of B sequences, padded to the longest of the batch.
 
         For a model of choices they are `[B, 1, L]`: a choice does not depend on the others, so that each can be the
@@ -371,7 +374,7 @@ class Bundle:
         tokenizer.no_padding()
         return tokenizer
 
-    def _create_decoder(self, decoder: type[decode.Decoder], top_k: int | None) -> decode.Decoder:
+    def _create_decoder(self, decoder: type[Decoder], top_k: int | None) -> Decoder:
         decoding: dict[str, Any] = dict(self.manifest["decoding"])
         if top_k is not None:
             if not decoder.at_positions:
@@ -411,18 +414,18 @@ class Bundle:
             raise UserError(f"{path} has logits {shape}, expected one for each of the {tokens} tokens of the tokenizer")
 
 
-def _batches(rows: Sequence[decode.Row], batch_size: int) -> Iterator[list[int]]:
+def _batches(rows: Sequence[Row], batch_size: int) -> Iterator[list[int]]:
     """Yields the positions of the rows of each batch, those of short sequences first."""
     order = sorted(range(len(rows)), key=lambda i: max(len(sequence.ids) for sequence in rows[i]))
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
 
 
-def _count_tokens(rows: Sequence[decode.Row]) -> int:
+def _count_tokens(rows: Sequence[Row]) -> int:
     return sum(len(sequence.ids) for row in rows for sequence in row)
 
 
-def _find_decoder(manifest: Mapping[str, Any], directory: Path) -> type[decode.Decoder]:
+def _find_decoder(manifest: Mapping[str, Any], directory: Path) -> type[Decoder]:
     name, labels = manifest["decoder"], manifest["labels"]
     if name not in decode.DECODERS:
         known = ", ".join(decode.DECODERS)
@@ -439,50 +442,3 @@ def _check_count(name: str, value: object, *, most: int | None = None) -> None:
     if not whole or int(value) < 1 or int(value) > (most or int(value)):  # type: ignore[call-overload]
         expected = f"a whole number from 1 to {most}" if most else "a whole number of at least 1"
         raise UserError(f"got {name}={value}, expected {expected}")
-
-
-def data_file(path: Path) -> Path:
-    """Returns the second file of an ONNX model, which has the weights of a large one."""
-    return path.with_name(f"{path.name}.data")
-
-
-def shared_file(path: Path) -> Path:
-    """Returns the file above a bundle with weights that several models share: `DIR/NAME.data` of `DIR/TASK/NAME`."""
-    return data_file(path.parent.with_name(path.name))
-
-
-def list_model_files(path: Path) -> list[Path]:
-    """Returns the files of an ONNX model: `path`, and `data_file(path)` or else `shared_file(path)` if it exists."""
-    return [path, *[data for data in (data_file(path), shared_file(path)) if data.is_file()][:1]]
-
-
-def count_bytes(path: Path) -> int:
-    """Returns the size of an ONNX model with all of its files."""
-    return sum(file.stat().st_size for file in list_model_files(path))
-
-
-def session(path: Path, threads: int | None = None) -> onnxruntime.InferenceSession:
-    """Returns an onnxruntime session on the CPU.
-
-    Raises:
-        UserError: if onnxruntime cannot load the model.
-    """
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if threads is not None:
-        options.intra_op_num_threads = int(threads)
-        options.inter_op_num_threads = 1
-    try:
-        shared = [data for data in list_model_files(path) if data.parent != path.parent]
-        if shared:
-            options.add_session_config_entry(DATA_FOLDER, _to_utf8(shared[0].parent.absolute()))
-        return onnxruntime.InferenceSession(_to_utf8(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # The errors of onnxruntime have no class in common.
-        raise UserError(
-            f"{path} cannot be loaded by onnxruntime {onnxruntime.__version__}: {first_line(error)}"
-        ) from error
-
-
-def _to_utf8(path: Path) -> str:
-    """Returns the name of a path as onnxruntime reads it. Under a C locale Python cannot decode it."""
-    return str(path) if decode.find_surrogate(str(path)) is None else os.fsencode(path).decode("utf-8")

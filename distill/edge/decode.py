@@ -4,21 +4,20 @@ A decoder selects the items of its task among the logits of a row of the model, 
 rows of a record.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from distill.edge import spans
-from distill.edge.classes import pad_classes
-from distill.edge.masks import MaskedTokens, fill_masks, show_piece
+from distill.edge.classes import pad_classes, sigmoid, softmax
+from distill.edge.decoder import Decoder, Example, Floats, Items, Prediction, Record, Row
+from distill.edge.mask_decoder import Masks
+from distill.edge.strings import check_text, escape, shorten
 from distill.edge.words import (
     OUTSIDE,
     CutEncoding,
-    Span,
     TagScheme,
     cut_between_words,
     find_first_pieces,
@@ -27,139 +26,9 @@ from distill.edge.words import (
 )
 from distill.errors import UserError
 
-Floats = NDArray[np.floating]
-# A text, the two texts of a pair, `{"tokens": [...]}` for the words of a text, `{"question", "context"}`, or a question
-# with its choices, `{"question", "choices"}`, which may have a `context` too. For vectors also a list of texts. For
-# masks also `{"text", "top_k"}`, or the tokens of a text.
-Record = str | Sequence[str] | Mapping[str, str | int | Sequence[str]] | MaskedTokens
-# A JSON object: `label` or `choice` with `probability` and `probabilities`; or `labels` with `probabilities`; or
-# `value`; or `entities`; or `answer` with its place; or `vector`; or `masks` with the filled `text`.
-Prediction = dict[str, Any]
-# The items of a row of the model in the form of the decoder, and their logits `[n, C]`.
-Items = tuple[Any, Floats]
-
-
-# The characters at which `str.splitlines` splits, and the tab, with their escapes.
-ESCAPES = {ord(character): ascii(character)[1:-1] for character in "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"}
 WITHHELD = "(no label)"  # In the plain form, of a bundle that abstains.
 NO_ANSWER = "(no answer)"  # In the plain form.
-SHOWN = 80  # Characters of a record in a message.
 IMPOSSIBLE = -30.0  # The logit of a class whose probability is 0, with 0 for the others.
-
-
-@dataclass(frozen=True)
-class Example:
-    """A record in the form that a tokenizer reads: a text, the second text of a pair, and the words to tag.
-
-    With `choices`, the text is a question, and `context` the text that it is about. With `more`, all texts are
-    encoded by themselves. With `tokens`, there is no text, and nothing is left to be tokenized. `top_k` is the number
-    of pieces that are wanted for each mask; None for that of the decoder.
-    """
-
-    text: str
-    pair: str | None = None
-    words: tuple[Span, ...] = ()
-    choices: tuple[str, ...] = ()
-    context: str | None = None
-    more: tuple[str, ...] = ()
-    tokens: MaskedTokens | None = None
-    top_k: int | None = None
-
-    def sequences(self) -> list[str | tuple[str, str]]:
-        """Returns the texts of each sequence of tokens that a model reads."""
-        if self.tokens is not None:
-            return []
-        if self.choices:
-            return list(pair_choices(self.text, self.context, self.choices))
-        if self.more:
-            return [self.text, *self.more]
-        return [self.text if self.pair is None else (self.text, self.pair)]
-
-
-class TokenSequence(Protocol):
-    """One sequence of tokens that the model reads."""
-
-    @property
-    def ids(self) -> Any: ...
-
-    @property
-    def type_ids(self) -> Any: ...
-
-    @property
-    def attention_mask(self) -> Any: ...
-
-
-Row = Sequence[Any]  # The `TokenSequence`s of one row of logits: one of them, or one for each choice or text.
-
-
-class Decoder(Protocol):
-    """Reads the records of one kind of task and decodes the logits of a model.
-
-    Attributes:
-        input_axes: number of axes of the model's inputs.
-        axes: number of axes of the model's logits.
-        fields: the keys of a prediction; the first one is null where the model abstains.
-        cuts: whether `cut` makes the rows of an example, because it may not be cut anywhere as by the tokenizer.
-        classes_are_tokens: whether the classes are the tokens of a text, so that logits of another tokenizer cannot be
-            compared.
-        encodes: whether the logits are the vector of a text, whose width has nothing to do with labels.
-        at_positions: whether the model has a further input `positions [n]`, of tokens counted over the batch
-            `[B * L]`, and `logits [n, V]` at these alone. The sequences of a row have `positions` then.
-    """
-
-    input_axes: int
-    axes: int
-    encodes: bool
-    at_positions: bool
-    fields: tuple[str, ...]
-    cuts: bool
-    classes_are_tokens: bool
-
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        """Takes the fields of bundle.json; raises UserError if `decoding` lacks a value or has an invalid one."""
-        ...
-
-    @staticmethod
-    def accepts(labels: int) -> bool:
-        """Returns whether a task can have this number of labels."""
-        ...
-
-    def parse(self, line: str) -> Record:
-        """Returns the record of a line of plain text; raises UserError if it has another form."""
-        ...
-
-    def read(self, record: Record) -> Example:
-        """Returns the record as an example; raises UserError if it has another form."""
-        ...
-
-    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
-        """Returns the rows of an example, with sequences of at most `max_length` tokens.
-
-        Args:
-            row: the sequences of the whole example, with the attributes of `tokenizers.Encoding`.
-            doc_stride: tokens that neighbouring windows share.
-            side: the end of a text that is cut, `right` or `left`.
-
-        Raises:
-            ValueError: with the reason in words, if there can be no row.
-        """
-        ...
-
-    def select(self, example: Example, row: Row, logits: Floats) -> Items:
-        """Returns the items of a row, from logits `[K, C]` of its sequences or `[K, tokens, C]` without padding."""
-        ...
-
-    def truncated_item(self) -> Floats | None:
-        """Returns logits `[C]` with the prediction of an item that was truncated; None if no item can be."""
-        ...
-
-    def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
-        """Returns the prediction from the items of all rows of a record."""
-        ...
-
-    def format(self, prediction: Prediction) -> str:
-        """Returns the prediction as one line, in which line breaks and tabs of its texts are escaped."""
-        ...
 
 
 class _WholeText:
@@ -182,9 +51,9 @@ class _WholeText:
         if self.pair and isinstance(record, list | tuple) and len(record) == 2:
             first, second = record
             if isinstance(first, str) and isinstance(second, str):
-                return Example(_check_text(first), _check_text(second))
+                return Example(check_text(first), check_text(second))
         if not self.pair and isinstance(record, str):
-            return Example(_check_text(record))
+            return Example(check_text(record))
         raise UserError(f"got {shorten(record)}, expected {'two texts' if self.pair else 'a text'}")
 
     def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
@@ -301,10 +170,10 @@ class Tags:
 
     def read(self, record: Record) -> Example:
         if isinstance(record, str):
-            return Example(_check_text(record), words=split_words(record))
+            return Example(check_text(record), words=split_words(record))
         words = record.get("tokens") if isinstance(record, Mapping) else None
         if isinstance(words, list | tuple) and all(isinstance(word, str) for word in words):
-            return Example(_check_text(" ".join(words)), words=locate_words(words))
+            return Example(check_text(" ".join(words)), words=locate_words(words))
         raise UserError(f'got {shorten(record)}, expected a text or {{"tokens": [...]}}')
 
     def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
@@ -385,12 +254,12 @@ class Spans:
             texts = record
         if len(texts) == 2 and all(isinstance(text, str) and text.strip() for text in texts):
             question, context = texts
-            return Example(_check_text(str(question)), _check_text(str(context)))
+            return Example(check_text(str(question)), check_text(str(context)))
         raise UserError(f'got {shorten(record)}, expected {{"question": ..., "context": ...}}, and no empty text')
 
     def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
         if doc_stride is None:
-            raise ValueError("the bundle has no doc_stride")
+            raise UserError("the bundle has no doc_stride, the tokens that windows share: export it again")
         [encoding] = row
         return [[window] for window in spans.cut_windows(encoding, max_length=max_length, doc_stride=doc_stride)]
 
@@ -457,8 +326,8 @@ class Choices:
             raise UserError(f"got {shorten(record)}, expected a list of at least two choices")
         if not all(isinstance(choice, str) and choice.strip() for choice in choices):
             raise UserError(f"got {shorten(record)}, expected choices of text")
-        about = None if context is None else _check_text(context)
-        return Example(_check_text(question), choices=tuple(map(_check_text, choices)), context=about)
+        about = None if context is None else check_text(context)
+        return Example(check_text(question), choices=tuple(map(check_text, choices)), context=about)
 
     def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
         return [row]
@@ -511,7 +380,7 @@ class Vectors:
         texts = [record] if isinstance(record, str) else record
         if not isinstance(texts, list | tuple) or not texts or not all(isinstance(t, str) and t.strip() for t in texts):
             raise UserError(f"got {shorten(record)}, expected a text or a list of texts, and no empty text")
-        first, *more = map(_check_text, texts)
+        first, *more = map(check_text, texts)
         return Example(first, more=tuple(more))
 
     def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
@@ -532,101 +401,6 @@ class Vectors:
         return " ".join(f"{number:.4g}" for number in prediction["vector"])
 
 
-class Masks:
-    """Decodes the masks of a text: the most probable pieces of each, and the `text` with the best ones in their place.
-
-    An entry of `masks` has `start` and `end` of the mask in code points, and `pieces`, each a `piece` of text with its
-    `probability`, the most probable one first. A record is a text, or `{"text": ..., "top_k": ...}` with the number of
-    pieces. A mask that was cut off has no entry and stays in the text.
-
-    Args:
-        decoding: `mask_token`, and `top_k`, the number of pieces for a record that gives none.
-    """
-
-    input_axes = 2
-    axes = 2
-    fields: tuple[str, ...] = ("masks", "text")
-    cuts = False
-    classes_are_tokens = True
-    encodes = False
-    at_positions = True
-
-    @staticmethod
-    def accepts(labels: int) -> bool:
-        return labels == 0
-
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        self.tokenizer, self.size = tokenizer, tokenizer.get_vocab_size()
-        mask_token = decoding.get("mask_token")
-        mask_id = tokenizer.token_to_id(mask_token) if isinstance(mask_token, str) else None
-        if mask_id is None:
-            raise UserError(f"decoding has mask_token {shorten(mask_token)}, expected a token of tokenizer.json")
-        self.mask_token, self.mask_id = str(mask_token), int(mask_id)
-        self.top_k = decoding.get("top_k")
-        if not self._is_number(self.top_k):
-            raise UserError(f"decoding has top_k {shorten(self.top_k)}, expected {self._numbers()}")
-
-    def _is_number(self, value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= self.size
-
-    def _numbers(self) -> str:
-        return f"a whole number from 1 to {self.size}, the tokens of the vocabulary"
-
-    def parse(self, line: str) -> Record:
-        return line
-
-    def read(self, record: Record) -> Example:
-        if isinstance(record, MaskedTokens):
-            return Example("", tokens=record)
-        text = record.get("text") if isinstance(record, Mapping) else record
-        top_k = record.get("top_k") if isinstance(record, Mapping) else None
-        if not isinstance(text, str):
-            raise UserError(f'got {shorten(record)}, expected a text or {{"text": ..., "top_k": ...}}')
-        if top_k is not None and not self._is_number(top_k):
-            raise UserError(f"got top_k={shorten(top_k)}, expected {self._numbers()}")
-        if self.mask_token not in text:
-            raise UserError(f"got {shorten(text)} without a mask, expected {self.mask_token} at each place to fill")
-        return Example(_check_text(text), top_k=top_k)  # type: ignore[arg-type]  # It is a number.
-
-    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
-        if example.tokens is not None:
-            return [[example.tokens]]
-        [encoding] = row
-        tokens = MaskedTokens.find(encoding, example.text, self.mask_id)
-        if not tokens.positions:
-            raise ValueError(f"its masks are beyond the {max_length} tokens that the bundle reads: shorten the text")
-        return [[tokens]]
-
-    def select(self, example: Example, row: Row, logits: Floats) -> Items:
-        return row[0], logits
-
-    def truncated_item(self) -> Floats | None:
-        return None
-
-    def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
-        [(tokens, logits)] = rows
-        probabilities = softmax(logits.astype(np.float64))[:, : self.size]  # A model may have more rows than tokens.
-        best = np.argsort(-probabilities, axis=-1, kind="stable")[:, : example.top_k or self.top_k]
-        spans = tokens.spans or [(None, None)] * len(best)  # Tokens that were made elsewhere have no text.
-        masks = [
-            {"start": start, "end": end, "pieces": [
-                {"piece": show_piece(self.tokenizer, token), "probability": float(of_mask[token])}
-                for token in ids.tolist()
-            ]}
-            for (start, end), ids, of_mask in zip(spans, best, probabilities, strict=True)
-        ]  # fmt: skip
-        is_text = example.tokens is None
-        text = fill_masks(self.tokenizer, example.text, tokens, best[:, 0].tolist()) if is_text else None
-        return {"masks": masks, "text": text}
-
-    def format(self, prediction: Prediction) -> str:
-        pieces = (
-            ", ".join(f"{escape(of['piece'].strip())} {of['probability']:.4f}" for of in mask["pieces"])
-            for mask in prediction["masks"]
-        )
-        return f"{escape(prediction['text'])}\t{'; '.join(pieces)}"
-
-
 DECODERS: Mapping[str, type[Decoder]] = {
     "classes": Classes, "labels": Labels, "number": Number, "tags": Tags, "spans": Spans, "choices": Choices,
     "vectors": Vectors, "masks": Masks,
@@ -640,51 +414,5 @@ def _split_pair(line: str) -> list[str]:
     return parts
 
 
-def pair_choices(question: str, context: str | None, choices: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields the two texts of each choice: the question and the choice, or the context and both of them."""
-    for choice in choices:
-        yield (question, choice) if context is None else (context, f"{question} {choice}")
-
-
-def escape(text: str, *, tab: bool = True) -> str:
-    """Returns a text in which line breaks, and by default tabs, are escaped as in Python."""
-    return text.translate(ESCAPES if tab else {code: words for code, words in ESCAPES.items() if code != ord("\t")})
-
-
-def shorten(record: object) -> str:
-    """Returns a record as one line of a message."""
-    text = ascii(record) if find_surrogate(repr(record)) is not None else repr(record)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
-def find_surrogate(text: str) -> int | None:
-    """Returns the position of the first half of a character, which UTF-8 cannot encode; None if there is none."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        return error.start
-    return None
-
-
-def _check_text(text: str) -> str:
-    """Returns the text; raises UserError if it is not Unicode."""
-    position = find_surrogate(text)
-    if position is not None:
-        raise UserError(f"got {shorten(text)}, expected Unicode: character {position + 1} is a lone surrogate")
-    return text
-
-
 def _is_share(value: object) -> bool:
     return isinstance(value, float | int) and not isinstance(value, bool) and 0 <= value <= 1
-
-
-def softmax(logits: Floats) -> Floats:
-    """Returns the probabilities along the last axis of `logits [..., C]`."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    exponentials = np.exp(shifted)
-    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
-
-
-def sigmoid(logits: Floats) -> Floats:
-    """Returns the probability of each of `logits [...]`, the log-odds of a label."""
-    return np.asarray(np.exp(-np.logaddexp(0.0, -logits)))

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from distill.edge import decode
 from distill.edge.answer_metrics import normalize_references, score_answer
 from distill.edge.bundle import Bundle
+from distill.edge.decoder import Prediction, Record
 from distill.edge.search import match_pairs
+from distill.edge.strings import shorten
 from distill.edge.words import TagScheme, locate_words
 from distill.errors import UserError, first_line
 
@@ -47,11 +48,11 @@ class Evaluation:
 class LabelledRows(Protocol):
     """Reads labelled rows for one decoder and compares predictions with their labels."""
 
-    def read(self, row: Values) -> tuple[decode.Record, Any]:
+    def read(self, row: Values) -> tuple[Record, Any]:
         """Returns the record and the label of a row; raises UserError for a value that cannot be."""
         ...
 
-    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[Any]) -> Metrics:
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[Any]) -> Metrics:
         """Returns the metrics by name."""
         ...
 
@@ -116,9 +117,9 @@ def _parse_object(text: str, path: Path, line: int) -> Values:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}, line {line}: got {decode.shorten(text)}, expected JSON: {error}") from error
+        raise UserError(f"{path}, line {line}: got {shorten(text)}, expected JSON: {error}") from error
     if not isinstance(row, dict):
-        raise UserError(f"{path}, line {line}: got {decode.shorten(row)}, expected a JSON object")
+        raise UserError(f"{path}, line {line}: got {shorten(row)}, expected a JSON object")
     return row
 
 
@@ -143,7 +144,7 @@ class _Texts:
             expected = "two columns of text" if is_pair else "one column of text"
             raise UserError(f"got {', '.join(self.texts) or 'none'}, expected {expected}: give --text-column NAME")
 
-    def record(self, row: Values) -> decode.Record:
+    def record(self, row: Values) -> Record:
         texts = [_value(row, name) for name in self.texts]
         return texts if len(texts) == 2 else texts[0]  # type: ignore[return-value]  # The decoder checks it.
 
@@ -151,10 +152,10 @@ class _Texts:
 class ClassRows(_Texts):
     """Rows with the name of a class, or its index where it is no name."""
 
-    def read(self, row: Values) -> tuple[decode.Record, int]:
+    def read(self, row: Values) -> tuple[Record, int]:
         return self.record(row), find_label(_value(row, self.label), self.labels)
 
-    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[int]) -> Metrics:
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[int]) -> Metrics:
         """Returns accuracy, F1 and Matthews' correlation of the most probable labels, withheld ones too."""
         best = np.array([np.argmax(list(prediction["probabilities"].values())) for prediction in predictions])
         counts = np.zeros((len(self.labels), len(self.labels)))  # Label, prediction.
@@ -173,7 +174,7 @@ class LabelRows(_Texts):
         super().__init__(bundle, columns, names)
         self.separator = str(bundle.manifest["decoding"].get("separator") or "|")
 
-    def read(self, row: Values) -> tuple[decode.Record, NDArray[np.bool_]]:
+    def read(self, row: Values) -> tuple[Record, NDArray[np.bool_]]:
         value = _value(row, self.label)
         labels = value if isinstance(value, list) else [] if value is None else str(value).split(self.separator)
         chosen = np.zeros(len(self.labels), dtype=bool)
@@ -181,7 +182,7 @@ class LabelRows(_Texts):
             chosen[[find_label(label, self.labels) for label in labels]] = True
         return self.record(row), chosen
 
-    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[NDArray[np.bool_]]) -> Metrics:
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[NDArray[np.bool_]]) -> Metrics:
         """Returns F1 of all labels together, the mean of their F1, and the share of rows with the right labels."""
         given = [{each["label"] for each in prediction["labels"]} for prediction in predictions]
         found = np.array([[name in of_row for name in self.labels] for of_row in given])
@@ -197,17 +198,17 @@ class LabelRows(_Texts):
 class NumberRows(_Texts):
     """Rows with a number."""
 
-    def read(self, row: Values) -> tuple[decode.Record, float]:
+    def read(self, row: Values) -> tuple[Record, float]:
         value = _value(row, self.label)
         try:
             number = float(str(value))
         except ValueError:
             number = np.nan
         if not np.isfinite(number):
-            raise UserError(f"the label {decode.shorten(value)} is no number")
+            raise UserError(f"the label {shorten(value)} is no number")
         return self.record(row), number
 
-    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[float]) -> Metrics:
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[float]) -> Metrics:
         """Returns the correlations of Pearson and Spearman, 0 with a constant, and the mean absolute error."""
         values, expected = np.array([prediction["value"] for prediction in predictions]), np.array(labels)
         return {
@@ -225,10 +226,10 @@ class VectorRows(NumberRows):
         self.translates = "accuracy" in bundle.manifest.get("metrics", {}).get(bundle.model, {})
         super().__init__(bundle, columns, names)
 
-    def read(self, row: Values) -> tuple[decode.Record, Any]:
+    def read(self, row: Values) -> tuple[Record, Any]:
         return (self.record(row), str(row.get(self.label, ""))) if self.translates else super().read(row)
 
-    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[Any]) -> Metrics:
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[Any]) -> Metrics:
         """Returns the correlations of Pearson and Spearman between the cosines and the labels.
 
         Of translations it returns the share of the texts whose nearest one in their language is their own translation.
@@ -249,16 +250,16 @@ class TagRows:
         self.labels, self.scheme = bundle.labels, TagScheme(bundle.labels)
         self.tokens, self.label = (columns.texts or ["tokens"])[0], columns.label or "tags"
 
-    def read(self, row: Values) -> tuple[decode.Record, set[tuple[str, int, int]]]:
+    def read(self, row: Values) -> tuple[Record, set[tuple[str, int, int]]]:
         words, tags = (_value(row, name) for name in (self.tokens, self.label))
         if not isinstance(words, list) or not isinstance(tags, list) or len(words) != len(tags):
-            raise UserError(f"got {decode.shorten(tags)}, expected two lists, {self.tokens} with a tag for each word")
+            raise UserError(f"got {shorten(tags)}, expected two lists, {self.tokens} with a tag for each word")
         numbers = np.array([find_label(tag, self.labels) for tag in tags], dtype=int)
         spans = locate_words(list(map(str, words)))
         found = zip(*self.scheme.find(numbers), strict=True)
         return {"tokens": words}, {(self.scheme.types[k], spans[a][0], spans[b - 1][1]) for a, b, k in found}
 
-    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[set[tuple[str, int, int]]]) -> Metrics:
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[set[tuple[str, int, int]]]) -> Metrics:
         """Returns F1, precision and recall of entities. Those of words that are cut off count as missed."""
         found = [{(of["type"], of["start"], of["end"]) for of in each["entities"]} for each in predictions]
         correct = sum(len(of & expected) for of, expected in zip(found, labels, strict=True))
@@ -278,16 +279,16 @@ class SpanRows:
         if len(self.texts) != 2:
             raise UserError(f"got {', '.join(self.texts)}, expected the columns of the question and of the context")
 
-    def read(self, row: Values) -> tuple[decode.Record, Sequence[str]]:
+    def read(self, row: Values) -> tuple[Record, Sequence[str]]:
         answers = _value(row, self.label)
         texts = answers.get("text") if isinstance(answers, dict) else answers
         texts = [] if texts is None else [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise UserError(f"got {decode.shorten(answers)}, expected a list of answers")
+            raise UserError(f"got {shorten(answers)}, expected a list of answers")
         question, context = (_value(row, name) for name in self.texts)
         return {"question": question, "context": context}, texts  # type: ignore[dict-item]  # The decoder checks it.
 
-    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[Sequence[str]]) -> Metrics:
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[Sequence[str]]) -> Metrics:
         """Returns F1 and exact match, as SQuAD defines them."""
         values = [
             score_answer(prediction["answer"], normalize_references(texts, **self.options), **self.options)
@@ -303,14 +304,14 @@ class ChoiceRows:
     def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
         self.label = columns.label or "answer"
 
-    def read(self, row: Values) -> tuple[decode.Record, int]:
+    def read(self, row: Values) -> tuple[Record, int]:
         record = {name: row[name] for name in ("question", "choices", "context") if row.get(name) is not None}
         choices, answer = _value(row, "choices"), _value(row, self.label)
         if not isinstance(choices, list):
-            raise UserError(f"got {decode.shorten(choices)}, expected a list of choices")
+            raise UserError(f"got {shorten(choices)}, expected a list of choices")
         return record, find_label(answer, choices)  # type: ignore[return-value]  # The decoder checks it.
 
-    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[int]) -> Metrics:
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[int]) -> Metrics:
         """Returns the accuracy of the most probable choices."""
         return {
             "accuracy": float(np.mean([of["index"] == label for of, label in zip(predictions, labels, strict=True)]))
@@ -323,14 +324,14 @@ class MaskRows:
     def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
         self.text, self.label = (columns.texts or ["text"])[0], columns.label or "label"
 
-    def read(self, row: Values) -> tuple[decode.Record, list[str]]:
+    def read(self, row: Values) -> tuple[Record, list[str]]:
         text, label = _value(row, self.text), _value(row, self.label)
         pieces = label if isinstance(label, list) else [label]
         if not all(isinstance(piece, str) and piece for piece in pieces):
-            raise UserError(f"got {decode.shorten(label)}, expected the piece of each mask")
+            raise UserError(f"got {shorten(label)}, expected the piece of each mask")
         return text, pieces  # type: ignore[return-value]  # The decoder checks it.
 
-    def score(self, predictions: Sequence[decode.Prediction], labels: Sequence[list[str]]) -> Metrics:
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[list[str]]) -> Metrics:
         """Returns the share of masks whose most probable piece is the right one. Those that are cut off count as wrong.
 
         Raises:
@@ -358,7 +359,7 @@ def find_label(value: object, labels: Sequence[str]) -> int:
     if str(value).isdecimal() and not isinstance(value, bool) and int(str(value)) < len(labels):
         return int(str(value))
     shown = ", ".join(map(str, labels[:8])) + (", ..." if len(labels) > 8 else "")
-    raise UserError(f"the label {decode.shorten(value)} is none of {shown}")
+    raise UserError(f"the label {shorten(value)} is none of {shown}")
 
 
 def compute_f1(counts: NDArray[np.floating], positive: int | None) -> float:

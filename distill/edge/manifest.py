@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from distill.edge.model_files import data_file, needs_openvino
 from distill.edge.processor import TARGETS
 from distill.errors import UserError
 from distill.files import CHECKSUMS, read_checksums
@@ -99,7 +100,8 @@ def _check_fields(manifest: Mapping[str, Any], path: Path) -> None:
     for key in ("thresholds", "targets", "batch_sizes"):
         if unknown := [name for name in manifest[key] if name not in models]:
             raise UserError(f"{path} is damaged: {key} has {unknown[0]}, expected some of {', '.join(models)}")
-    for file in (*models.values(), "tokenizer.json"):
+    weights = [data_file(Path(file)).name for file in models.values() if needs_openvino(file)]
+    for file in (*models.values(), *weights, "tokenizer.json"):
         if file not in manifest["files"]:
             raise UserError(f"{path} is damaged: files has no SHA-256 of {file}")
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distill.edge.classes import MASKED
+from distill.edge.decoder import TooLongError
 
 Floats = NDArray[np.floating]
 Integers = NDArray[np.integer]
@@ -72,7 +73,7 @@ def cut_windows(encoding: Encoding, *, max_length: int, doc_stride: int) -> list
     special = len(sequences) - question - context
     longest = max_length - special - doc_stride - 1
     if question > longest:
-        raise ValueError(
+        raise TooLongError(
             f"the question has {question} tokens, and at most {longest} leave room for the context in windows of "
             f"{max_length} tokens that share {doc_stride}"
         )

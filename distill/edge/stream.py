@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BufferedReader
 from typing import cast
 
-from distill.edge import decode
+from distill.edge.decoder import Record
+from distill.edge.strings import find_surrogate
 from distill.errors import UserError
 
 LINES_PER_CHUNK = 256
 BLOCK_BYTES = 1 << 16  # Of one read, as many as a pipe holds.
-Row = tuple[str, decode.Record | None]  # A text, and its record; None for a blank line.
+Row = tuple[str, Record | None]  # A text, and its record; None for a blank line.
 Named = tuple[str, str]  # The name of a text in messages, and the text.
 
 
-def read_chunks(texts: Sequence[str], parse: Callable[[str], decode.Record]) -> Iterator[list[Row]]:
+def read_chunks(texts: Sequence[str], parse: Callable[[str], Record]) -> Iterator[list[Row]]:
     """Yields the texts with their records in chunks; without texts, the lines of standard input.
 
     A line is in a chunk as soon as it has arrived. The next chunk has all lines that arrived since, at most
@@ -42,7 +43,7 @@ def read_chunks(texts: Sequence[str], parse: Callable[[str], decode.Record]) -> 
         yield chunk
 
 
-def _read_record(name: str, text: str, parse: Callable[[str], decode.Record]) -> decode.Record | None:
+def _read_record(name: str, text: str, parse: Callable[[str], Record]) -> Record | None:
     if not text.strip():
         return None
     try:
@@ -55,7 +56,7 @@ def _read_arguments(arguments: Sequence[str]) -> Iterator[Named]:
     """Yields a name for each argument, and its text, which is UTF-8 whatever the locale is."""
     for number, argument in enumerate(arguments, 1):
         text = argument
-        if decode.find_surrogate(argument) is not None:
+        if find_surrogate(argument) is not None:
             try:
                 text = os.fsencode(argument).decode("utf-8")
             except UnicodeError as error:

@@ -12,14 +12,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.console import print_notice
+from distill.console import print_line, print_notice
 from distill.contracts import ScoredSplits, Scores, Splits, Task
 from distill.edge import bundle as edge
-from distill.edge import decode
+from distill.edge.decoder import Record
 from distill.edge.manifest import FORMAT
+from distill.edge.model_files import count_bytes, list_model_files, session
 from distill.edge.processor import ANY, weight_bits
 from distill.errors import UserError
 from distill.export.abstention import measure_abstention
+from distill.export.formats import FORMATS, HALF
 from distill.export.gate import FAILED, REREAD, TRUNCATED, ExportedFile, compare, judge, judge_float32, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material
@@ -31,7 +33,6 @@ from distill.files import hash_file, write_json
 from distill.models.forward import input_names, output_logits
 
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
-HALF = "fp16"  # The name of the file with float16 weights, which few students need.
 CALIBRATION = 256  # Training texts on which ranges of activations are measured, if there are so many.
 CALIBRATION_BATCH = 8
 LOGITS_AT_ONCE = 2**26  # 256 MiB in float32.
@@ -66,7 +67,7 @@ def write_bundle(
     retrain: Callable[[], PreTrainedModel] | None = None,
     teacher: Mapping[str, Any] | None = None,
 ) -> Exported:
-    """Writes a bundle to `directory`: the float32 file, and the smaller ones of a `RecipeLadder` for each target.
+    """Writes a bundle to `directory`: the float32 file, and those of the other formats, int8 by a `RecipeLadder`.
 
     Each file is scored through ONNX Runtime, from raw text, and compared with `scores`, those of the torch model.
 
@@ -89,6 +90,7 @@ def write_bundle(
         fp32_scores = {split: scorer.mark(split, of_split) for split, of_split in fp32_scores.items()}
     retrained = None if retrain is None else lambda path: export(retrain(), path)
     names, ladder = _quantize(fp32, scorer, task=task, settings=settings, retrain=retrained)
+    names |= _convert(fp32, [name for name in dict.fromkeys(settings.formats) if name in FORMATS and name not in names])
     smaller = {name: scorer.score_splits(directory / entry.file) for name, entry in names.items()}
     names, file_scores = {"fp32": _Name(fp32.name, "float32", ANY), **names}, {"fp32": fp32_scores, **smaller}
     _report_truncated(file_scores["fp32"])
@@ -140,18 +142,30 @@ def _quantize(
     fp32: Path, scorer: "Scorer", *, task: Task, settings: ExportSettings, retrain: Callable[[Path], object] | None
 ) -> tuple[dict[str, _Name], list[Rung]]:
     """Writes the files of a ladder for each target beside `fp32`; returns them by name, and all that was tried."""
-    names, ladder, feeds = dict[str, _Name](), list[Rung](), scorer.calibration(settings)
+    names, ladder = dict[str, _Name](), list[Rung]()
+    if "int8" not in settings.formats:
+        return names, ladder
+    feeds = scorer.calibration(settings)
     for number, (bits, target) in enumerate(_list_targets(settings).items()):
         int8 = f"int8-{target}" if number else "int8"
         climber = RecipeLadder(
             Material(fp32, bits, feeds), target, task, scorer.scores, scorer.score, settings, retrain=retrain
         )
-        rungs = climber.climb(fp32.with_name(f"model.{int8}.onnx"), fp32.with_name(f"model.{HALF}.onnx"))
+        rungs = climber.climb(fp32.with_name(f"model.{int8}.onnx"), fp32.with_name(FORMATS[HALF].file))
         for rung in (rung for rung in rungs if rung["chosen"]):
             name, target_of_file = (HALF, ANY) if rung["recipe"] == FLOAT16 else (int8, target)
             names[name] = _Name(f"model.{name}.onnx", rung["words"], target_of_file)
         ladder += rungs
     return names, ladder
+
+
+def _convert(fp32: Path, formats: Sequence[str]) -> dict[str, _Name]:
+    """Writes the files of formats that have one recipe beside `fp32`; returns them by name."""
+    for name in formats:
+        path = fp32.with_name(FORMATS[name].file)
+        FORMATS[name].write(Material(fp32, 8), path)
+        print_line(f"  {count_bytes(path) / 1e6:.1f} MB: {FORMATS[name].recipe}")
+    return {name: _Name(FORMATS[name].file, FORMATS[name].recipe, ANY) for name in formats}
 
 
 @dataclass(frozen=True)
@@ -211,7 +225,7 @@ class Scorer:
     def _score(
         self,
         bundle: edge.Bundle,
-        records: Sequence[decode.Record],
+        records: Sequence[Record],
         reference: Scores,
         *,
         batch_size: int | None = None,
@@ -248,7 +262,7 @@ class Scorer:
     def _load(self, path: Path) -> edge.Bundle:
         """Returns the bundle with another file."""
         bundle = copy.copy(self.bundle)
-        bundle.model, bundle.session = path.name, edge.session(path)
+        bundle.model, bundle.session = path.name, session(path)
         return bundle
 
     def _place(self, rows: Sequence[np.ndarray], reference: Scores) -> Scores:
@@ -277,7 +291,7 @@ class Scorer:
 
     def equals(self, path: Path, model: PreTrainedModel) -> bool:
         """Returns whether a file and the model in torch give the same logits for the beginning of dev."""
-        run, names = edge.session(path), self.bundle.manifest["inputs"]
+        run, names = session(path), self.bundle.manifest["inputs"]
         model = model.cpu().float().eval()
         for feed in self.bundle.inputs(self.splits.scored()["dev"].records()[:COMPARED]):
             inputs = {name: torch.from_numpy(feed[name]) for name in names}
@@ -338,7 +352,7 @@ def _describe(
     comparison = compare(scores, scorer.scores, task=task)
     share, sensitivity = settings.abstain, scorer.compare_batches(path)
     return {
-        "file": entry.file, "bytes": edge.count_bytes(path), **comparison,
+        "file": entry.file, "bytes": count_bytes(path), **comparison,
         "gate": judge(comparison, settings, target=entry.target),
         "recipe": entry.recipe, "target": entry.target,
         "abstain": None if share is None else measure_abstention(scores, task=task, share=share),
@@ -391,7 +405,7 @@ def _create_manifest(
 
 def _update(manifest: dict[str, Any], directory: Path, models: Mapping[str, str]) -> None:
     """Writes bundle.json with the names of the models, and the SHA-256 of every file."""
-    paths = [path for file in models.values() for path in edge.list_model_files(directory / file)]
+    paths = [path for file in models.values() for path in list_model_files(directory / file)]
     manifest["models"] = dict(models)
     manifest["files"] = {path.name: hash_file(path) for path in (*paths, directory / "tokenizer.json")}
     write_json(directory / "bundle.json", manifest)

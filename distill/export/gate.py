@@ -6,6 +6,7 @@ from typing import TypedDict
 import numpy as np
 
 from distill.contracts import Scores, Task
+from distill.edge.model_files import needs_openvino
 from distill.edge.processor import ANY, runs, this_target
 from distill.export.abstention import Abstention
 from distill.export.sensitivity import BatchSensitivity
@@ -144,9 +145,12 @@ def judge_float32(comparison: Comparison, settings: ExportSettings) -> str:
 
 
 def recommended(formats: Mapping[str, ExportedFile]) -> str | None:
-    """Returns the name of the smallest file that passed its gate, else of the smallest undecided one, else None."""
+    """Returns the name of the smallest file that passed its gate, else of the smallest undecided one, else None.
+
+    A file for OpenVINO is never recommended, because a bundle runs where openvino is not installed.
+    """
     for verdict in (PASSED, UNDECIDED):
-        names = [name for name, row in formats.items() if row["gate"] == verdict]
+        names = [name for name, row in formats.items() if row["gate"] == verdict and not needs_openvino(row["file"])]
         if names:
             return min(names, key=lambda name: int(formats[name]["bytes"]))
     return None

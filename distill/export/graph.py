@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from distill.edge.bundle import data_file, list_model_files
+from distill.edge.model_files import data_file, list_model_files
 from distill.export.onnx import EXTERNAL_DATA_BYTES
 
 LARGE_TABLE = 50_000  # Numbers; the rows of a smaller table have no scales of their own, and the table stays in float.

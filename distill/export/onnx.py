@@ -37,7 +37,7 @@ def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedToke
     `predicts_tokens` has the further input `positions [n]` and `logits [n, V]`, as `run_exported`. The `logits` of an
     encoder of vectors are these, `[B, H]`.
 
-    The files are those of `edge.bundle.list_model_files`, two for a large model.
+    The files are those of `edge.model_files.list_model_files`, two for a large model.
 
     Args:
         tokenizer: makes the inputs; None for all that the model accepts.

@@ -19,7 +19,7 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
-from distill.edge.bundle import list_model_files, session
+from distill.edge.model_files import list_model_files, session
 from distill.export import graph
 
 Feed = dict[str, np.ndarray]

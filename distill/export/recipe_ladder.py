@@ -11,7 +11,7 @@ import numpy as np
 
 from distill.console import print_line
 from distill.contracts import Scores, Task
-from distill.edge.bundle import count_bytes
+from distill.edge.model_files import count_bytes
 from distill.export import graph, quantization
 from distill.export.gate import FAILED, PASSED, UNCHECKED, UNDECIDED, Comparison, compare, judge
 from distill.export.quantization import Material

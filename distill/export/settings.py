@@ -6,10 +6,12 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from distill.edge.processor import Target, this_target
+from distill.errors import OptionError
 from distill.options import STRICT, raise_option_errors
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Recipe = Literal["dynamic", "smoothed", "mixed", "static", "weight_only", "float16", "qat"]
+Format = Literal["fp32", "int8", "fp16", "openvino", "openvino-int8"]
 RECIPES: tuple[Recipe, ...] = ("smoothed", "dynamic", "mixed", "static", "weight_only", "float16", "qat")
 
 
@@ -26,7 +28,8 @@ class ExportSettings:
         min_agreement: smallest share of the items on which an int8 file and the torch model predict alike.
         max_probability_diff: largest difference of a probability of an int8 file; of numbers, a share of their range.
         max_ece_rise: largest increase of the expected calibration error of an int8 file.
-        recipes: the ladder: the recipes of quantization in the order in which they are tried until one passes.
+        formats: files of the bundle. `fp32` is one of them, because the others are made from it.
+        recipes: the ladder of `int8`: recipes of quantization in the order in which they are tried until one passes.
         search_evaluations: evaluations of the student with which `mixed` looks for the matrices that stay in float.
         calibration: training texts on which ranges of activations are measured; None for as many as 256.
         qat_epochs: epochs of quantization-aware distillation in the recipe `qat`; 0 leaves it out.
@@ -42,6 +45,7 @@ class ExportSettings:
     min_agreement: Share = 0.97
     max_probability_diff: Share = 0.3
     max_ece_rise: Share = 0.02
+    formats: Annotated[tuple[Format, ...], Field(strict=False)] = ("fp32", "int8")
     recipes: Annotated[tuple[Recipe, ...], Field(strict=False, min_length=1)] = RECIPES
     search_evaluations: PositiveInt = 40
     calibration: PositiveInt | None = None
@@ -50,6 +54,13 @@ class ExportSettings:
     vocabulary: Literal["full", "task"] = "full"
     max_batch_diff: Share = 0.1
     abstain: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if "fp32" not in self.formats:
+            complete = f"[{','.join(('fp32', *self.formats))}]"
+            raise OptionError(
+                "formats", f"[{','.join(self.formats)}]", f"fp32 too, from which others are made: {complete}"
+            )
 
     def targets(self) -> tuple[str, ...]:
         """Returns the processors that int8 files are written for, each once."""

@@ -8,8 +8,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from distill.edge.bundle import count_bytes, data_file, list_model_files
 from distill.edge.manifest import ABOVE, NAME, read_manifest
+from distill.edge.model_files import count_bytes, data_file, list_model_files, needs_openvino
 from distill.files import hash_file, write_json
 
 SMALLEST = 1024  # Bytes of a tensor; a smaller one stays in every file.
@@ -21,7 +21,8 @@ def share_weights(directory: Path, names: Sequence[str]) -> dict[str, Any]:
 
     The model `directory/NAME/model.onnx` of each bundle then reads them from `directory/model.onnx.data`, which
     `bundle.json` lists with its SHA-256 as `../model.onnx.data`. Tensors are equal if their bytes are, whatever led to
-    them. A format that a bundle lacks, or whose files have no large tensor in common, is left as it is.
+    them. A format that a bundle lacks, whose files have no large tensor in common, or that is for
+    OpenVINO, is left as it is.
 
     Returns:
         The `shared` of run.json: `bytes` of all models, `separate`, what they would have without sharing, and `files`,
@@ -33,7 +34,8 @@ def share_weights(directory: Path, names: Sequence[str]) -> dict[str, Any]:
     separate, files = sum(map(count_bytes, every)), dict[str, int]()
     for name, first in models[0].items():
         data = directory / data_file(first).name
-        if all(name in of_bundle for of_bundle in models) and _share([of_bundle[name] for of_bundle in models], data):
+        is_in_all = all(name in of_bundle for of_bundle in models)
+        if is_in_all and not needs_openvino(first) and _share([of_bundle[name] for of_bundle in models], data):
             files[data.name] = data.stat().st_size
     for bundle in bundles:
         _list_files(bundle)

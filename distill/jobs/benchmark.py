@@ -14,12 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import __version__, tasks
+from distill import __version__
 from distill.benchmark import latency
 from distill.benchmark.bundles import CHOICES, MeasuredBundle, list_formats, measure_bundles
 from distill.benchmark.comparison import torch_candidate
 from distill.console import console, print_line, print_notice, silence_libraries
-from distill.edge.decode import Record
+from distill.edge.decoder import Record
+from distill.edge.model_files import timed_name
 from distill.edge.processor import this_target, weight_bits
 from distill.errors import UserError
 from distill.export.bundle import FILES
@@ -33,6 +34,7 @@ from distill.records.figures import standalone
 from distill.records.record import RECORD, create_run
 from distill.records.report import MISSING, render_table
 from distill.records.sweep_plots import Point, draw_cost
+from distill.tasks import find_auto_class
 
 READ = ("job=", "job.", "bundles=", "benchmark.", "output_dir=", "+teacher=", "teacher.")
 SAMPLED = 256  # Records of dev.
@@ -155,10 +157,7 @@ class _Teacher:
         """Returns the teacher in every format, with so many threads."""
         torch.set_num_threads(threads)
         names = exported_inputs(self.model, self.tokenizer)
-        files = [
-            latency.load_onnx_candidate(TEACHER, f"onnx-{format}", path, names, threads)
-            for format, path in self.files.items()
-        ]
+        files = [latency.load_candidate(TEACHER, format, path, names, threads) for format, path in self.files.items()]
         return [torch_candidate(TEACHER, self.model, names), *files]
 
 
@@ -166,8 +165,7 @@ class _Teacher:
 def _load_teacher(config: DictConfig, bundle: MeasuredBundle) -> Iterator[_Teacher]:
     """Yields the teacher with the head of a bundle's task, whose weights do not matter here, and its ONNX files."""
     manifest, threads = bundle.manifest, torch.get_num_threads()
-    classes = [getattr(tasks, name) for name in tasks.__all__]
-    [auto_class] = {each.auto_class for each in classes if manifest["kind"] in getattr(each, "kinds", (each.kind,))}
+    auto_class = find_auto_class(manifest["kind"])
     start = build.source(config).weights.load(auto_class, manifest["labels"] or None, ())
     with tempfile.TemporaryDirectory() as directory:
         files = {name: Path(directory) / file for name, file in FILES.items()}
@@ -265,7 +263,8 @@ def _write_plots(content: JsonObject, directory: Path) -> None:
         points = [
             Point(timing["p50_ms"], model["metrics"][metric], f"{name} {format}")
             for name, format, model in measured
-            if (timing := _first_timing(content, name, f"onnx-{format}")) is not None and metric in model["metrics"]
+            if (timing := _first_timing(content, name, timed_name(format, model["file"]))) is not None
+            and metric in model["metrics"]
         ]
         teacher = next((bundle["teacher"] for bundle in bundles if bundle["teacher"]), None)
         value = teacher["metrics"].get(metric) if teacher else None

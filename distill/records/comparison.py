@@ -14,6 +14,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from rich.table import Table
 
+from distill.edge.model_files import timed_name
 from distill.files import JsonObject
 from distill.options import show_value
 from distill.records.report import MISSING, find_teacher_bytes, format_points, format_spread, select_timing
@@ -286,8 +287,8 @@ def _collect_files(entries: Mapping[int, JsonObject], task: JsonObject, timed: J
     for format in dict.fromkeys(format for entry in entries.values() for format in entry["export"]):
         files = {seed: entries[seed]["export"][format] for seed in sorted(entries) if format in entries[seed]["export"]}
         metrics = {seed: file["metrics"].get(task["metric"]) for seed, file in files.items()}
-        timing = select_timing(timed, "student", f"onnx-{format}") if timed else None
         last = list(files.values())[-1]
+        timing = select_timing(timed, "student", timed_name(format, last["file"])) if timed else None
         found[format] = FileResult(
             file=last["file"], values={seed: float(value) for seed, value in metrics.items() if value is not None},
             bytes=last["bytes"], p50_ms=timing["p50_ms"] if timing else None,

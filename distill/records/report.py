@@ -10,6 +10,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import ChainableUndefined, Environment, PackageLoader, Undefined
 from rich.table import Table
 
+from distill.edge.model_files import timed_name
 from distill.files import JsonObject
 from distill.records.prediction_analysis import Analysis
 from distill.records.record import whole_section
@@ -239,7 +240,7 @@ def _file_rows(record: Record) -> list[tuple[str, ...]]:
     rows = [row(f"{whole} (torch)", record["teacher"], record["teacher"]["metrics"], reference, size)]
     for name, file in record["export"].items():
         mark = "" if file["gate"] == "passed" else f" (gate {file['gate']})"
-        timing = select_timing(record, "student", f"onnx-{name}")
+        timing = select_timing(record, "student", timed_name(name, file["file"]))
         spread = _spread(record, metric, name)
         model = student or record["teacher"]
         rows.append(row(f"{exported} {name}{mark}", model, file["metrics"], timing, file["bytes"], spread))

@@ -41,7 +41,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="directory with bundle.json, or NAME=DIRECTORY")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others than loopback need a token")
     parser.add_argument("--port", type=int, default=8000, help="0 for any that is free")
-    parser.add_argument("--model", help="fp32 or int8; by default the recommended one")
+    parser.add_argument("--model", help="such as fp32, int8 or openvino; by default the recommended one")
     parser.add_argument("--threads", type=int, help="number of threads of onnxruntime")
     parser.add_argument("--batch-size", type=int, help="records in a forward pass; by default as the bundle recommends")
     parser.add_argument(

@@ -17,8 +17,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distill import __version__
-from distill.edge import decode
-from distill.edge.bundle import LongTextError
+from distill.edge.bundle import LongTextError, RecordError
+from distill.edge.decoder import Prediction, Record
+from distill.edge.strings import SHOWN, shorten
 from distill.errors import UserError, first_line
 from distill.serve.batcher import FullError
 from distill.serve.measurements import Measurements
@@ -109,7 +110,7 @@ class Service:
             measured.status = response.status_code
         return response
 
-    async def _read(self, model: ServedModel, request: Request) -> list[decode.Record]:
+    async def _read(self, model: ServedModel, request: Request) -> list[Record]:
         """Returns the records of a request; refuses one that is no JSON, too large, too slow or of another form."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
@@ -129,14 +130,14 @@ class Service:
             raise RefusedError(400, f"the body is no JSON: {error}") from error
         return self._check(model, content)
 
-    def _check(self, model: ServedModel, content: object) -> list[decode.Record]:
+    def _check(self, model: ServedModel, content: object) -> list[Record]:
         given = [name for name in FORMS if isinstance(content, dict) and content.get(name) is not None]
         if not isinstance(content, dict) or len(given) != 1 or len(content) != 1:
             names = ", ".join(map(str, content)) or "nothing" if isinstance(content, dict) else "no object"
-            raise RefusedError(422, f"got {names[: decode.SHOWN]}, expected an object with one of {', '.join(FORMS)}")
+            raise RefusedError(422, f"got {names[:SHOWN]}, expected an object with one of {', '.join(FORMS)}")
         records = content[given[0]]
         if not isinstance(records, list):
-            raise RefusedError(422, f"got {given[0]}={decode.shorten(records)}, expected a list")
+            raise RefusedError(422, f"got {given[0]}={shorten(records)}, expected a list")
         if len(records) > self.limits.records:
             raise RefusedError(413, f"got {len(records):,} records, the limit of a request is {self.limits.records:,}")
         for number, record in enumerate(records, 1):
@@ -150,9 +151,7 @@ class Service:
                 )
         return records
 
-    async def _wait(
-        self, model: ServedModel, records: list[decode.Record], request: Request
-    ) -> list[decode.Prediction]:
+    async def _wait(self, model: ServedModel, records: list[Record], request: Request) -> list[Prediction]:
         """Returns the predictions; gives up if the time is over or the client has gone."""
         if not records:
             return []
@@ -171,8 +170,8 @@ class Service:
                 raise RefusedError(GONE, "the client has gone")
             raise RefusedError(504, f"no answer within {self.limits.seconds:g} s: send fewer or shorter texts")
         error = answer.exception()
-        if isinstance(error, LongTextError):
-            raise RefusedError(413, str(error))
+        if isinstance(error, RecordError):
+            raise RefusedError(413 if isinstance(error, LongTextError) else 422, str(error))
         if error is not None:  # Such as of a bundle that has changed since the records were checked.
             self.log(f"{model.name} failed: {first_line(error)}")
             raise RefusedError(500, f"the model failed: {first_line(error)}")
@@ -214,7 +213,7 @@ def create_app(service: Service) -> FastAPI:
     @app.post("/{name}/predict", openapi_extra={"requestBody": BODY}, summary="Predictions of one of several models")
     async def predict_with(name: str, request: Request) -> Response:
         if name not in service.models:
-            return refuse(404, f"there is no model {decode.shorten(name)}, expected one of {names(service)}")
+            return refuse(404, f"there is no model {shorten(name)}, expected one of {names(service)}")
         return await service.predict(service.models[name], request)
 
     @app.get("/models", summary="The models and what they predict")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from distill.edge.decode import Prediction, Record
+from distill.edge.decoder import Prediction, Record
 
 Predict = Callable[[list[Record]], list[Prediction]]
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from distill.edge import Bundle
-from distill.edge.decode import Prediction, Record
+from distill.edge.decoder import Prediction, Record
 from distill.edge.manifest import NAME
 from distill.errors import DistillError, UserError
 from distill.serve.batcher import Batcher

@@ -1,5 +1,9 @@
 """The kinds of tasks, one a file: the only code that knows what a model's output looks like."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from distill.errors import UserError
 from distill.tasks.classification import Classification
 from distill.tasks.embedding import Embedding
 from distill.tasks.masked_lm import MaskedLM
@@ -19,3 +23,20 @@ __all__ = [
     "Regression",
     "TokenClassification",
 ]
+
+# The classes of one task; a run of several has a bundle for each of them.
+CLASSES: tuple[Any, ...] = (
+    Classification, Embedding, MaskedLM, MultipleChoice, QuestionAnswering, Regression, TokenClassification,
+)  # fmt: skip
+_AUTO_CLASSES: Mapping[str, str] = {kind: each.auto_class for each in CLASSES for kind in each.kinds}
+
+
+def find_auto_class(kind: str) -> str:
+    """Returns the auto class of the models for a kind of task, which bundle.json and run.json name.
+
+    Raises:
+        UserError: for a kind that no class of tasks has.
+    """
+    if kind not in _AUTO_CLASSES:
+        raise UserError(f"got the kind of task {kind}, expected one of {', '.join(_AUTO_CLASSES)}")
+    return _AUTO_CLASSES[kind]

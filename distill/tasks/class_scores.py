@@ -10,7 +10,7 @@ import numpy as np
 
 from distill.contracts import IGNORED, Likelihood, Scores
 from distill.data.tables import LabelledData
-from distill.edge.decode import softmax
+from distill.edge.classes import softmax
 from distill.errors import OptionError, UserError
 from distill.tasks import rows
 from distill.tasks.class_weights import ClassWeights, describe_weights, resolve_class_weights

@@ -104,6 +104,7 @@ class Embedding:
     """
 
     kind = "embedding"
+    kinds = (kind,)
     auto_class = "AutoModel"
     selects: Literal["max", "min"] = "max"
     likelihood: Likelihood = "vector"

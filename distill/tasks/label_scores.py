@@ -9,7 +9,7 @@ import numpy as np
 
 from distill.contracts import Likelihood, Scores
 from distill.data.tables import LabelledData
-from distill.edge.decode import sigmoid
+from distill.edge.classes import sigmoid
 from distill.tasks import rows
 
 METRICS = ("micro_f1", "macro_f1", "subset_accuracy")

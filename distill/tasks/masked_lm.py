@@ -84,6 +84,7 @@ class MaskedLM:
     """
 
     kind = "masked_lm"
+    kinds = (kind,)
     metric_names = ("perplexity", "loss", "accuracy")
     metric = "perplexity"
     selects: Literal["max", "min"] = "min"

@@ -20,8 +20,8 @@ from pydantic import Field
 from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data.choices import ChoiceColumns, ChoiceSplit, UnlabelledChoices
 from distill.data.tables import LabelledData, Split
-from distill.edge.classes import MASKED
-from distill.edge.decode import pair_choices, softmax
+from distill.edge.classes import MASKED, softmax
+from distill.edge.decoder import pair_choices
 from distill.errors import OptionError
 from distill.losses import HardLabels, Term
 from distill.losses.term import mask_logits, scatter_logits
@@ -66,6 +66,7 @@ class MultipleChoice:
     """
 
     kind = "multiple_choice"
+    kinds = (kind,)
     auto_class = "AutoModelForMultipleChoice"
     metric = "accuracy"
     selects: Literal["max", "min"] = "max"

@@ -79,6 +79,7 @@ class QuestionAnswering:
     """
 
     kind = "question_answering"
+    kinds = (kind,)
     auto_class = "AutoModelForQuestionAnswering"
     metric = "f1"
     selects: Literal["max", "min"] = "max"

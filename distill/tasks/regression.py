@@ -48,6 +48,7 @@ class Regression:
     """
 
     kind = "regression"
+    kinds = (kind,)
     auto_class = "AutoModelForSequenceClassification"
     selects: Literal["max", "min"] = "max"
     likelihood: Likelihood = "gaussian"

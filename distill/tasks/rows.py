@@ -16,8 +16,7 @@ from distill.data.in_memory import Table, TableSplits
 from distill.data.sources import STEMS, TableSource
 from distill.data.tables import LabelledData, LabelledText, Split
 from distill.data.unlabelled import Unlabelled, UnlabelledText
-from distill.edge.classes import pad_classes
-from distill.edge.decode import softmax
+from distill.edge.classes import pad_classes, softmax
 from distill.errors import OptionError
 from distill.options import show_value
 from distill.tasks.class_weights import item_weights

@@ -22,7 +22,7 @@ from distill.data import tagged
 from distill.data.tables import LabelledData
 from distill.data.tagged import TaggedSplit, TaggedText
 from distill.data.unlabelled import UnlabelledText
-from distill.edge.decode import softmax
+from distill.edge.classes import softmax
 from distill.edge.words import TagScheme, split_words
 from distill.errors import OptionError, UserError
 from distill.losses import HardLabels, Term
@@ -69,6 +69,7 @@ class TokenClassification:
     """
 
     kind = "token_classification"
+    kinds = (kind,)
     auto_class = "AutoModelForTokenClassification"
     metric = "f1"
     selects: Literal["max", "min"] = "max"

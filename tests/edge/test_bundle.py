@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.edge import decode
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
+from distill.edge.classes import softmax
 from distill.edge.manifest import FORMAT
 from distill.errors import UserError
 from distill.files import CHECKSUMS, hash_file, write_json
@@ -54,7 +54,7 @@ def test_no_texts_give_no_predictions(bundle: Path) -> None:
 
 
 def test_softmax_of_large_logits_is_finite() -> None:
-    assert decode.softmax(np.array([[1000.0, 0.0], [-1000.0, -1000.0]])).tolist() == [[1.0, 0.0], [0.5, 0.5]]
+    assert softmax(np.array([[1000.0, 0.0], [-1000.0, -1000.0]])).tolist() == [[1.0, 0.0], [0.5, 0.5]]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from transformers import BertConfig, BertForTokenClassification, PreTrainedModel
 from distill.benchmark import latency
 from distill.contracts import Scores
 from distill.data.tables import LabelledData, Split
-from distill.edge.bundle import Bundle, session
+from distill.edge.bundle import Bundle
 from distill.edge.manifest import FORMAT
+from distill.edge.model_files import session
 from distill.errors import UserError
 from distill.export.bundle import FILES, write_bundle
 from distill.export.gate import judge, judge_float32, recommended
@@ -186,7 +187,7 @@ def test_a_large_model_has_its_weights_in_a_second_file(large: Path) -> None:
     texts = split().texts
     for name in FILES:
         assert Bundle(large, model=name).logits(texts).shape == (24, 2)
-    candidate = latency.load_onnx_candidate("student", "onnx-fp32", large / "model.onnx", [], 1)
+    candidate = latency.load_candidate("student", "fp32", large / "model.onnx", [], 1)
     assert candidate.bytes == sum((large / name).stat().st_size for name in ("model.onnx", "model.onnx.data"))
 
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from distill.edge.bundle import session
+from distill.edge.model_files import session
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.models.forward import input_names, run_model

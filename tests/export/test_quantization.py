@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from distill.edge.bundle import session
+from distill.edge.model_files import session
 from distill.export import graph
 from distill.export.quantization import Feed, Material, write_dynamic, write_float16, write_static, write_weight_only
 

@@ -8,7 +8,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.batching import evaluation_loaders
-from distill.edge.bundle import Bundle, session
+from distill.edge.bundle import Bundle
+from distill.edge.model_files import session
 from distill.export.bundle import write_bundle
 from distill.export.settings import ExportSettings
 from distill.models.forward import input_names

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.edge.decode import Prediction, Record
+from distill.edge.decoder import Prediction, Record
 from distill.serve.app import Service
 from distill.serve.models import load_models
 from distill.serve.server import Server

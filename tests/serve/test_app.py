@@ -273,3 +273,28 @@ def test_a_text_that_is_cut_is_marked_or_refused(bundle: Path, start: Start) -> 
     assert (answer.status, answer.body) == (
         413, {"error": "record 2 has more tokens than the 8 that the bundle reads: cut it"},
     )  # fmt: skip
+
+
+def test_a_text_whose_masks_are_all_cut_away_is_refused(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, start: Start
+) -> None:
+    write_mask_bundle(tmp_path, tokenizer, task="text", max_length=8)
+    running = start(tmp_path)
+    answer = running.ask({"texts": ["a [MASK]", "a dull film and a moving film " * 3 + "[MASK]"]})
+    assert (answer.status, answer.body) == (
+        413, {"error": "record 2: its masks are beyond the 8 tokens that the bundle reads: shorten the text"},
+    )  # fmt: skip
+    assert running.ask({"texts": ["a [MASK]"]}).status == 200
+    assert running.said.empty()  # It is no failure of the model.
+
+
+def test_a_record_that_gives_no_input_is_refused(bundle: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = start(bundle)
+    [model] = running.service.models.values()
+
+    def give_no_row(*_: object, **__: object) -> None:
+        raise ValueError("the context has no tokens")
+
+    monkeypatch.setattr(model.bundle.decoder, "cut", give_no_row)
+    answer = running.ask({"texts": ["film"]})
+    assert (answer.status, answer.body) == (422, {"error": "record 1: the context has no tokens"})

@@ -18,7 +18,7 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from distill.edge.bundle import session
+from distill.edge.model_files import session
 from distill.errors import UserError
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic

@@ -28,8 +28,8 @@ from transformers import (
 
 import distill as d
 from distill.contracts import VECTOR_SETTINGS, Examples, Items, Outputs, Scores
-from distill.edge.bundle import session
 from distill.edge.decode import Vectors
+from distill.edge.model_files import session
 from distill.errors import OptionError, UserError
 from distill.export.onnx import export_onnx
 from distill.losses.term import EncoderSize

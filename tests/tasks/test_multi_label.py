@@ -17,6 +17,7 @@ from distill.data import batching
 from distill.edge import decode
 from distill.edge.__main__ import main as edge
 from distill.edge.bundle import Bundle
+from distill.edge.decoder import Example
 from distill.errors import UserError
 from distill.export.abstention import check_abstention
 from distill.export.bundle import write_bundle
@@ -200,7 +201,7 @@ def test_texts_without_labels_are_items_without_labels() -> None:
 def test_a_decoder_gives_the_labels_from_their_thresholds_on() -> None:
     tokenizer = train_tokenizer(["a"], 60).backend_tokenizer
     decoder = decode.Labels(["x", "y", "z"], False, {"thresholds": [0.9, 0.2, 0.5]}, tokenizer)
-    prediction = decoder.decode(decode.Example("a"), [(None, np.array([[2.0, -1.0, 0.0]]))])
+    prediction = decoder.decode(Example("a"), [(None, np.array([[2.0, -1.0, 0.0]]))])
     assert [each["label"] for each in prediction["labels"]] == ["z", "y"]
     assert prediction["probabilities"] == pytest.approx({"x": 0.8807971, "y": 0.2689414, "z": 0.5})
     assert decoder.format(prediction) == "z: 0.5000; y: 0.2689"

@@ -22,9 +22,9 @@ from transformers import (
 import distill as d
 from distill.contracts import IGNORED, Outputs, Scores
 from distill.data.batching import scoring_steps
-from distill.edge.bundle import session
 from distill.edge.classes import MASKED
 from distill.edge.decode import Choices
+from distill.edge.model_files import session
 from distill.errors import OptionError, UserError
 from distill.export.onnx import export_onnx
 from distill.models.forward import run_model, takes_choices

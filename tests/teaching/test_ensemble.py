@@ -9,8 +9,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.edge.classes import MASKED
-from distill.edge.decode import softmax
+from distill.edge.classes import MASKED, softmax
 from distill.errors import UserError
 from distill.teaching.mixture import Mixture, normalize_shares
 from teachers.embedded import train_tokenizer

@@ -12,7 +12,7 @@ from transformers import BertForTokenClassification, BertModel, PreTrainedTokeni
 
 import distill as d
 from distill.contracts import ENCODER_FEATURES
-from distill.edge.bundle import session
+from distill.edge.model_files import session
 from distill.errors import OptionError, UserError
 from distill.export.onnx import export_onnx
 from distill.models.forward import run_model

@@ -14,7 +14,8 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from distill.edge.bundle import Bundle, list_model_files
+from distill.edge.bundle import Bundle
+from distill.edge.model_files import list_model_files, needs_openvino
 from distill.errors import UserError
 from distill.files import atomic_directory, write_text
 
@@ -49,6 +50,8 @@ def write_page(bundle: Bundle, target: Path, *, libraries: Path, single_file: bo
             "serve it with python -m distill.serve"
         )
     model = bundle.directory / bundle.manifest["models"][bundle.model]
+    if needs_openvino(model):
+        raise UserError(f"{model} is for OpenVINO, which has no page: choose a model in ONNX such as --model fp32")
     if len(list_model_files(model)) > 1:
         raise UserError(f"{model} has weights in a second file, expected one file: it is too large for a page")
     if target.exists():

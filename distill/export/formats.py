@@ -1,0 +1,89 @@
+"""The formats of a bundle besides float32 and int8: each is written from the float32 file, without a choice of recipes.
+
+OpenVINO runs on x86 and ARM processors, and computes in bf16 where the processor can.
+"""
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from distill.edge.openvino_session import import_openvino, without_telemetry
+from distill.errors import UserError
+from distill.export.quantization import Material, write_float16
+from distill.export.recipe_ladder import FLOAT16, WORDS
+
+
+def write_openvino(material: Material, path: Path) -> None:
+    """Writes the model for OpenVINO, with weights in float16: `path` and its second file with the weights."""
+    openvino = import_openvino(path)
+    openvino.save_model(openvino.Core().read_model(str(material.fp32)), str(path), compress_to_fp16=True)
+
+
+def write_openvino_int8(material: Material, path: Path) -> None:
+    """Writes the model for OpenVINO, with matrices in int8 and a scale for each output channel.
+
+    A processor with dot products of int8 rounds activations as well, those of each token in groups of their own, so
+    that a prediction does not depend on the other texts of a batch.
+    """
+    openvino = import_openvino(path)
+    with without_telemetry():
+        import nncf
+    with _quiet_nncf():
+        compressed = nncf.compress_weights(openvino.Core().read_model(str(material.fp32)))
+    openvino.save_model(compressed, str(path), compress_to_fp16=True)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format.
+
+    Attributes:
+        file: name in the bundle.
+        recipe: number format of the weights, in words.
+        write: writes the file, and a second one if the format has two.
+        packages: that `write` needs besides those of the extra `train`.
+    """
+
+    file: str
+    recipe: str
+    write: Callable[[Material, Path], None]
+    packages: tuple[str, ...] = ()
+
+
+HALF = "fp16"  # The ladder of int8 writes it too, if no int8 file passes.
+FORMATS: Mapping[str, Format] = {
+    HALF: Format("model.fp16.onnx", WORDS[FLOAT16], write_float16),
+    "openvino": Format("model.openvino.xml", "OpenVINO in bf16, weights in float16", write_openvino, ("openvino",)),
+    "openvino-int8": Format(
+        "model.openvino-int8.xml", "OpenVINO in bf16, weights in int8", write_openvino_int8, ("openvino", "nncf")
+    ),
+}
+
+
+def check_formats(formats: Iterable[str]) -> None:
+    """Raises UserError for a format whose packages are not installed."""
+    for name in formats:
+        needed = FORMATS[name].packages if name in FORMATS else ()
+        missing = [package for package in needed if find_spec(package) is None]
+        if missing:
+            raise UserError(
+                f"export.formats has {name}, which needs {' and '.join(missing)}: pip install 'distill[openvino]', or "
+                f"leave out {name}"
+            )
+
+
+@contextlib.contextmanager
+def _quiet_nncf() -> Iterator[None]:
+    """Silences the tables, the progress bar and the log of nncf."""
+    logger = logging.getLogger("nncf")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)

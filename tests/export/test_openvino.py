@@ -1,0 +1,222 @@
+"""Tests of the formats for OpenVINO: their files, their gate, their padding, and what is refused without openvino."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from distill.benchmark.bundles import list_formats
+from distill.edge import Bundle, web
+from distill.edge.__main__ import main
+from distill.edge.model_files import data_file, session
+from distill.errors import OptionError, UserError
+from distill.export import formats
+from distill.export.formats import check_formats
+from distill.export.gate import recommended
+from distill.export.onnx import export_onnx
+from distill.export.quantization import Material
+from distill.export.settings import ExportSettings
+from distill.files import hash_file, write_json
+from students.distilbert import from_teacher
+from tests.conftest import sentences, toy_bert
+from tests.edge.conftest import write_toy_bundle
+from tests.export.test_export import write
+from tests.export.test_parity import build_bilstm, run_file
+
+needs_openvino = pytest.mark.skipif(
+    find_spec("openvino") is None or find_spec("nncf") is None, reason="needs openvino and nncf, of the extra openvino"
+)
+NAMES = ("openvino", "openvino-int8")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> tuple[Path, Any]:
+    """A bundle with files for OpenVINO, and the `export` of run.json."""
+    directory = tmp_path_factory.mktemp("openvino")
+    student = from_teacher(toy_bert(len(tokenizer), layers=2), layers=[0, 1]).eval()
+    rows = write(
+        directory, student, tokenizer, max_drop=1.0, max_ece_rise=1.0, min_agreement=0.9, recipes=("dynamic",),
+        formats=("fp32", "int8", "fp16", *NAMES),
+    )  # fmt: skip
+    return directory, rows
+
+
+@needs_openvino
+def test_a_bundle_has_files_for_openvino_by_the_same_gate(exported: tuple[Path, Any]) -> None:
+    directory, rows = exported
+    assert list(rows) == ["fp32", "int8", "fp16", *NAMES]
+    manifest = json.loads((directory / "bundle.json").read_text())
+    files = {path.name for path in directory.iterdir()} - {"bundle.json"}
+    assert {"model.openvino.xml", "model.openvino.bin", "model.openvino-int8.bin", "model.fp16.onnx"} < files
+    assert manifest["files"] == {name: hash_file(directory / name) for name in files}
+    for name in NAMES:
+        path = directory / manifest["models"][name]
+        assert rows[name]["bytes"] == path.stat().st_size + data_file(path).stat().st_size
+        assert (rows[name]["gate"], rows[name]["target"]) == ("passed", "avx2")
+        assert 1e-6 < rows[name]["max_probability_diff"] < 0.2
+        assert rows[name]["agreement"] > 0.9
+        assert manifest["metrics"][name] == rows[name]["metrics"]
+    # A device without openvino runs the recommended file, although others may be smaller.
+    passed = {name: row | {"bytes": 1} if name in NAMES else row for name, row in rows.items()}
+    assert manifest["recommended"] == recommended(passed) == "int8"
+    assert recommended({name: passed[name] for name in NAMES}) is None
+
+
+@needs_openvino
+def test_every_command_runs_a_file_for_openvino(
+    exported: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, rows = exported
+    texts = [text for text, _ in sentences(24)]
+    expected = Bundle(directory, model="fp32", threads=1).logits(texts)
+    for name in NAMES:
+        np.testing.assert_allclose(Bundle(directory, model=name, threads=1).logits(texts), expected, atol=0.5)
+    labelled = tmp_path / "dev.tsv"
+    labelled.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in sentences(24)))
+    assert main([str(directory), "--evaluate", str(labelled), "--model", "openvino", "--json"]) == 0
+    metrics = json.loads(capsys.readouterr().out)["metrics"]
+    assert metrics["accuracy"] == pytest.approx(rows["openvino"]["metrics"]["accuracy"])
+    assert list_formats(directory, None) == list(rows)
+    (tmp_path / "node_modules").mkdir()
+    for file in web.LIBRARIES.values():
+        path = tmp_path / "node_modules" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    with pytest.raises(UserError, match="xml is for OpenVINO, which has no page: choose a model in ONNX such as"):
+        web.write_page(Bundle(directory, model="openvino"), tmp_path / "page", libraries=tmp_path / "node_modules")
+
+
+@needs_openvino
+@pytest.mark.parametrize("is_recurrent", [False, True])
+def test_a_file_for_openvino_is_near_torch_and_padding_changes_nothing(
+    exported: tuple[Path, Any], is_recurrent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_recurrent:
+        fp32 = tmp_path / "model.onnx"
+        torch.manual_seed(0)
+        model = build_bilstm().eval()
+        for parameter in model.parameters():
+            parameter.data.mul_(8)  # Large enough for differences to show.
+        export_onnx(model, fp32)
+    else:
+        fp32 = exported[0] / "model.onnx"
+    for name, format in formats.FORMATS.items():
+        format.write(Material(fp32, 8), tmp_path / f"{name}{Path(format.file).suffix}")
+    reference, *files = (session(path, 1) for path in (fp32, *sorted(tmp_path.glob("openvino*.xml"))))
+    # In float32 all differences are those of padding.
+    monkeypatch.setattr("distill.edge.openvino_session.OPTIONS", {"INFERENCE_PRECISION_HINT": "f32"})
+    exact = session(tmp_path / "openvino.xml", 1)
+    random = np.random.default_rng(0)
+    for lengths in ([1], [9, 9, 9], [40, 13, 1]):
+        mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+        inputs = {"input_ids": random.integers(5, 60, mask.shape) * mask, "attention_mask": mask}
+        expected, logits = run_file(reference, inputs), run_file(exact, inputs)
+        largest = max(1.0, float(np.abs(expected).max()))
+        assert len(lengths) == 1 or np.ptp(expected) > 0.1
+        np.testing.assert_allclose(logits, expected, atol=0.02 * largest)
+        for file in files:
+            np.testing.assert_allclose(run_file(file, inputs), expected, atol=0.15 * largest)
+        for row, length in enumerate(lengths):
+            alone = {name: values[row : row + 1, :length] for name, values in inputs.items()}
+            np.testing.assert_allclose(logits[row], run_file(exact, alone)[0], atol=2e-5 * largest)
+    assert [len(file.get_outputs()) for file in files] == [1, 1]
+
+
+@needs_openvino
+def test_damaged_files_for_openvino_are_refused_with_the_reason(exported: tuple[Path, Any], tmp_path: Path) -> None:
+    directory, _ = exported
+    for path in directory.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    weights = tmp_path / "model.openvino.bin"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(UserError, match="openvino.bin is damaged: its SHA-256 is not the one in bundle.json"):
+        Bundle(tmp_path, model="openvino")
+    with pytest.raises(UserError, match="openvino.xml cannot be loaded by openvino: Incorrect weights in bin file!"):
+        session(tmp_path / "model.openvino.xml")
+    weights.unlink()
+    with pytest.raises(UserError, match="is incomplete: model.openvino.bin is missing"):
+        Bundle(tmp_path, model="openvino")
+
+
+@needs_openvino
+def test_openvino_sends_no_message_about_its_use(tmp_path: Path) -> None:
+    """Its packages would write an id into the home directory and send a message when they are imported."""
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from distill.edge.openvino_session import import_openvino, without_telemetry\n"
+        "import_openvino(Path())\n"
+        "with without_telemetry():\n"
+        "    import nncf\n"
+        "print([name for name in sys.modules if name.startswith('openvino_telemetry')])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+        env={"HOME": str(tmp_path), "PATH": "", "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert done.stdout == "[]\n"
+    assert not (tmp_path / "intel").exists()
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle with a file for OpenVINO on a machine without openvino."""
+    (tmp_path / "model.openvino.xml").write_text("<net/>")
+    (tmp_path / "model.openvino.bin").write_bytes(b"weights")
+    write_toy_bundle(tmp_path, tokenizer)
+    content = json.loads((tmp_path / "bundle.json").read_text())
+    content["models"]["openvino"] = "model.openvino.xml"
+    for name in ("model.openvino.xml", "model.openvino.bin"):
+        content["files"][name] = hash_file(tmp_path / name)
+    write_json(tmp_path / "bundle.json", content)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "openvino"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    monkeypatch.setattr("distill.edge.model_files.find_spec", lambda name: None)
+    return tmp_path
+
+
+def test_a_machine_without_openvino_runs_the_other_files(foreign: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(Bundle(foreign).predict(["a"])) == 1
+    with pytest.raises(UserError) as error:
+        Bundle(foreign, model="openvino")
+    assert str(error.value) == (
+        f"{foreign / 'model.openvino.xml'} needs openvino, which is not installed: pip install openvino, or choose a "
+        "model in ONNX such as fp32"
+    )
+    assert list_formats(foreign, None) == ["fp32"]
+    assert "openvino of" in " ".join(capsys.readouterr().out.split())
+    assert list_formats(foreign, ["openvino"]) == ["openvino"]  # Which is then refused as above.
+
+
+def test_a_file_for_openvino_without_the_sum_of_its_weights_is_refused(foreign: Path) -> None:
+    content = json.loads((foreign / "bundle.json").read_text())
+    del content["files"]["model.openvino.bin"]
+    write_json(foreign / "bundle.json", content)
+    with pytest.raises(UserError, match="bundle.json is damaged: files has no SHA-256 of model.openvino.bin"):
+        Bundle(foreign)
+
+
+def test_formats_are_refused_where_their_packages_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "find_spec", lambda name: None)
+    check_formats(["fp32", "int8", "fp16"])
+    with pytest.raises(UserError) as error:
+        check_formats(["fp32", "openvino-int8"])
+    assert str(error.value) == (
+        "export.formats has openvino-int8, which needs openvino and nncf: pip install 'distill[openvino]', or leave "
+        "out openvino-int8"
+    )
+
+
+def test_formats_must_have_fp32() -> None:
+    with pytest.raises(
+        OptionError, match=r"formats=\[int8\], expected fp32 too, from which others are made: \[fp32,int"
+    ):
+        ExportSettings(formats=("int8",))
