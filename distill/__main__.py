@@ -262,8 +262,10 @@ def _unknown_option_message(key: str) -> str:
     chosen = rest and any(argument.startswith(f"+{head}=") for argument in sys.argv)
     if head in ("teacher", "student") and not chosen:
         return f"{key} has no effect without a {head}: choose one with +{head}=NAME, one of {', '.join(_names(head))}"
-    choices = [a for a in sys.argv[1:] if re.fullmatch(rf"\+?({'|'.join(groups)})(@[\w.-]+)?=[\w/,-]+", a)]
-    overrides = [choice.partition(",")[0] for choice in choices]  # The first run of a sweep.
+    choices = [
+        a for a in sys.argv[1:] if re.fullmatch(rf"\+?({'|'.join(groups)})(@[\w.-]+)?=(\[[\w/,-]*\]|[\w/,-]+)", a)
+    ]
+    overrides = [choice if "[" in choice else choice.partition(",")[0] for choice in choices]  # A sweep's first run.
     try:
         with initialize_config_dir(str(config_directory()), version_base="1.3"):
             config = compose("config", overrides)
