@@ -156,6 +156,11 @@ def _run_config(config: "DictConfig") -> None:
 
         run_benchmark(config)
         return
+    elif config.job.name == "publish":
+        from distill.jobs.publish import run_publish
+
+        run_publish(config)
+        return
     else:
         for group in ("teacher", "student"):
             if OmegaConf.is_missing(config, group) and not (group == "student" and config.job.name != "distill"):

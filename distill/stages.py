@@ -261,7 +261,7 @@ class Stages:
         for part in self.parts:
             # The first of several students was published before the others were trained.
             if part.run.record["export"] and self.plan.seeds > 1:
-                replace_file(part.bundle, "README.md", part.model_card())
+                part.replace_cards()
         console.print()
         console.print(report.summary_table(run.record))
         for sentence in report.comparison_sentences(run.record):
