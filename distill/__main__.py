@@ -104,16 +104,19 @@ def _run(show_traceback: bool) -> int:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from distill.jobs.optuna_sweeper import register_sweeper
+
     _, unknown = get_args_parser().parse_known_args()
     if unknown:
         raise UserError(f"there is no option {unknown[0]}: set options with key=value, and see --help")
     OmegaConf.register_new_resolver("expanduser", os.path.expanduser, replace=True)
+    register_sweeper()
     codes = [0]
 
     @hydra.main(config_path=str(config_directory()), config_name="config", version_base="1.3")
-    def job(config: "DictConfig") -> None:
+    def job(config: "DictConfig") -> Path | None:
         try:
-            _run_config(config)
+            return _run_config(config)
         except (DistillError, HydraException, OmegaConfBaseException) as error:
             if show_traceback:
                 raise
@@ -125,6 +128,7 @@ def _run(show_traceback: bool) -> int:
             if show_traceback or not is_full_disk(error):
                 raise
             codes.append(_print_error(_disk_full_error(config)))
+        return None
 
     try:
         job()
@@ -135,7 +139,8 @@ def _run(show_traceback: bool) -> int:
     return max(codes)
 
 
-def _run_config(config: "DictConfig") -> None:
+def _run_config(config: "DictConfig") -> Path | None:
+    """Runs the job of a configuration; returns the directory of its run, which a sweeper reads."""
     from omegaconf import OmegaConf
 
     _check_added(config)
@@ -145,24 +150,29 @@ def _run_config(config: "DictConfig") -> None:
         from distill.jobs.cache import run_cache
 
         run_cache(config)
-        return
+        return None
     elif config.job.name == "report":
         from distill.jobs.report import run_report
 
         run_report(config)
-        return
+        return None
     elif config.job.name == "benchmark":
         from distill.jobs.benchmark import run_benchmark
 
         run_benchmark(config)
-        return
+        return None
+    elif config.job.name == "publish":
+        from distill.jobs.publish import run_publish
+
+        run_publish(config)
+        return None
     else:
         for group in ("teacher", "student"):
             if OmegaConf.is_missing(config, group) and not (group == "student" and config.job.name != "distill"):
                 raise UserError(f"no {group} chosen: add +{group}=NAME, one of {', '.join(_names(group))}")
     from distill.jobs.run import run_job
 
-    run_job(config)
+    return run_job(config)
 
 
 def _check_added(config: "DictConfig") -> None:
@@ -262,8 +272,10 @@ def _unknown_option_message(key: str) -> str:
     chosen = rest and any(argument.startswith(f"+{head}=") for argument in sys.argv)
     if head in ("teacher", "student") and not chosen:
         return f"{key} has no effect without a {head}: choose one with +{head}=NAME, one of {', '.join(_names(head))}"
-    choices = [a for a in sys.argv[1:] if re.fullmatch(rf"\+?({'|'.join(groups)})(@[\w.-]+)?=[\w/,-]+", a)]
-    overrides = [choice.partition(",")[0] for choice in choices]  # The first run of a sweep.
+    choices = [
+        a for a in sys.argv[1:] if re.fullmatch(rf"\+?({'|'.join(groups)})(@[\w.-]+)?=(\[[\w/,-]*\]|[\w/,-]+)", a)
+    ]
+    overrides = [choice if "[" in choice else choice.partition(",")[0] for choice in choices]  # A sweep's first run.
     try:
         with initialize_config_dir(str(config_directory()), version_base="1.3"):
             config = compose("config", overrides)

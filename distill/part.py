@@ -108,7 +108,7 @@ class Part:
                 "layers": getattr(model.config, "teacher_layers", None),
             },
         )  # fmt: skip
-        save_model(model, self.teacher.tokenizer, self.student)
+        save_model(model, self.teacher.tokenizer, self.student, card=self.student_card())
 
     def compare(self, scores: Mapping[str, Scores], baseline: Mapping[str, Scores] | None) -> None:
         """Records the differences of the student from its baseline, if there is one, and its teacher."""
@@ -145,11 +145,20 @@ class Part:
         make_directory(run.directory)
         write_predictions(run.directory, models, task=self.task, splits=self.scored_data(), settings=self.plan.record)
         run.update(benchmark=self._time(student, exported.formats))
+        self.replace_cards()
+
+    def replace_cards(self) -> None:
+        """Writes the model cards of the bundle and the student again, with what the record has by now."""
         replace_file(self.bundle, "README.md", self.model_card())
+        replace_file(self.student, "README.md", self.student_card())
 
     def model_card(self) -> str:
         """Returns the README.md of the bundle."""
         return report.render_model_card(self.run.whole(), self.splits.labels)
+
+    def student_card(self) -> str:
+        """Returns the README.md of the student as a Hugging Face model."""
+        return report.render_student_card(self.run.whole(), self.splits.labels, auto_class=self.task.auto_class)
 
     def print_bundle(self) -> None:
         """Prints the bundle, its recommended file and what is to know of it."""
@@ -265,9 +274,16 @@ def data_digest(task: Task, splits: Splits, examples: EncodedSplits) -> str:
     return "-".join(split.digest for split in examples.values() if isinstance(split, Examples))
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Writes an ordinary checkpoint directory, whole or not at all; sentence-transformers loads that of an encoder."""
+def save_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path, *, card: str | None = None
+) -> None:
+    """Writes an ordinary checkpoint directory, whole or not at all; sentence-transformers loads that of an encoder.
+
+    `card` is its model card.
+    """
     with atomic_directory(directory) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         write_modules(model, temporary)
+        if card is not None:
+            write_text(temporary / "README.md", card)

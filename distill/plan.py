@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import CSVLogger, Logger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark.budget import Budget
@@ -32,6 +31,7 @@ from distill.losses import (
 )
 from distill.models.pooling import configure
 from distill.options import show_value
+from distill.records.loggers import Tracking
 from distill.records.settings import RecordSettings
 from distill.teaching.outputs import check_cache
 from distill.teaching.teacher import TeacherSource, check_features
@@ -57,7 +57,7 @@ class Plan:
         resume: goes on from the run's checkpoints.
         dry_run: checks and estimates everything and trains nothing.
         chosen: values of the trainer's options that were `auto`, with their reasons.
-        logger: makes the logger of the training in a directory.
+        tracking: the loggers of the training.
         augment: makes changed copies of the training texts, which the teacher labels.
     """
 
@@ -75,7 +75,7 @@ class Plan:
     resume: bool = False
     dry_run: bool = False
     chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
-    logger: Callable[[Path], Logger] = field(default=lambda directory: CSVLogger(str(directory), name="", version=""))
+    tracking: Tracking = field(default_factory=Tracking)
     augment: Augmentation | None = None
 
     @property

@@ -18,7 +18,6 @@ from distill.files import JsonObject
 from distill.options import show_value
 from distill.plan import Plan
 from distill.records.record import Run, create_record, open_run
-from distill.records.tracking import finish_loggers
 from distill.training.statistics import Difference, Spread, compare_examples, compare_seeds, spread
 
 RECORD = "seed.json"  # Of a further student, with the fields of run.json.
@@ -55,7 +54,6 @@ def is_finished(run: Run, plan: Plan) -> bool:
 def unfinished(run: Run, plans: Sequence[Plan]) -> Iterator[tuple[Plan, Run]]:
     """Yields each further plan that is not finished, with the run in its own directory, and collects the results."""
     for number, plan in enumerate(plans, 2):
-        finish_loggers()  # An open one would receive this training too.
         directory = run.directory / "seeds" / str(plan.seed)
         name = f"seed {plan.seed}, student {number} of {plan.seeds}"
         if (directory / RECORD).is_file():

@@ -25,6 +25,7 @@ from distill.models.heads import heads_of
 from distill.part import Part, data_digest
 from distill.plan import Plan
 from distill.records import report
+from distill.records.loggers import OpenLoggers
 from distill.records.record import Run
 from distill.records.run_report import write_report
 from distill.teaching.output_cache import CachedOutputs
@@ -73,13 +74,27 @@ class Stages:
         run.update(teacher_outputs={"cached": outputs.outputs is not None, "reason": outputs.reason})
         if module.teacher is None:
             self.teacher.release()  # Its outputs are cached; later stages load it again.
-        scores = self.train(module, outputs)
+        with plan.tracking.open(run.directory) as loggers:
+            self._train_and_publish(module, outputs, start, source, loggers)
+
+    def _train_and_publish(
+        self,
+        module: DistillationModule,
+        outputs: "_OutputsOrReason",
+        start: PreTrainedModel | None,
+        source: TeacherSource,
+        loggers: OpenLoggers,
+    ) -> None:
+        """Trains, compares and exports one student, and logs its results."""
+        run = self.run
+        scores = self.train(module, outputs, loggers.lightning)
         baseline = None if start is None else self.train_baseline(start)
         baselines = [None] * len(self.parts) if baseline is None else [of for _, of in self._of_parts(baseline)]
         for (part, of_student), of_baseline in zip(self._of_parts(scores), baselines, strict=True):
             part.compare(of_student, of_baseline)
-        if plan.exports:
+        if self.plan.exports:
             self.publish(module.student, scores, source)
+        loggers.log_results(run.record, run.directory / "bundle" if self.plan.exports else None)
 
     def prepare_training(
         self, student: PreTrainedModel, source: TeacherSource
@@ -142,9 +157,11 @@ class Stages:
         preflight.warn_of_head(plan.objective)
         preflight.warn_of_parts(plan.objective, plan.trainer)
 
-    def train(self, module: DistillationModule, outputs: "_OutputsOrReason") -> dict[str, Scores]:
+    def train(
+        self, module: DistillationModule, outputs: "_OutputsOrReason", loggers: Sequence[Logger]
+    ) -> dict[str, Scores]:
         """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
-        fit = self._fit(module, self.run.directory, self.plan.logger(self.run.directory), title="student")
+        fit = self._fit(module, self.run.directory, loggers, title="student")
         student, task = module.student.eval(), self.plan.task
         reference = self.teacher.running() if task.compares_with_teacher else None
         student.to("cpu" if reference is None else self.plan.trainer.device())
@@ -244,7 +261,7 @@ class Stages:
         for part in self.parts:
             # The first of several students was published before the others were trained.
             if part.run.record["export"] and self.plan.seeds > 1:
-                replace_file(part.bundle, "README.md", part.model_card())
+                part.replace_cards()
         console.print()
         console.print(report.summary_table(run.record))
         for sentence in report.comparison_sentences(run.record):
@@ -276,7 +293,9 @@ class Stages:
                 },
             )
 
-    def _fit(self, module: DistillationModule, directory: Path, logger: Logger, *, title: str) -> fitting.Fit:
+    def _fit(
+        self, module: DistillationModule, directory: Path, logger: Logger | Sequence[Logger], *, title: str
+    ) -> fitting.Fit:
         data = "-".join(data_digest(part.task, part.splits, part.examples) for part in self.parts)
         return fitting.fit(
             module, self.loaders["train"], self.loaders["dev"], settings=self.plan.trainer,

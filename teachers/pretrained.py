@@ -12,7 +12,7 @@ from distill.models.loading import Start, check_directory, has_tokenizer, load_d
 
 PRECISIONS = ("float32", "bfloat16")
 # The files to download; weights only in safetensors, because a pickle can run code.
-_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.py")
+_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.py", "README.md")
 
 
 class Pretrained:

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import hydra
-from lightning.pytorch.loggers import Logger
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
 from distill.errors import UserError
 from distill.plan import Plan, Student
+from distill.records.loggers import Tracking
 from distill.teaching.features import Features
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.teacher import SeveralWeights, TeacherSource, WeightsByTask, make_by_task, make_ensemble
@@ -43,7 +45,7 @@ def plan(config: DictConfig) -> Plan:
         baseline=config.baseline,
         resume=bool(config.resume),
         dry_run=config.dry_run,
-        logger=partial(logger, config),
+        tracking=tracking(config),
         augment=instantiate(config.augment) if "_target_" in config.augment else None,
     )
 
@@ -102,12 +104,16 @@ def student(config: DictConfig) -> Student:
     return Student(name, cast("type[PreTrainedModel]", create))
 
 
-def logger(config: DictConfig, directory: Path) -> Logger:
-    """Returns the logger of a run, and renames the file of an interrupted one."""
-    previous = directory / "metrics.csv"
-    if previous.exists():  # The logger would overwrite it.
-        number = len(list(directory.glob("metrics*.csv")))
-        previous.rename(directory / f"metrics.before-{number}.csv")
-    created: Logger = hydra.utils.instantiate(config.logger, save_dir=str(directory))
-    created.log_hyperparams(cast(dict[str, Any], OmegaConf.to_container(config, resolve=True)))
-    return created
+def tracking(config: DictConfig) -> Tracking:
+    """Returns the loggers of a run; raises UserError for one that cannot be used."""
+    sweep = HydraConfig.get() if HydraConfig.initialized() else None
+    content = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(content, dict)
+    nodes = config.get("logger") or {}
+    loggers = Tracking(
+        settings=[instantiate(node) for node in nodes.values()], root=Path(str(config.output_dir)).expanduser(),
+        group=Path(str(sweep.sweep.dir)).name if sweep is not None and sweep.mode == RunMode.MULTIRUN else None,
+        config=cast(dict[str, Any], content),
+    )  # fmt: skip
+    loggers.check()
+    return loggers

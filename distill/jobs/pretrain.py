@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -43,7 +43,7 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     """Trains a language model on raw text with the `trainer`, and saves it in the run's directory."""
     settings = auto.for_text(build.instantiate(config.trainer))
     task: MaskedLM = build.instantiate(config.task)
-    source, export = build.single_source(config), build.instantiate(config.export)
+    source, export, tracking = build.single_source(config), build.instantiate(config.export), build.tracking(config)
     _check(config, settings, task, source, export, from_scratch=from_scratch)
     silence_libraries()
     make_directory(build.cache_dir(config))
@@ -66,26 +66,32 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     _show(module, task_line, examples, loaders, settings, start, source.weights.resolved(), before)
     if config.dry_run:
         return
-    logger: Logger = build.logger(config, run.directory)
-    fit = fitting.fit(
-        module, loaders["train"], dev, settings=settings, checkpoints=run.directory / "checkpoints",
-        logger=logger, title="teacher", resume=bool(config.resume),
-        identity={"data": run.record["task"]["sha256"], "start": source.weights.fingerprint()},
-    )  # fmt: skip
-    run.update(
-        training=training_record(fit, module),
-        teacher={
-            "requested": source.weights.name, "resolved": source.weights.resolved(), "substituted": False,
-            "origin": "from random weights" if from_scratch else "adapted", "precision": source.weights.precision,
-            "metrics": task.metrics(evaluate(module.student.to(device), task, dev)), "before": before,
-            "parameters": checks.count_parameters(start.model),
-        },
-    )  # fmt: skip
-    directory = run.directory / "teacher" / "model"
-    save_model(module.student.eval().cpu(), start.tokenizer, directory)
-    if export.enabled is True:
-        _export(module.student, start.tokenizer, task, task.scored_data(splits, lambda: examples), dev, run, export)
+    with tracking.open(run.directory) as loggers:
+        fit = fitting.fit(
+            module, loaders["train"], dev, settings=settings, checkpoints=run.directory / "checkpoints",
+            logger=loggers.lightning, title="teacher", resume=bool(config.resume),
+            identity={"data": run.record["task"]["sha256"], "start": source.weights.fingerprint()},
+        )  # fmt: skip
+        metrics = task.metrics(evaluate(module.student.to(device), task, dev))
+        run.update(
+            training=training_record(fit, module),
+            teacher=_teacher_record(source, start, from_scratch=from_scratch) | {"metrics": metrics, "before": before},
+        )
+        directory = run.directory / "teacher" / "model"
+        save_model(module.student.eval().cpu(), start.tokenizer, directory)
+        if export.enabled is True:
+            _export(module.student, start.tokenizer, task, task.scored_data(splits, lambda: examples), dev, run, export)
+        loggers.log_results(run.record, run.directory / "bundle" if export.enabled is True else None)
     _close(run, directory)
+
+
+def _teacher_record(source: TeacherSource, start: Start, *, from_scratch: bool) -> dict[str, Any]:
+    """Returns the `teacher` of run.json without its metrics."""
+    return {
+        "requested": source.weights.name, "resolved": source.weights.resolved(), "substituted": False,
+        "origin": "from random weights" if from_scratch else "adapted", "precision": source.weights.precision,
+        "parameters": checks.count_parameters(start.model),
+    }  # fmt: skip
 
 
 def _check(

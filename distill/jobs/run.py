@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hydra
@@ -70,7 +70,8 @@ _IGNORED = {
     ),
 }
 # Options that do not change the results of a run.
-_NOT_IN_DIGEST = ("resume", "output_dir", "cache_dir", "dry_run", "paper")
+_NOT_IN_DIGEST = ("resume", "output_dir", "cache_dir", "dry_run", "paper", "logger")
+_NOT_IN_EARLIER_DIGEST = tuple(name for name in _NOT_IN_DIGEST if name != "logger")
 _PATHS = ("task.data_dir", "teacher.path", "teacher.tokenizer", "student.path", "cache_dir")
 _PATHS_OR_IDS = ("task.unlabelled", "augment.model")  # An id of the Hub is no path that can be missing.
 # Mappings with options of several tasks, and the names of those that are paths; empty for the values themselves.
@@ -156,8 +157,8 @@ def digest(config: DictConfig) -> str:
     return _digest(_with_absolute_paths(config))
 
 
-def _digest(config: DictConfig) -> str:
-    content = {key: value for key, value in _to_dict(config).items() if key not in _NOT_IN_DIGEST}
+def _digest(config: DictConfig, ignored: Sequence[str] = _NOT_IN_DIGEST) -> str:
+    content = {key: value for key, value in _to_dict(config).items() if key not in ignored}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -274,8 +275,11 @@ def _load_config(run: Run) -> DictConfig:
         config = OmegaConf.load(path)
         if not isinstance(config, DictConfig):
             raise ValueError("it is no mapping")
-        # Earlier versions saved paths as they were typed.
-        known = run.record.get("config_sha256") in (_digest(config), digest(config))
+        # Earlier versions counted the logger, and saved paths as they were typed.
+        known = run.record.get("config_sha256") in (
+            digest(config),
+            *(_digest(each, _NOT_IN_EARLIER_DIGEST) for each in (config, _with_absolute_paths(config))),
+        )
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path} is damaged: {first_line(error)}") from error
     if not known:

@@ -26,8 +26,9 @@ Node = dict[str, object]  # A mapping of a configuration.
 
 def upgrade(config: DictConfig) -> DictConfig:
     """Returns the configuration of a run with the names of this version."""
-    values = OmegaConf.to_container(config)
-    upgraded = OmegaConf.create(cast(Node, _walk(values, _upgrade_node)))
+    values = cast(Node, _walk(OmegaConf.to_container(config), _upgrade_node))
+    values["logger"] = _upgrade_logger(cast(Node, values.get("logger") or {}))
+    upgraded = OmegaConf.create(values)
     assert isinstance(upgraded, DictConfig)
     upgraded.setdefault("dry_run", False)
     upgraded.setdefault("budget", {"_target_": "distill.benchmark.budget.Budget", "mb": None, "ms": None})
@@ -40,6 +41,17 @@ def upgrade(config: DictConfig) -> DictConfig:
             if upgraded[name].get("cache"):
                 upgraded[name].cache.setdefault("hidden", False)
     return upgraded
+
+
+def _upgrade_logger(node: Node) -> Node:
+    """Returns the loggers by name; earlier versions had one, a class of Lightning."""
+    target = node.get("_target_")
+    if target is None:
+        return node
+    if target == "lightning.pytorch.loggers.WandbLogger":
+        kept: Node = {name: node[name] for name in ("project", "mode") if name in node}
+        return {"wandb": {"_target_": "distill.records.loggers.Wandb"} | kept}
+    return {"csv": {"_target_": "distill.records.loggers.Csv"}}
 
 
 def _walk(value: object, change: Callable[[Node], Node]) -> object:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from distill.edge.model_files import timed_name
 from distill.files import JsonObject
+from distill.records.licences import find_data_license, find_model_license, is_on_hub, join_licenses
 from distill.records.prediction_analysis import Analysis
 from distill.records.record import whole_section
 
@@ -96,12 +97,23 @@ def render_model_card(record: Record, labels: Sequence[str]) -> str:
 
     `labels` are the names of the classes, or the one name of a number.
     """
+    return _render_card(record, labels)
+
+
+def _render_card(record: Record, labels: Sequence[str], *, auto_class: str | None = None) -> str:
     task = record["task"]
+    card = _card_data(record, is_torch=auto_class is not None)
     body = _render(
         "model_card.md.jinja", record, name=_model(record)["name"], example=example_argument(task),
-        prediction=task.get("prediction") or _default_prediction(task, labels),
+        prediction=task.get("prediction") or _default_prediction(task, labels), auto_class=auto_class,
+        license=card.license, data_license=find_data_license(task.get("hub_id")),
     )  # fmt: skip
-    return str(ModelCard(f"---\n{_card_data(record).to_yaml()}\n---\n\n{body}"))
+    return str(ModelCard(f"---\n{card.to_yaml()}\n---\n\n{body}"))
+
+
+def render_student_card(record: Record, labels: Sequence[str], *, auto_class: str) -> str:
+    """Returns the README.md of the student as a Hugging Face model, which transformers loads with `auto_class`."""
+    return _render_card(record, labels, auto_class=auto_class)
 
 
 def comparison_sentences(record: Record) -> list[str]:
@@ -348,15 +360,18 @@ def _metric_table(record: Record) -> list[tuple[str, ...]]:
     return [("", *parameters, *metrics), *rows]
 
 
-def _card_data(record: Record) -> ModelCardData:
-    """Returns the YAML header of a model card, with the metrics of every exported file.
+def _card_data(record: Record, *, is_torch: bool) -> ModelCardData:
+    """Returns the YAML header of a model card, with the metrics of every exported file, or of the torch model.
 
     `task["hub_id"]`, the Hub's data set and after a colon its configuration, is there only for data of the Hub.
     """
     task, model, export = record["task"], _model(record), record["export"]
-    dataset, _, config = (task.get("hub_id") or "").partition(":")
+    dataset, _, config = re.sub("@[^:]*", "", task.get("hub_id") or "").partition(":")
     pipeline_tag = task.get("pipeline_tag") or "text-classification"
-    files = [(file["file"], file["metrics"]) for file in export.values()] or [(model["name"], model["metrics"])]
+    torch_model = (f"{model['name']}, torch" if export else model["name"], model["metrics"])
+    files = [(file["file"], file["metrics"]) for file in export.values()]
+    files = [torch_model, *files] if is_torch or not files else files
+    teachers = _teachers(record)
     results = [
         EvalResult(
             task_type=pipeline_tag, dataset_type=dataset or task["name"], dataset_name=task["name"],
@@ -368,11 +383,19 @@ def _card_data(record: Record) -> ModelCardData:
         if value is not None
     ]  # fmt: skip
     return ModelCardData(
-        library_name="onnx" if export else "transformers", pipeline_tag=pipeline_tag,
+        library_name="transformers" if is_torch or not export else "onnx", pipeline_tag=pipeline_tag,
+        license=join_licenses([find_model_license(name) for name in teachers]),
+        base_model=[name for name in teachers if is_on_hub(name)] or None,
         tags=["knowledge-distillation"], datasets=[dataset] if dataset else None,
         metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
         model_name=f"{model['name']}-{task['name']}", eval_results=results or None,
     )  # fmt: skip
+
+
+def _teachers(record: Record) -> list[str]:
+    """Returns the names of the teacher, or of the members of an ensemble."""
+    teacher = record["teacher"]
+    return list(dict.fromkeys(member["resolved"] for member in teacher.get("members") or [teacher]))
 
 
 def _default_prediction(task: Record, labels: Sequence[str]) -> str:

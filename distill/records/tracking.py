@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,15 +58,7 @@ def _track(run: Run, resume_with: str, *, texts: bool) -> Iterator[None]:
             message = f"{type(error).__name__}: {error if texts else 'left out, because record.texts=false'}"
             run.update(status="failed", error=message.splitlines()[0])
         raise
-    finally:
-        finish_loggers()
     run.update(status="finished")
-
-
-def finish_loggers() -> None:
-    """Closes a logger that would otherwise also receive the next training."""
-    if "wandb" in sys.modules:
-        sys.modules["wandb"].finish()
 
 
 def _describe_progress(run: Run, resume_with: str) -> str:

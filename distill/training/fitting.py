@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,7 @@ def fit(
     *,
     settings: TrainerSettings,
     checkpoints: Path,
-    logger: Logger | None,
+    logger: Logger | Sequence[Logger] | None,
     title: str,
     identity: Mapping[str, object] | None = None,
     resume: bool = False,
@@ -100,7 +100,7 @@ def _fit(
     title: str,
     identity: Mapping[str, object],
     resume: bool,
-    logger: Logger | None = None,
+    logger: Logger | Sequence[Logger] | None = None,
 ) -> Fit:
     """Runs `fit` in one rank."""
     memory.keep_freed_memory()
@@ -166,7 +166,7 @@ def _create_trainer(
     *,
     steps_per_epoch: int,
     callbacks: list[Callback],
-    logger: Logger | None,
+    logger: Logger | Sequence[Logger] | None,
 ) -> L.Trainer:
     """Returns Lightning's trainer of this rank."""
     interval = steps_per_epoch / settings.evaluations
@@ -181,7 +181,7 @@ def _create_trainer(
         num_sanity_val_steps=0,
         enable_progress_bar=False,
         enable_model_summary=False,
-        logger=logger if logger is not None else False,
+        logger=False if logger is None else logger if isinstance(logger, Logger) else list(logger),
         log_every_n_steps=max(1, min(50, module.total_steps // 20)),
         callbacks=callbacks,
         use_distributed_sampler=False,

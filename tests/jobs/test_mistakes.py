@@ -815,6 +815,19 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("trainer.accelerator=tpu"),
         "got trainer.accelerator=tpu, expected one of auto, cpu, gpu, cuda, mps",
     ),
+    "a tracker without a key": (
+        _options("logger=[csv,wandb]", "logger.wandb.mode=online"),
+        "logger.wandb.mode=online needs a key of Weights & Biases, and there is none: run `wandb login`",
+    ),
+    "a mode of a tracker": (
+        _options("logger=wandb", "logger.wandb.mode=on"),
+        "got logger.wandb.mode=on, expected one of online, offline, disabled",
+    ),
+    "a tracker that there is not": (_options("logger=[csv,tensorbord]"), "did you mean tensorboard?"),
+    "a misspelt option of a tracker": (
+        _options("logger=[csv,wandb]", "logger.wandb.projekt=toy"),
+        "did you mean logger.wandb.project?",
+    ),
     "a misspelt option": (_options("trainer.max_epoch=1"), "did you mean trainer.max_epochs?"),
     "a misspelt name": (_options("objective=hintn"), "there is no objective hintn (did you mean hinton?)"),
 }
@@ -846,7 +859,9 @@ def distill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., in
         raise AssertionError("something is trained")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))  # Without keys.
+    for name in ("HYDRA_FULL_ERROR", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(fitting, "fit", no_training)
     return run
 

@@ -1,5 +1,6 @@
 """Runs that are resumed: sweeps that go on, directories that moved, runs of another process, edited files."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from distill.errors import UserError
-from distill.jobs.run import _check_paths, _with_absolute_paths
+from distill.jobs.run import _check_paths, _load_config, _with_absolute_paths, digest
 from distill.records.record import Run, create_run_in, open_run
 from distill.records.tracking import tracked
 from tests.jobs.conftest import Command
@@ -130,6 +131,20 @@ def test_damaged_file_of_a_resumed_run_is_named(
     assert code == 2
     assert expected in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_a_run_resumes_with_another_logger_and_one_of_an_earlier_version_too(tmp_path: Path) -> None:
+    config = OmegaConf.create({"seed": 1, "logger": {"csv": {}}, "resume": False})
+    earlier = OmegaConf.create({"seed": 1, "logger": {"_target_": "lightning.pytorch.loggers.CSVLogger"}})
+    assert digest(config) == digest(earlier)
+    sha256 = hashlib.sha256(json.dumps(OmegaConf.to_container(earlier), sort_keys=True).encode()).hexdigest()
+    for number, known in enumerate((digest(earlier), sha256)):
+        run = create_run_in(tmp_path / str(number), config_sha256=known)
+        OmegaConf.save(earlier, run.directory / "config.yaml")
+        assert list(_load_config(run).logger) == ["csv"]
+    OmegaConf.save(OmegaConf.merge(earlier, {"seed": 2}), run.directory / "config.yaml")
+    with pytest.raises(UserError, match="was edited after the run began"):
+        _load_config(run)
 
 
 def test_home_directory_in_the_output_of_a_sweep_is_expanded(

@@ -175,7 +175,11 @@ def test_the_second_run_reuses_the_teacher_and_has_the_same_metrics_and_weights(
 
 def test_wandb_logs_offline(chain: dict[str, Any]) -> None:
     directory, _ = chain["runs"][1]
-    assert list(directory.glob("wandb/offline-run-*/*.wandb"))
+    [file] = directory.glob("wandb/offline-run-*/*.wandb")
+    content = file.read_bytes()
+    for expected in (b"train/soft", b"final/int8/accuracy", b"distilbert-sst2", b"learning_rate"):
+        assert expected in content
+    assert (directory / "metrics.csv").is_file()  # The report reads it.
 
 
 def test_a_finished_run_is_not_run_again(chain: dict[str, Any]) -> None:

@@ -1,0 +1,277 @@
+"""Hydra's sweeper `optuna`: searches for the options with the best metric on dev, latency or size.
+
+The command line gives the space in Hydra's own syntax: `a=1,2,4` and `a=choice(1,2,4)` are choices, `a=range(1,6)` are
+whole numbers below 6, `a=interval(1,8)` numbers, and `a=tag(log,interval(1e-5,1e-3))` numbers on a log scale.
+
+A trial is a run, whose record gives the values. The study is in the directory of the sweep, `optuna.db`. With the same
+`hydra.sweep.dir` a search continues: finished trials count, and those that a killed process left are tried again.
+"""
+
+import importlib.util
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, RangeSweep
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from distill.errors import OptionError, UserError, first_line
+from distill.files import JsonObject, make_directory
+from distill.options import show_value
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
+
+OBJECTIVES = {"metric": "maximize", "p50_ms": "minimize", "bytes": "minimize"}
+STUDY = "optuna.db"  # In the directory of the sweep.
+_OPTION = "hydra.sweeper"
+_LOST = "lost"  # Number of trials that killed processes left, an attribute of the study.
+_DIRECTORY = "directory"  # Of a trial's run, an attribute of the trial.
+
+
+class OptunaSweeper(Sweeper):
+    """Runs the trials of a study, in the order that Optuna's TPE sampler suggests.
+
+    Args:
+        trials: number of runs of the whole search.
+        objectives: one or two of `OBJECTIVES`.
+        parallel: number of runs that the launcher gets at once.
+        seed: of the sampler.
+        params: the space, besides the one on the command line.
+
+    Raises:
+        UserError: from `setup`, if Optuna is not installed or an option is out of range.
+    """
+
+    def __init__(
+        self, *, trials: int, objectives: Sequence[str], parallel: int, seed: int, params: Mapping[str, str] | None
+    ) -> None:
+        self.trials, self.objectives, self.parallel, self.seed = trials, list(objectives), parallel, seed
+        self.params = dict(params or {})
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Receives the sweep from Hydra."""
+        if importlib.util.find_spec("optuna") is None:
+            raise UserError("hydra/sweeper=optuna needs optuna, which is not installed: pip install 'distill[optuna]'")
+        for name in ("trials", "parallel"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise OptionError(f"{_OPTION}.{name}", show_value(value), "a whole number of at least 1")
+        if not 1 <= len(set(self.objectives) & set(OBJECTIVES)) == len(self.objectives) <= 2:
+            expected = f"one or two of {', '.join(OBJECTIVES)}, in a list like [metric,p50_ms]"
+            raise OptionError(f"{_OPTION}.objectives", show_value(self.objectives), expected)
+        self._config, self._context = config, hydra_context
+        self._launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Runs the trials that are left, and prints the best ones.
+
+        Raises:
+            UserError: for a space that cannot be searched, or another one than that of the study.
+        """
+        from filelock import FileLock, Timeout
+
+        fixed, space = self._read_space(arguments)
+        directory = Path(str(self._config.hydra.sweep.dir))
+        make_directory(directory)
+        try:
+            with FileLock(directory / ".optuna.lock", timeout=0):
+                OmegaConf.save(self._config, directory / "multirun.yaml")
+                study = self._open_study(directory, space)
+                while (left := self.trials - _count(study)) > 0:
+                    self._run(study, fixed, space, min(left, self.parallel))
+                self._show(study)
+        except Timeout as error:
+            raise UserError(f"another search works in {directory}: wait for it, or give another hydra.sweep.dir") from (
+                error
+            )
+
+    def _read_space(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, "BaseDistribution"]]:
+        """Returns the overrides of every run, and the distribution of each option that is searched over."""
+        parser = OverridesParser.create(config_loader=self._context.config_loader)
+        given = [f"{name}={value}" for name, value in self.params.items()]
+        overrides = {each.get_key_element(): each for each in parser.parse_overrides([*given, *arguments])}
+        space = {name: _distribution(each) for name, each in overrides.items() if each.is_sweep_override()}
+        if not space:
+            raise UserError(
+                "hydra/sweeper=optuna has no option to search over: give one as a=1,2,4, a=range(1,6) or "
+                "a=interval(1,8)"
+            )
+        return [f"{n}={each.get_value_element_as_str()}" for n, each in overrides.items() if n not in space], space
+
+    def _open_study(self, directory: Path, space: Mapping[str, "BaseDistribution"]) -> "optuna.Study":
+        """Returns the study of the directory, a new one or that of an earlier search."""
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        directions = [OBJECTIVES[name] for name in self.objectives]
+        study = optuna.create_study(
+            storage=f"sqlite:///{(directory / STUDY).absolute()}", study_name="distill", directions=directions,
+            load_if_exists=True,
+        )  # fmt: skip
+        known = study.user_attrs.get("search")
+        search = {"objectives": self.objectives, "space": {name: repr(of) for name, of in sorted(space.items())}}
+        if known not in (None, search):
+            raise UserError(
+                f"{directory / STUDY} is the study of other objectives or another space: give those, or another "
+                "hydra.sweep.dir"
+            )
+        study.set_user_attr("search", search)
+        # A resumed sampler with the same seed would suggest the same values once more.
+        study.sampler = optuna.samplers.TPESampler(
+            seed=self.seed + len(study.trials), constant_liar=self.parallel > 1, multivariate=False
+        )
+        lost = study.get_trials(states=[optuna.trial.TrialState.RUNNING])  # Of a killed process.
+        study.set_user_attr(_LOST, study.user_attrs.get(_LOST, 0) + len(lost))
+        for trial in lost:
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            study.enqueue_trial(trial.params)
+        return study
+
+    def _run(
+        self, study: "optuna.Study", fixed: Sequence[str], space: Mapping[str, "BaseDistribution"], number: int
+    ) -> None:
+        """Runs the next trials and tells the study their values."""
+        new = []
+        for trial in [study.ask(dict(space)) for _ in range(number)]:
+            same = _find_same(study, trial.params)
+            if same is None:
+                new.append(trial)
+            else:  # The same run would have the same values.
+                _tell(study, trial, same.values, same.user_attrs.get(_DIRECTORY))
+        if not new:
+            return
+        batch = [[*fixed, *(f"{name}={value}" for name, value in trial.params.items())] for trial in new]
+        results = self._launcher.launch(batch, initial_job_idx=new[0].number)
+        for trial, result in zip(new, results, strict=True):
+            directory = _run_directory(result)
+            _tell(study, trial, self._read_values(directory), None if directory is None else str(directory))
+        for result in results:
+            if result.status == JobStatus.FAILED:
+                _ = result.return_value  # Raises the error.
+
+    def _read_values(self, directory: Path | None) -> list[float] | None:
+        """Returns the objectives of a finished run; None for one that failed or has a value that is no number."""
+        from distill.records.collection import read_record
+
+        if directory is None:
+            return None
+        try:
+            record = read_record(directory)
+        except UserError:
+            return None
+        values = [_READERS[name](record) for name in self.objectives] if record["status"] == "finished" else []
+        return [float(value) for value in values if value is not None and math.isfinite(value)] or None
+
+    def _show(self, study: "optuna.Study") -> None:
+        """Prints the best trials, with two objectives those that no other one dominates."""
+        import optuna
+
+        from distill.console import print_line, print_notice
+
+        failed = len(study.get_trials(states=[optuna.trial.TrialState.FAIL])) - study.user_attrs[_LOST]
+        if failed:
+            print_notice(f"{failed} of {_count(study)} trials of the search failed or have no number to compare")
+        if not study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
+            return
+        best = {tuple(trial.params.items()): trial for trial in study.best_trials}.values()
+        for trial in sorted(best, key=lambda trial: trial.values[0]):
+            values = ", ".join(f"{name} {value:.5g}" for name, value in zip(self.objectives, trial.values, strict=True))
+            options = " ".join(f"{name}={value}" for name, value in trial.params.items())
+            print_line(f"Best     {values}: {options}  {trial.user_attrs.get(_DIRECTORY, '')}")
+
+
+def register_sweeper() -> None:
+    """Makes the sweeper known to Hydra, which creates plugins of the package `hydra_plugins` alone."""
+    Plugins.instance().class_name_to_class[f"hydra_plugins.distill.{OptunaSweeper.__name__}"] = OptunaSweeper
+
+
+def _distribution(override: Override) -> "BaseDistribution":
+    """Returns the distribution of an option."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    value: Any = override.value()
+    log = "log" in getattr(value, "tags", ())
+    try:
+        if override.is_interval_sweep():
+            if "int" in value.tags:
+                return IntDistribution(int(value.start), int(value.end), log=log)
+            return FloatDistribution(float(value.start), float(value.end), log=log)
+        if isinstance(value, RangeSweep):
+            start, stop, step = value.start, value.stop, value.step
+            if isinstance(start, int) and isinstance(stop, int) and isinstance(step, int):
+                return IntDistribution(start, stop - 1, log=log, step=step)
+        return CategoricalDistribution(list(override.sweep_string_iterator()))
+    except ValueError as error:
+        raise UserError(f"{override.input_line} cannot be searched over: {first_line(error)}") from error
+
+
+def _count(study: "optuna.Study") -> int:
+    """Returns the number of trials that are finished, without those that a killed process left."""
+    finished = [trial for trial in study.trials if trial.state.is_finished()]
+    return len(finished) - int(study.user_attrs[_LOST])
+
+
+def _find_same(study: "optuna.Study", params: Mapping[str, object]) -> "optuna.trial.FrozenTrial | None":
+    """Returns a finished trial with the same parameters."""
+    from optuna.trial import TrialState
+
+    return next((of for of in study.get_trials(states=[TrialState.COMPLETE]) if of.params == params), None)
+
+
+def _tell(study: "optuna.Study", trial: "optuna.Trial", values: Sequence[float] | None, directory: str | None) -> None:
+    from optuna.trial import TrialState
+
+    if directory is not None:
+        trial.set_user_attr(_DIRECTORY, directory)
+    complete = values is not None and len(values) == len(study.directions)
+    study.tell(trial, values=values if complete else None, state=None if complete else TrialState.FAIL)
+
+
+def _run_directory(result: JobReturn) -> Path | None:
+    """Returns the directory that a job has returned; None for one that failed."""
+    value = result.return_value if result.status == JobStatus.COMPLETED else None
+    return value if isinstance(value, Path) else None
+
+
+def _read_metric(record: JsonObject) -> float | None:
+    """Returns the student's metric on dev, over several seeds the mean; negative where less is better."""
+    name = record["task"]["metric"]
+    mean: float | None = (record.get("summary") or {}).get(name, {}).get("mean")
+    value: float | None = record["student"]["metrics"].get(name) if mean is None else mean
+    return -value if value is not None and record["task"].get("selects") == "min" else value
+
+
+def _read_bytes(record: JsonObject) -> float | None:
+    chosen = _choose_file(record)
+    return None if chosen is None else float(record["export"][chosen]["bytes"])
+
+
+def _read_latency(record: JsonObject) -> float | None:
+    from distill.records.report import select_timing
+
+    chosen = _choose_file(record)
+    timing = select_timing(record, "student", f"onnx-{chosen}")
+    return None if timing is None else float(timing["p50_ms"])
+
+
+def _choose_file(record: JsonObject) -> str | None:
+    """Returns the name of the file that a run recommends."""
+    from distill.export.gate import recommended
+
+    chosen: str | None = recommended(record["export"])
+    return chosen
+
+
+_READERS: dict[str, Callable[[JsonObject], float | None]] = {
+    "metric": _read_metric, "p50_ms": _read_latency, "bytes": _read_bytes
+}  # fmt: skip

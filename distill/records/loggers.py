@@ -1,0 +1,364 @@
+"""Loggers of a training: metrics.csv, and the trackers TensorBoard, MLflow and Weights & Biases.
+
+Settings name a logger and are the keys of its YAML in `conf/logger`. `Tracking.open` opens all of them for one student:
+
+    with tracking.open(run.directory) as loggers:
+        trainer.fit(..., logger=loggers.lightning)
+        loggers.log_results(run.record, bundle)
+
+A tracker gets the configuration, the curves of every term, and at the end the metrics and the table of the results.
+MLflow and Weights & Biases also get the bundle, and a resumed run continues their entry.
+"""
+
+import importlib.util
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass as plain_dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from pydantic.dataclasses import dataclass
+
+from distill.errors import UserError, first_line
+from distill.files import JsonObject, write_json
+from distill.options import STRICT, raise_option_errors
+from distill.records.report import render_table, select_timing, summary_columns, summary_rows, task_sections
+
+ENTRIES = "loggers.json"  # In the directory of a run: the id of its entry in each tracker.
+
+
+@plain_dataclass(frozen=True)
+class Entry:
+    """The entry of one student in a tracker.
+
+    Args:
+        directory: of the run.
+        group: the name of the sweep that the run belongs to; None for a single run.
+        config: the whole configuration.
+        id: of the entry that a resumed run continues; None for a new one.
+    """
+
+    directory: Path
+    name: str
+    group: str | None
+    config: Mapping[str, Any]
+    id: str | None
+
+
+@plain_dataclass(frozen=True)
+class Results:
+    """The results of a finished student.
+
+    Args:
+        metrics: by names such as `final/int8/accuracy`.
+        table: the rows of the report's first table, the header first.
+        bundle: its directory; None if nothing was exported.
+        title: names the student and its task.
+    """
+
+    metrics: Mapping[str, float]
+    table: Sequence[tuple[str, ...]]
+    bundle: Path | None
+    title: str
+
+
+class LoggerSettings(Protocol):
+    """The options of a logger, and how it is used."""
+
+    def check(self) -> None:
+        """Raises UserError if the logger is not installed, or refuses this user."""
+
+    def open(self, entry: Entry) -> tuple[Logger, str | None]:
+        """Returns Lightning's logger of a training, and the id of the entry where a resumed run can continue it."""
+
+    def log_results(self, logger: Any, results: Results) -> None:
+        """Logs the results of a finished student."""
+
+    def close(self, logger: Any, *, failed: bool) -> None:
+        """Closes the entry."""
+
+
+@raise_option_errors
+@dataclass(frozen=True, config=STRICT)
+class Csv:
+    """Writes metrics.csv, which the report of a run reads. The results are in run.json beside it."""
+
+    def check(self) -> None:
+        """Returns, because it needs nothing."""
+
+    def open(self, entry: Entry) -> tuple[Logger, str | None]:
+        """Returns the logger; renames the file of an interrupted training, which it would overwrite."""
+        previous = entry.directory / "metrics.csv"
+        if previous.exists():
+            number = len(list(entry.directory.glob("metrics*.csv")))
+            previous.rename(entry.directory / f"metrics.before-{number}.csv")
+        return CSVLogger(str(entry.directory), name="", version=""), None
+
+    def log_results(self, logger: Any, results: Results) -> None:
+        """Returns, because run.json has them."""
+
+    def close(self, logger: Any, *, failed: bool) -> None:
+        """Returns, because every line is written at once."""
+
+
+@raise_option_errors
+@dataclass(frozen=True, config=STRICT)
+class TensorBoard:
+    """Writes event files into `tensorboard/` of the run, for `tensorboard --logdir runs`."""
+
+    def check(self) -> None:
+        """Raises UserError if tensorboard is not installed."""
+        _require("tensorboard", "tensorboard")
+
+    def open(self, entry: Entry) -> tuple[Logger, str | None]:
+        """Returns the logger, with the configuration as a text."""
+        logger = TensorBoardLogger(str(entry.directory / "tensorboard"), name="", version="", default_hp_metric=False)
+        logger.experiment.add_text("configuration", f"```\n{json.dumps(entry.config, indent=2, default=str)}\n```")
+        logger.hparams.update({**entry.config, "sweep": entry.group})
+        return logger, None
+
+    def log_results(self, logger: Any, results: Results) -> None:
+        """Logs the table as a text, and the metrics beside the configuration, as HPARAMS shows them."""
+        logger.experiment.add_text("results", render_table(results.table[0], results.table[1:]))
+        logger.log_hyperparams(dict(logger.hparams), dict(results.metrics))
+
+    def close(self, logger: Any, *, failed: bool) -> None:
+        """Closes the event file."""
+        logger.experiment.close()
+
+
+@raise_option_errors
+@dataclass(frozen=True, config=STRICT)
+class MLflow:
+    """Logs to MLflow, into a database on this machine or to a server.
+
+    Args:
+        experiment: the name of the experiment that has the runs.
+        tracking_uri: of a server or a database; None: `mlflow.db` in `directory`.
+        directory: of the database and its artifacts if `tracking_uri` is None.
+        bundle: whether the bundle is logged as an artifact.
+    """
+
+    experiment: str
+    directory: str
+    tracking_uri: str | None = None
+    bundle: bool = True
+
+    def check(self) -> None:
+        """Raises UserError if mlflow is not installed."""
+        _require("mlflow", "mlflow")
+
+    def open(self, entry: Entry) -> tuple[Logger, str | None]:
+        """Returns the logger of a run of the experiment, with the name of its sweep in the tag `sweep`."""
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # It reports usage to its makers otherwise.
+        from mlflow.exceptions import MlflowException
+
+        directory = Path(self.directory).expanduser().absolute()
+        directory.mkdir(parents=True, exist_ok=True)
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # It announces every table of a new database.
+        try:
+            with _unchanged_environment("MLFLOW_TRACKING_URI"):
+                logger = MLFlowLogger(
+                    experiment_name=self.experiment,
+                    tracking_uri=self.tracking_uri or f"sqlite:///{directory / 'mlflow.db'}",
+                    artifact_location=None if self.tracking_uri else (directory / "mlartifacts").as_uri(),
+                    run_name=entry.name, tags={"sweep": entry.group} if entry.group else None, run_id=entry.id,
+                )  # fmt: skip
+                if entry.id is None:  # A parameter cannot be changed.
+                    logger.log_hyperparams(dict(entry.config))
+                return logger, logger.run_id
+        except MlflowException as error:
+            where = self.tracking_uri or directory
+            raise UserError(f"logger=mlflow cannot write to {where}: {first_line(error)}") from error
+
+    def log_results(self, logger: Any, results: Results) -> None:
+        """Logs the metrics, the table as `results.json`, and the bundle."""
+        logger.log_metrics(dict(results.metrics))
+        columns = zip(*results.table[1:], strict=True)
+        names = [name or "model" for name in results.table[0]]
+        logger.experiment.log_table(logger.run_id, dict(zip(names, map(list, columns), strict=True)), "results.json")
+        if self.bundle and results.bundle is not None:
+            logger.experiment.log_artifacts(logger.run_id, str(results.bundle), "bundle")
+
+    def close(self, logger: Any, *, failed: bool) -> None:
+        """Ends the entry, with its status."""
+        logger.experiment.set_terminated(logger.run_id, "FAILED" if failed else "FINISHED")
+
+
+@raise_option_errors
+@dataclass(frozen=True, config=STRICT)
+class Wandb:
+    """Logs to Weights & Biases.
+
+    Args:
+        project: that has the runs.
+        entity: the user or the team; None: the user's default.
+        mode: `offline` writes files that `wandb sync` uploads.
+        bundle: whether the bundle is logged as an artifact.
+    """
+
+    project: str
+    entity: str | None = None
+    mode: Literal["online", "offline", "disabled"] = "offline"
+    bundle: bool = True
+
+    def check(self) -> None:
+        """Raises UserError if wandb is not installed, or in the mode `online` without a key that it accepts."""
+        _require("wandb", "train")
+        if self.mode != "online":
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # Nothing leaves the machine.
+            return
+        import wandb
+
+        advice = "run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"
+        try:
+            wandb.setup(wandb.Settings(mode=self.mode))  # WANDB_MODE may be another one.
+            known = wandb.login(prompt=False)
+        except wandb.errors.Error as error:
+            raise UserError(
+                f"Weights & Biases refuses the key or does not respond ({first_line(error)}): {advice}"
+            ) from (error)
+        if not known:
+            raise UserError(f"logger.wandb.mode=online needs a key of Weights & Biases, and there is none: {advice}")
+
+    def open(self, entry: Entry) -> tuple[Logger, str | None]:
+        """Returns the logger of a run in the group of its sweep."""
+        import wandb
+
+        try:
+            logger = WandbLogger(
+                project=self.project, entity=self.entity, name=entry.name, group=entry.group, mode=self.mode,
+                save_dir=str(entry.directory), id=entry.id, config=dict(entry.config),
+            )  # fmt: skip
+            return logger, str(logger.experiment.id)
+        except wandb.errors.Error as error:
+            raise UserError(
+                f"Weights & Biases does not start a run ({first_line(error)}): set WANDB_MODE=offline, or leave out "
+                "logger=wandb"
+            ) from error
+
+    def log_results(self, logger: Any, results: Results) -> None:
+        """Logs the metrics into the summary, the table, and the bundle, which stays where it is."""
+        import wandb
+
+        run = logger.experiment
+        run.summary.update(dict(results.metrics))
+        header = [name or "model" for name in results.table[0]]
+        run.log({"results": wandb.Table(columns=header, data=[list(row) for row in results.table[1:]])})
+        if self.bundle and results.bundle is not None:
+            artifact = wandb.Artifact(re.sub(r"[^\w.-]+", "-", results.title), type="bundle")
+            artifact.add_dir(str(results.bundle), skip_cache=True, policy="immutable")
+            run.log_artifact(artifact)
+
+    def close(self, logger: Any, *, failed: bool) -> None:
+        """Ends the run, so that the next training of this process begins another one."""
+        logger.experiment.finish(exit_code=int(failed))
+
+
+@plain_dataclass(frozen=True)
+class OpenLoggers:
+    """The loggers of a student that is trained."""
+
+    loggers: Sequence[tuple[LoggerSettings, Logger]]
+
+    @property
+    def lightning(self) -> list[Logger]:
+        """Returns the loggers that a trainer takes."""
+        return [logger for _, logger in self.loggers]
+
+    def log_results(self, record: JsonObject, bundle: Path | None) -> None:
+        """Logs the results of a student whose bundle, if it has one, is complete."""
+        title = f"{record['student']['name'] if record['student'] else 'model'}-{record['task']['name']}"
+        table = [summary_columns(record), *summary_rows(record)]
+        results = Results(final_metrics(record), table, bundle, title)
+        for settings, logger in self.loggers:
+            settings.log_results(logger, results)
+
+
+@plain_dataclass(frozen=True)
+class Tracking:
+    """The loggers of a run, and the name of its entries.
+
+    Args:
+        settings: of every logger beside metrics.csv.
+        root: directory from which the path to a run is the name of its entry; None: the name of its directory alone.
+        group: the name of the sweep; None for a single run.
+        config: the whole configuration.
+    """
+
+    settings: Sequence[LoggerSettings] = ()
+    root: Path | None = None
+    group: str | None = None
+    config: Mapping[str, Any] | None = None
+
+    def check(self) -> None:
+        """Raises UserError if one of the loggers cannot be used."""
+        for settings in self.settings:
+            settings.check()
+
+    @contextmanager
+    def open(self, directory: Path) -> Iterator[OpenLoggers]:
+        """Opens the loggers of a student, and closes them at the end, also after an error."""
+        opened: list[tuple[LoggerSettings, Logger]] = []
+        failed = True
+        try:
+            for settings in (Csv(), *(each for each in self.settings if not isinstance(each, Csv))):
+                opened.append((settings, self._open(settings, directory)))
+            yield OpenLoggers(opened)
+            failed = False
+        finally:
+            for settings, logger in opened:
+                settings.close(logger, failed=failed)
+
+    def _open(self, settings: LoggerSettings, directory: Path) -> Logger:
+        tracker, path = type(settings).__name__.lower(), directory / ENTRIES
+        entries = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        name = directory.name if self.root is None else os.path.relpath(directory, self.root)
+        logger, id = settings.open(Entry(directory, name, self.group, self.config or {}, entries.get(tracker)))
+        if id is not None and id != entries.get(tracker):
+            write_json(path, {**entries, tracker: id})
+        return logger
+
+
+def final_metrics(record: JsonObject) -> dict[str, float]:
+    """Returns the headline numbers of a record: metrics, shares kept, sizes and times of its models.
+
+    Names are `final/MODEL/METRIC`, and of one of several tasks `final/TASK/MODEL/METRIC`.
+    """
+    found: dict[str, float | None] = {}
+    for task, section in {"": record, **task_sections(record)}.items():
+        prefix = f"final/{task}/" if task else "final/"
+        for model in ("teacher", "student", "baseline"):
+            metrics = (section[model] or {}).get("metrics") or {}
+            found |= {f"{prefix}{model}/{name}": value for name, value in metrics.items()}
+        for name, file in section["export"].items():
+            timing = select_timing(section, "student", f"onnx-{name}") or {}
+            found |= {f"{prefix}{name}/{metric}": value for metric, value in file["metrics"].items()}
+            found |= {f"{prefix}{name}/bytes": file["bytes"], f"{prefix}{name}/p50_ms": timing.get("p50_ms")}
+        found |= {f"{prefix}{name}/retention": value for name, value in (section["retention"] or {}).items()}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+@contextmanager
+def _unchanged_environment(name: str) -> Iterator[None]:
+    """Restores a variable of the environment, which a library sets for its own later calls."""
+    before = os.environ.get(name)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+
+def _require(package: str, extra: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise UserError(
+            f"logger={package} needs {package}, which is not installed: pip install 'distill[{extra}]', or leave it out"
+        )

@@ -1,0 +1,143 @@
+"""Tests of the trackers: the configuration, curves, results and bundle that each of them holds after a run."""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distill.errors import UserError
+from distill.jobs.upgrade import upgrade
+from distill.records import loggers
+from distill.records.loggers import Csv, LoggerSettings, MLflow, TensorBoard, Tracking, Wandb
+from tests.jobs.test_config import compose_config
+from tests.records.test_report import record
+
+CONFIG = {"seed": 3, "student": {"name": "small"}}
+
+
+def track(root: Path, settings: LoggerSettings, *, failed: bool = False) -> Path:
+    """Logs two steps and the results of the toy record in the sweep `monday`; returns the run's directory."""
+    directory = root / "toy" / "run"
+    bundle = directory / "bundle"
+    bundle.mkdir(parents=True, exist_ok=True)
+    (bundle / "bundle.json").write_text("{}")
+    tracking = Tracking([settings], root=root, group="monday", config=CONFIG)
+    tracking.check()
+    with tracking.open(directory) as opened:
+        for logger in opened.lightning:
+            logger.log_metrics({"train/soft": 0.5}, step=1)
+            logger.log_metrics({"train/soft": 0.25}, step=2)
+            logger.finalize("success")
+        if failed:
+            raise RuntimeError("the disk broke")
+        opened.log_results(record(retention={"fp32": 1.0, "int8": 0.9}), bundle)
+    return directory
+
+
+def test_the_results_are_those_of_the_record() -> None:
+    found = loggers.final_metrics(record(retention={"fp32": 1.0, "int8": 0.9}))
+    assert found["final/teacher/accuracy"] == 0.9
+    assert found["final/student/accuracy"] == 0.9
+    names = ("accuracy", "retention", "bytes", "p50_ms")
+    assert [found[f"final/int8/{name}"] for name in names] == [0.81, 0.9, 10_000_000, 2.5]
+    joint = loggers.final_metrics(record(retention=None, tasks={"one": record(retention={}), "two": {}}))
+    assert joint["final/one/int8/p50_ms"] == 2.5
+    assert not [name for name in joint if name.startswith("final/two/")]
+
+
+def test_every_run_writes_metrics_csv_and_renames_that_of_an_interrupted_one(tmp_path: Path) -> None:
+    for _ in range(2):
+        directory = track(tmp_path, Csv())
+    assert (directory / "metrics.csv").read_text().splitlines() == ["step,train/soft", "1,0.5", "2,0.25"]
+    assert (directory / "metrics.before-1.csv").is_file()
+
+
+def test_tensorboard_has_the_curves_the_results_and_the_configuration(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    directory = track(tmp_path, TensorBoard())
+    events = EventAccumulator(str(directory / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/soft")] == [(1, 0.5), (2, 0.25)]
+    assert events.Scalars("final/int8/accuracy")[0].value == pytest.approx(0.81)
+    [table] = events.Tensors("results/text_summary")
+    assert "student int8" in table.tensor_proto.string_val[0].decode()
+    [config] = events.Tensors("configuration/text_summary")
+    assert '"name": "small"' in config.tensor_proto.string_val[0].decode()
+    hparams = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert b"student/name" in hparams
+    assert b"monday" in hparams
+
+
+def test_mlflow_has_one_run_that_a_resumed_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    settings = MLflow(experiment="toy", directory=str(tmp_path / "mlflow"))
+    with pytest.raises(RuntimeError, match="the disk broke"):
+        track(tmp_path, settings, failed=True)
+    assert "MLFLOW_TRACKING_URI" not in os.environ  # The configuration of the next run reads it.
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("toy")
+    assert [run.info.status for run in client.search_runs([experiment.experiment_id])] == ["FAILED"]
+    track(tmp_path, settings)
+    [run] = client.search_runs([experiment.experiment_id])
+    assert (run.info.status, run.info.run_name, run.data.tags["sweep"]) == ("FINISHED", "toy/run", "monday")
+    assert run.data.params == {"seed": "3", "student/name": "small"}
+    assert run.data.metrics["final/int8/accuracy"] == 0.81
+    assert [point.step for point in client.get_metric_history(run.info.run_id, "train/soft")] == [1, 2, 1, 2]
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"bundle", "results.json"}
+    assert (tmp_path / "mlflow" / "mlartifacts" / run.info.run_id / "artifacts" / "bundle" / "bundle.json").is_file()
+
+
+def test_wandb_has_the_group_the_results_and_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    directory = track(tmp_path, Wandb(project="toy"))
+    assert wandb.run is None  # The next training of this process begins a run of its own.
+    wandb.teardown()  # Waits until the file is written.
+    [file] = directory.glob("wandb/offline-run-*/*.wandb")
+    content = file.read_bytes()
+    entry = json.loads((directory / "loggers.json").read_text())["wandb"]
+    for expected in (entry, "monday", "toy/run", "final/int8/retention", "train/soft", "small-toy", "student"):
+        assert expected.encode() in content, expected
+
+
+def test_what_a_tracker_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("mlflow", "wandb") else find(name))
+    with pytest.raises(UserError, match=r"logger=mlflow needs mlflow.*: pip install 'distill\[mlflow\]'"):
+        MLflow(experiment="toy", directory=str(tmp_path)).check()
+    with pytest.raises(UserError, match=r"logger=wandb needs wandb.*: pip install 'distill\[train\]'"):
+        Wandb(project="toy").check()
+
+
+def test_loggers_compose_and_each_has_its_options() -> None:
+    config = compose_config("logger=[csv,mlflow,tensorboard,wandb]", "logger.mlflow.experiment=mine")
+    assert list(config.logger) == ["csv", "mlflow", "tensorboard", "wandb"]
+    assert (config.logger.mlflow.experiment, config.logger.wandb.mode) == ("mine", "offline")
+    assert config.logger.mlflow.tracking_uri is None
+    assert "logger" not in compose_config("logger=[]")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"_target_": "lightning.pytorch.loggers.CSVLogger", "name": "", "version": ""}, {"csv": {}}),
+        (
+            {"_target_": "lightning.pytorch.loggers.WandbLogger", "project": "p", "name": None, "mode": "online"},
+            {"wandb": {"project": "p", "mode": "online"}},
+        ),
+    ],
+    ids=["csv", "wandb"],
+)
+def test_the_logger_of_an_earlier_version_is_upgraded(old: dict[str, Any], new: dict[str, Any]) -> None:
+    from omegaconf import OmegaConf
+
+    upgraded = OmegaConf.to_container(upgrade(OmegaConf.create({"logger": old})).logger)
+    assert {name: {k: v for k, v in node.items() if k != "_target_"} for name, node in upgraded.items()} == new
