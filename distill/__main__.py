@@ -37,6 +37,8 @@ EXTRA = (
     "matplotlib",
     "markdown_it",
 )
+# Launchers of other packages, and the extras that install them.
+LAUNCHERS = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm"}
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -282,6 +284,8 @@ def _translate(error: Exception, config: "DictConfig | None" = None) -> DistillE
         return root
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
+        if group == "hydra/launcher" and name in LAUNCHERS:
+            return UserError(f"{group}={name} is not installed: pip install 'distill[{LAUNCHERS[name]}]'")
         return UserError(f"there is no {group or 'configuration'} {name}{_suggest(name, _names(group))}")
     key = re.search(r"Could not override '([^']*)'", text)
     if key:

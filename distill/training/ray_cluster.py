@@ -39,9 +39,11 @@ def connect(address: str | None, *, option: str) -> Iterator[None]:
         return
     if address is not None:
         _check_address(address, option)
+    # Without a dashboard, Ray Train warns all the time.
+    logs = ray.LoggingConfig(log_level="ERROR")
     start = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES} if address is None else {}
     try:
-        ray.init(address="local" if address is None else address, logging_level="ERROR", **start)
+        ray.init(address="local" if address is None else address, logging_level="ERROR", logging_config=logs, **start)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UserError(f"got {option}={address}, but Ray cannot connect: {first_line(error)}") from error
     try:
