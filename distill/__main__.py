@@ -6,14 +6,18 @@ import io
 import os
 import re
 import sys
+import traceback
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill import __version__
-from distill.errors import DistillError, Interrupted, OptionError, UserError, first_line, forget_interrupt
+from distill.errors import DistillError, Failure, Interrupted, OptionError, UserError, first_line, forget_interrupt
 from distill.files import is_full_disk
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from omegaconf import DictConfig
 
 EXTRA = (
@@ -33,6 +37,8 @@ EXTRA = (
     "matplotlib",
     "markdown_it",
 )
+# Launchers of other packages, and the extras that install them.
+LAUNCHERS = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm"}
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -100,46 +106,94 @@ def expand_tasks(argument: str) -> list[str]:
 def _run(show_traceback: bool) -> int:
     import hydra
     from hydra._internal.utils import get_args_parser
+    from hydra.core.plugins import Plugins
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from distill.jobs.optuna_sweeper import register_sweeper
+    Plugins.instance()  # It loads the module of the basic sweeper again, so that ours is defined later.
+    from distill.jobs.plugins import register_plugins
 
     _, unknown = get_args_parser().parse_known_args()
     if unknown:
         raise UserError(f"there is no option {unknown[0]}: set options with key=value, and see --help")
-    OmegaConf.register_new_resolver("expanduser", os.path.expanduser, replace=True)
-    register_sweeper()
-    codes = [0]
-
-    @hydra.main(config_path=str(config_directory()), config_name="config", version_base="1.3")
-    def job(config: "DictConfig") -> Path | None:
-        try:
-            return _run_config(config)
-        except (DistillError, HydraException, OmegaConfBaseException) as error:
-            if show_traceback:
-                raise
-            code = _print_error(_translate(error, config))
-            if isinstance(error, Interrupted):  # Ends a sweep.
-                sys.exit(code)
-            codes.append(code)
-        except Exception as error:
-            if show_traceback or not is_full_disk(error):
-                raise
-            codes.append(_print_error(_disk_full_error(config)))
-        return None
-
+    _register_resolver()
+    register_plugins()
+    job = Job(show_traceback)
+    run = hydra.main(config_path=str(config_directory()), config_name="config", version_base="1.3")(job)
     try:
-        job()
+        run()
     except (HydraException, OmegaConfBaseException) as error:
         if show_traceback:
             raise
         return _print_error(_translate(error))
-    return max(codes)
+    return max(job.exit_codes)
 
 
-def _run_config(config: "DictConfig") -> Path | None:
+class Job:
+    """Runs each configuration of a command, in this process or in one of a launcher, and collects the exit codes."""
+
+    def __init__(self, show_traceback: bool) -> None:
+        self.show_traceback = show_traceback
+        self.exit_codes = [0]
+        self._command = list(sys.argv)
+        self._sweep = uuid.uuid4().hex
+        self._in_launcher = False
+
+    def __getstate__(self) -> dict[str, object]:
+        return vars(self)
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Prepares another process, to which a launcher has sent this job."""
+        vars(self).update(state, _in_launcher=True)
+        sys.argv = list(self._command)
+        _register_resolver()
+
+    def __call__(self, config: "DictConfig") -> Path | Failure | None:
+        """Runs the job of a configuration; returns its run directory, or the error of a run in another process."""
+        from hydra.core.hydra_config import HydraConfig
+        from hydra.errors import HydraException
+        from hydra.types import RunMode
+        from omegaconf.errors import OmegaConfBaseException
+
+        hydra_config = HydraConfig.get()
+        number = hydra_config.job.num if hydra_config.mode == RunMode.MULTIRUN else 0
+        try:
+            return _run_config(config, launch=f"{self._sweep}-{number}")
+        except (DistillError, HydraException, OmegaConfBaseException) as error:
+            if self.show_traceback:
+                raise
+            return self._report(_translate(error, config))
+        except Exception as error:
+            if self.show_traceback or not (is_full_disk(error) or self._in_launcher):
+                raise
+            if is_full_disk(error):
+                return self._report(_disk_full_error(config))
+            traceback.print_exc()
+            return Failure(DistillError.exit_code, f"{type(error).__name__}: {first_line(error)}")
+
+    def _report(self, error: DistillError) -> Failure | None:
+        """Prints the error of a run of this process, and returns that of another one."""
+        if self._in_launcher:
+            return Failure(error.exit_code, str(error))
+        self.exit_codes.append(_print_error(error))
+        if isinstance(error, Interrupted):  # Ends a sweep.
+            sys.exit(error.exit_code)
+        return None
+
+    def collect(self, failures: "Iterable[tuple[str, Failure]]") -> None:
+        """Prints the errors of runs in other processes, each with the options of its run."""
+        for options, failure in failures:
+            print(f"error: {failure.message} ({options})", file=sys.stderr)
+            self.exit_codes.append(failure.exit_code)
+
+
+def _register_resolver() -> None:
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("expanduser", os.path.expanduser, replace=True)
+
+
+def _run_config(config: "DictConfig", *, launch: str) -> Path | None:
     """Runs the job of a configuration; returns the directory of its run, which a sweeper reads."""
     from omegaconf import OmegaConf
 
@@ -172,7 +226,7 @@ def _run_config(config: "DictConfig") -> Path | None:
                 raise UserError(f"no {group} chosen: add +{group}=NAME, one of {', '.join(_names(group))}")
     from distill.jobs.run import run_job
 
-    return run_job(config)
+    return run_job(config, launch=launch)
 
 
 def _check_added(config: "DictConfig") -> None:
@@ -235,6 +289,8 @@ def _translate(error: Exception, config: "DictConfig | None" = None) -> DistillE
         return root
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
+        if group == "hydra/launcher" and name in LAUNCHERS:
+            return UserError(f"{group}={name} is not installed: pip install 'distill[{LAUNCHERS[name]}]'")
         return UserError(f"there is no {group or 'configuration'} {name}{_suggest(name, _names(group))}")
     key = re.search(r"Could not override '([^']*)'", text)
     if key:

@@ -1,5 +1,7 @@
 """Errors that end a run with a message of one line, each with its exit code."""
 
+from dataclasses import dataclass
+
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's text, or the name of its class where it has no text."""
@@ -54,6 +56,14 @@ class NumericalError(DistillError):
     """A loss that is NaN or infinite."""
 
     exit_code = 3
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error of a run in another process, as it is sent to the process of the command."""
+
+    exit_code: int
+    message: str
 
 
 def forget_interrupt() -> None:

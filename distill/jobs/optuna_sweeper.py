@@ -11,7 +11,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from distill.errors import OptionError, UserError, first_line
 from distill.files import JsonObject, make_directory
+from distill.jobs.grid_sweeper import Job, lost_workers, report_failures
 from distill.options import show_value
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class OptunaSweeper(Sweeper):
         if not 1 <= len(set(self.objectives) & set(OBJECTIVES)) == len(self.objectives) <= 2:
             expected = f"one or two of {', '.join(OBJECTIVES)}, in a list like [metric,p50_ms]"
             raise OptionError(f"{_OPTION}.objectives", show_value(self.objectives), expected)
-        self._config, self._context = config, hydra_context
+        self._config, self._context, self._job = config, hydra_context, cast(Job, task_function)
         self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
@@ -151,10 +152,12 @@ class OptunaSweeper(Sweeper):
         if not new:
             return
         batch = [[*fixed, *(f"{name}={value}" for name, value in trial.params.items())] for trial in new]
-        results = self._launcher.launch(batch, initial_job_idx=new[0].number)
+        with lost_workers():
+            results = self._launcher.launch(batch, initial_job_idx=new[0].number)
         for trial, result in zip(new, results, strict=True):
             directory = _run_directory(result)
             _tell(study, trial, self._read_values(directory), None if directory is None else str(directory))
+        report_failures(self._job, results)
         for result in results:
             if result.status == JobStatus.FAILED:
                 _ = result.return_value  # Raises the error.
@@ -188,11 +191,6 @@ class OptunaSweeper(Sweeper):
             values = ", ".join(f"{name} {value:.5g}" for name, value in zip(self.objectives, trial.values, strict=True))
             options = " ".join(f"{name}={value}" for name, value in trial.params.items())
             print_line(f"Best     {values}: {options}  {trial.user_attrs.get(_DIRECTORY, '')}")
-
-
-def register_sweeper() -> None:
-    """Makes the sweeper known to Hydra, which creates plugins of the package `hydra_plugins` alone."""
-    Plugins.instance().class_name_to_class[f"hydra_plugins.distill.{OptunaSweeper.__name__}"] = OptunaSweeper
 
 
 def _distribution(override: Override) -> "BaseDistribution":

@@ -4,7 +4,6 @@ import copy
 import hashlib
 import inspect
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -25,11 +24,11 @@ from distill.jobs.distill import run_distill
 from distill.jobs.finetune import run_finetune
 from distill.jobs.pretrain import run_pretrain
 from distill.jobs.upgrade import upgrade
-from distill.records.collection import SWEEP_RUNS
-from distill.records.record import Run, create_run, open_run
+from distill.records.collection import add_run, find_launched
+from distill.records.record import RECORD, Run, create_run, open_run
 from distill.records.tracking import tracked
 
-RUN_FILES = ("run.json", "config.yaml")
+RUN_FILES = (RECORD, "config.yaml")
 JOBS: dict[str, Callable[[DictConfig, Run], None]] = {
     "distill": run_distill,
     "finetune": run_finetune,
@@ -78,16 +77,20 @@ _PATHS_OR_IDS = ("task.unlabelled", "augment.model")  # An id of the Hub is no p
 _PATHS_BY_TASK = {"task.tasks": ("data_dir", "unlabelled"), "teacher.paths": ("",)}
 
 
-def run_job(config: DictConfig) -> Path | None:
-    """Runs the configured job, records its status, and returns its directory, None for a dry run."""
+def run_job(config: DictConfig, *, launch: str = "") -> Path | None:
+    """Runs the configured job, records its status, and returns its directory, None for a dry run.
+
+    Args:
+        launch: identifies the run among all of its sweep, also when a launcher starts it again after a lost worker.
+    """
     if config.dry_run:
         _dry_run(config)
         return None
-    resumed = _find_run(config) if config.resume else None
+    resumed = _find_begun(launch) or (_find_run(config) if config.resume else None)
     if resumed is not None:
         config, run = resumed
         job = _select_job(config)
-        _list_in_sweep(run)
+        _list_in_sweep(run, launch)
         if run.record["status"] == "finished":
             print_line(f"{run.directory} is finished already: see {run.directory / 'report.html'}")
             return run.directory
@@ -96,7 +99,7 @@ def run_job(config: DictConfig) -> Path | None:
     else:
         job = _select_job(config)
         run = _create_run(config)
-        _list_in_sweep(run)
+        _list_in_sweep(run, launch)
     record = build.instantiate(config.record)
     with tracked(run, resume_with=f"python -m distill resume={run.directory}", texts=record.texts):
         job(config, run)
@@ -206,23 +209,40 @@ def _create_run(config: DictConfig) -> Run:
     return run
 
 
-def _list_in_sweep(run: Run) -> None:
-    """Adds the run to the list of its sweep, which job=report reads."""
+def _sweep_directory() -> Path | None:
+    """Returns the directory of the sweep that this run belongs to."""
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
-        sweep = Path(str(HydraConfig.get().sweep.dir))
+        return Path(str(HydraConfig.get().sweep.dir))
+    return None
+
+
+def _list_in_sweep(run: Run, launch: str) -> None:
+    """Adds the run to the list of its sweep, which job=report reads."""
+    sweep = _sweep_directory()
+    if sweep is not None:
         make_directory(sweep)
-        with open(sweep / SWEEP_RUNS, "a", encoding="utf-8") as file:
-            file.write(f"{os.path.relpath(run.directory, sweep)}\n")
+        add_run(sweep, run.directory, launch)
+
+
+def _find_begun(launch: str) -> tuple[DictConfig, Run] | None:
+    """Returns the configuration and the run of a worker that was lost, if the launcher starts its run again."""
+    sweep = _sweep_directory()
+    directory = find_launched(sweep, launch) if sweep is not None else None
+    return _open_to_resume(directory) if directory is not None and (directory / RECORD).is_file() else None
+
+
+def _open_to_resume(directory: Path) -> tuple[DictConfig, Run]:
+    """Returns the configuration and the run of a directory."""
+    run = open_run(directory, needs=RUN_FILES)
+    run_config = _load_config(run)
+    run_config.resume = True
+    return run_config, run
 
 
 def _find_run(config: DictConfig) -> tuple[DictConfig, Run] | None:
     """Returns the configuration and the run to resume; None for a run of a sweep that was not started yet."""
     if config.resume is not True:
-        directory = Path(str(config.resume)).expanduser()
-        run = open_run(directory, needs=RUN_FILES)
-        run_config = _load_config(run)
-        run_config.resume = True
-        return run_config, run
+        return _open_to_resume(Path(str(config.resume)).expanduser())
     runs = _runs_of(config)
     unfinished = [run for run in runs if run.record["status"] != "finished"]
     if HydraConfig.get().mode == RunMode.MULTIRUN:

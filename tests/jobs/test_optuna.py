@@ -28,7 +28,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[DictConfig]:
     """The configurations of the runs, whose metric is best at temperature 3, and which are larger with more layers."""
     seen: list[DictConfig] = []
 
-    def run(config: DictConfig) -> Path:
+    def run(config: DictConfig, *, launch: str) -> Path:
         seen.append(config)
         soft, depth = config.objective.terms.soft, config.student.depth or 2
         if soft.weight == 0.75:
@@ -105,7 +105,7 @@ def test_a_run_of_a_killed_search_is_tried_again(
 ) -> None:
     finished = jobs.run_job
 
-    def kill(config: DictConfig) -> Path | None:
+    def kill(config: DictConfig, *, launch: str) -> Path | None:
         monkeypatch.setattr(jobs, "run_job", finished)
         raise SystemExit(130)
 

@@ -1,0 +1,68 @@
+"""The connection of this process to a Ray cluster: one that runs, or one of this machine for the time of use."""
+
+import importlib.util
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from distill.errors import OptionError, UserError, first_line
+
+_CONNECT_SECONDS = 5.0
+_OBJECT_STORE_BYTES = 256 * 2**20  # In /dev/shm. It holds the arguments of runs and trainings, never their data.
+
+
+def check_ray(option: str) -> None:
+    """Raises UserError if Ray, which the option needs, is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise UserError(f"{option} needs Ray, which is not installed: pip install 'distill[ray]'")
+
+
+@contextmanager
+def connect(address: str | None, *, option: str) -> Iterator[None]:
+    """Connects this process to a Ray cluster, unless it is connected already, and disconnects it on exit.
+
+    Args:
+        address: `HOST:PORT` of the head, or `auto` for the one of this machine; None starts a cluster of this machine
+            with all of its cores, which ends on exit.
+        option: name of the option of `address`, for messages.
+
+    Raises:
+        UserError: if there is no Ray head at the address, or it refuses the connection.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Nothing leaves the machine unless asked.
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # Equal lines of two runs are no repetition.
+    import ray
+
+    if ray.is_initialized():  # In a task of Ray.
+        yield
+        return
+    if address is not None:
+        _check_address(address, option)
+    # Without a dashboard, Ray Train warns all the time.
+    logs = ray.LoggingConfig(log_level="ERROR")
+    start = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES} if address is None else {}
+    try:
+        ray.init(address="local" if address is None else address, logging_level="ERROR", logging_config=logs, **start)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UserError(f"got {option}={address}, but Ray cannot connect: {first_line(error)}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str, option: str) -> None:
+    """Raises OptionError if nothing listens at the address, for which Ray itself would wait for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        raise OptionError(option, address, "HOST:PORT of a Ray head, auto, or null for a cluster of this machine")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"got {option}={address}, but there is no Ray head ({first_line(error)}): start one with "
+            "`ray start --head`, or leave it out for a cluster of this machine"
+        ) from error

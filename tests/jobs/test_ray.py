@@ -1,0 +1,206 @@
+"""Tests of hydra/launcher=ray on a local cluster: the numbers of serial runs, lost workers, Ctrl-C, wrong options."""
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from omegaconf import OmegaConf
+
+from distill.errors import OptionError
+from distill.jobs.ray_launcher import RayLauncher
+from distill.records.collection import SWEEP_RUNS
+from tests.conftest import run_here
+
+pytest.importorskip("ray", reason="needs the extra distill[ray]")
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 180.0  # Seconds, for what hangs.
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[str]:
+    """The address of a Ray head on this machine with two cores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_DEDUP_LOGS", "0")
+        patch.setenv("PYTHONPATH", str(ROOT))
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False},
+        )
+        try:
+            yield cluster.address
+        finally:
+            cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def finetune(data_dir: Path, encoder_dir: Path) -> tuple[str, ...]:
+    """A job that takes seconds."""
+    return (
+        "job=finetune", "+teacher=pretrained", f"teacher.path={encoder_dir}", "task=sst2", f"task.data_dir={data_dir}",
+        "task.max_length=32", "teacher.finetune.batch_size=16", "teacher.finetune.checkpoint_steps=3",
+    )  # fmt: skip
+
+
+def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Starts a sweep with a cache and runs of its own."""
+    directory.mkdir(exist_ok=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "distill", "-m", *arguments, "cache_dir=cache"], cwd=directory, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def read_runs(root: Path) -> list[dict[str, Any]]:
+    """Returns options, status, metrics and weights of every run, in the order of their options."""
+    runs = []
+    for path in root.rglob("run.json"):
+        record = json.loads(path.read_text())
+        settings = OmegaConf.load(path.with_name("config.yaml")).teacher.finetune
+        weights = path.parent / "teacher" / "model" / "model.safetensors"
+        runs.append({
+            "options": (settings.learning_rate, settings.seed), "status": record["status"], "error": record["error"],
+            "metrics": record["teacher"] and record["teacher"]["metrics"],
+            "weights": weights.read_bytes() if weights.is_file() else b"", "threads": record["environment"]["threads"],
+        })  # fmt: skip
+    return sorted(runs, key=lambda run: run["options"])
+
+
+def wait_for_checkpoint(root: Path, sweep: subprocess.Popen[str]) -> Path:
+    """Waits until a run has a checkpoint, and returns its directory."""
+    end = time.monotonic() + LIMIT
+    while not (found := sorted(root.rglob("last.ckpt"))):
+        assert sweep.poll() is None, sweep.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return next(parent for parent in found[0].parents if (parent / "run.json").is_file())
+
+
+def find_worker(directory: Path) -> psutil.Process:
+    """Returns the worker of Ray that has locked the directory of a run."""
+    for process in psutil.process_iter(["cmdline"]):
+        if "ray::" in " ".join(process.info["cmdline"] or []):
+            with suppress(psutil.Error):
+                if str(directory / ".lock") in [file.path for file in process.open_files()]:
+                    return process
+    raise AssertionError(f"no worker has locked {directory}")
+
+
+def test_runs_equal_serial_ones_although_a_worker_is_killed_and_a_run_fails(
+    ray_cluster: str, finetune: tuple[str, ...], tmp_path: Path
+) -> None:
+    options = (*finetune, "teacher.finetune.max_epochs=4", "teacher.finetune.learning_rate=3e-3,1e-3,-1")
+    sweep = start(tmp_path / "ray", *options, "hydra/launcher=ray", f"hydra.launcher.address={ray_cluster}")
+    try:
+        killed = wait_for_checkpoint(tmp_path / "ray", sweep)
+        find_worker(killed).kill()
+        output, error = sweep.communicate(timeout=LIMIT)
+    finally:
+        sweep.kill()
+    message = "error: got teacher.finetune.learning_rate=-1, expected a number above 0 or auto"
+    assert (sweep.returncode, error) == (2, f"{message} (teacher.finetune.learning_rate=-1)\n")
+    assert f"Resuming {killed.relative_to(tmp_path / 'ray')}" in output
+    (tmp_path / "serial").mkdir()
+    serial = run_here("-m", *options, "cache_dir=cache", cwd=tmp_path / "serial")
+    assert (serial.returncode, serial.stderr) == (2, f"{message}\n")
+    runs = read_runs(tmp_path / "ray")
+    assert [run["status"] for run in runs] == ["failed", "finished", "finished"]
+    assert [run.pop("threads") for run in runs] == [1, 1, 1]  # Of num_cpus.
+    assert runs == [{name: run[name] for name in run if name != "threads"} for run in read_runs(tmp_path / "serial")]
+    [listed] = (tmp_path / "ray").rglob(SWEEP_RUNS)
+    assert len(listed.read_text().splitlines()) == 4  # The resumed one twice.
+
+
+def test_interrupt_stops_the_runs_with_a_checkpoint(
+    ray_cluster: str, finetune: tuple[str, ...], tmp_path: Path
+) -> None:
+    options = (*finetune, "teacher.finetune.max_epochs=5000", "hydra/launcher=ray")
+    sweep = start(tmp_path, *options, f"hydra.launcher.address={ray_cluster}")
+    try:
+        begun = wait_for_checkpoint(tmp_path, sweep)
+        worker = find_worker(begun)
+        sweep.send_signal(signal.SIGINT)
+        _, error = sweep.communicate(timeout=LIMIT)
+    finally:
+        sweep.kill()
+    assert sweep.returncode == 130, error
+    assert "error: interrupted: 0 of 1 runs ended before; the same command with resume=true goes on" in error
+    assert [run["error"] for run in read_runs(tmp_path)] == ["interrupted"]
+    assert worker.wait(LIMIT) is None  # It ends with its driver.
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["address=127.0.0.1:FREE"], "got hydra.launcher.address=127.0.0.1:FREE, but there is no Ray head ("),
+        (
+            ["address=ray://here"],
+            "got hydra.launcher.address=ray://here, expected HOST:PORT of a Ray head, auto, or null",
+        ),
+        (["num_cpus=0"], "got hydra.launcher.num_cpus=0, expected a whole number of cores of at least 1"),
+    ],
+)
+def test_wrong_option_is_reported_in_one_line(
+    options: list[str], expected: str, finetune: tuple[str, ...], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])  # Nothing listens when the command runs.
+    given = [f"hydra.launcher.{option.replace('FREE', port)}" for option in options]
+    done = run_here("-m", *finetune, "hydra/launcher=ray", *given, cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert expected.replace("FREE", port) in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("num_cpus", 0.5, "a whole number of cores of at least 1"),
+        ("num_gpus", -1, "a number of GPUs of at least 0"),
+        ("max_retries", -1, "a whole number of at least 0"),
+    ],
+)
+def test_number_out_of_range_is_refused(option: str, value: Any, expected: str) -> None:
+    options = {"address": None, "num_cpus": 1, "num_gpus": 0, "max_retries": 0, option: value}
+    with pytest.raises(OptionError, match=rf"^got hydra\.launcher\.{option}={value}, expected {expected}$"):
+        RayLauncher(**options).setup(hydra_context=None, task_function=None, config=None)  # type: ignore[arg-type]
+
+
+def test_run_larger_than_every_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 64.0}}]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    launcher = RayLauncher(address=None, num_cpus=2, num_gpus=0, max_retries=0)
+    launcher.check_resources()
+    for option, value, most in (("num_cpus", 4, 2), ("num_gpus", 1, 0)):
+        setattr(launcher, option, value)
+        with pytest.raises(
+            OptionError, match=rf"^got hydra\.launcher\.{option}={value}, expected at most {most}, what"
+        ):
+            launcher.check_resources()
+        setattr(launcher, option, 0)
+
+
+def test_launcher_without_its_extra_is_refused(
+    monkeypatch: pytest.MonkeyPatch, finetune: tuple[str, ...], tmp_path: Path
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find_spec(name))
+    done = run_here("-m", *finetune, "hydra/launcher=ray", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2, "error: hydra/launcher=ray needs Ray, which is not installed: pip install 'distill[ray]'\n"
+    )  # fmt: skip
