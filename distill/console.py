@@ -99,6 +99,7 @@ def silence_libraries() -> None:
         "your dataloader is not resumable",  # Ours resumes after the last step of the checkpoint.
         "`IterableDataset` has `__len__` defined",  # For a stream it is the length of the training.
         "It is recommended to use `self.log(",  # Each process evaluates on all of dev.
+        "command is available on your system but is not used",  # srun, of which Lightning reminds every process.
         "returned a view tensor",  # No view is changed in place.
     ):
         warnings.filterwarnings("ignore", message=f".*{re.escape(message)}")

@@ -186,7 +186,10 @@ def _check_several(plan: Plan) -> None:
         "budget": (plan.budget.is_set, "chooses the depth of a student with one head"),
         "augment": (plan.augment is not None, "changes the texts of one task"),
         "trainer.devices": (plan.trainer.processes() > 1, "would give each process another head"),
-        "trainer.strategy=fsdp": (plan.trainer.strategy == "fsdp", "is for several processes"),
+        f"trainer.strategy={plan.trainer.strategy}": (
+            plan.trainer.strategy in ("fsdp", "ray"),
+            "is for several processes",
+        ),
     }
     for option, (is_set, reason) in refused.items():
         if is_set:

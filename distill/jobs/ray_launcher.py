@@ -74,7 +74,7 @@ class RayLauncher(Launcher):
 
         setup_globals()
         Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
-        with connect(self.address, option=f"{_OPTION}.address"):
+        with connect(self.address, option=f"{_OPTION}.address", label_lines=True):
             self.check_resources()
             sweep = _Sweep(
                 self.hydra_context, self.config, self.task_function, Singleton.get_state(), os.getcwd(), self.num_cpus

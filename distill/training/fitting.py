@@ -20,7 +20,7 @@ from distill.data import batching
 from distill.data.mixing import epoch_size
 from distill.models import cpu_kernels
 from distill.models.forward import to_device
-from distill.training import averaging, distributed, memory
+from distill.training import averaging, distributed, memory, ray_workers
 from distill.training.checkpoints import (
     AtomicCheckpointIO,
     Checkpoints,
@@ -31,7 +31,9 @@ from distill.training.module import DistillationModule
 from distill.training.patience import Patience
 from distill.training.progress_bar import ProgressBar
 from distill.training.settings import TrainerSettings
-from distill.training.strategies import create_strategy, select_devices
+from distill.training.strategies import create_strategy, prepare_trainer, select_devices
+
+_LOST_WORKERS = 3  # After so many a training with Ray fails.
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,24 @@ def fit(
     for model in (module, module.teacher):
         if model is not None:
             model.cpu()  # Pickled for processes with other GPUs.
+    if settings.strategy == "ray":
+        if not resume:
+            (checkpoints / "last.ckpt").unlink(missing_ok=True)
+        resumable = (*arguments[:-1], True)  # All ranks start again when one is lost.
+        result, state = ray_workers.run(
+            _fit_copy, *resumable, world_size=settings.processes(), device=settings.device(),
+            directory=checkpoints / ".ray", max_failures=_LOST_WORKERS, logger=logger,
+        )  # fmt: skip
+        module.load_state_dict(state["state_dict"])
+        module.on_load_checkpoint(state)
+        return result
     return distributed.run(_fit, *arguments, world_size=settings.processes(), device=settings.device(), logger=logger)
+
+
+def _fit_copy(module: DistillationModule, *arguments: Any, **options: Any) -> tuple[Fit, dict[str, Any]]:
+    """Runs `_fit` in one rank on a copy of the module, and returns its weights and counters too."""
+    result = _fit(module, *arguments, **options)
+    return result, {"state_dict": module.cpu().state_dict(), "seen": module.seen()}
 
 
 def _fit(
@@ -170,7 +189,7 @@ def _create_trainer(
 ) -> L.Trainer:
     """Returns Lightning's trainer of this rank."""
     interval = steps_per_epoch / settings.evaluations
-    return L.Trainer(
+    trainer = L.Trainer(
         accelerator=settings.accelerator,
         devices=select_devices(settings.device()),
         strategy=create_strategy(settings.strategy, settings.device()),
@@ -188,6 +207,7 @@ def _create_trainer(
         plugins=[AtomicCheckpointIO()],
         inference_mode=settings.strategy != "fsdp",  # Inference mode fails on gathered weights.
     )
+    return prepare_trainer(trainer, settings.strategy)
 
 
 def _summarize(

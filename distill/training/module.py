@@ -196,8 +196,12 @@ class DistillationModule(L.LightningModule):
         tokens = sum(int(mask.sum()) for mask in masks)
         return [tokens, sum(mask.numel() for mask in masks), sum(len(batch["example_id"]) for batch in micro_batches)]
 
+    def seen(self) -> list[float]:
+        """Returns the counters of the training so far, which `on_load_checkpoint` reads."""
+        return [self.examples_seen, self.tokens_seen, self.tokens_computed, self.teacher_seconds]
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["seen"] = [self.examples_seen, self.tokens_seen, self.tokens_computed, self.teacher_seconds]
+        checkpoint["seen"] = self.seen()
         progress = self.trainer.fit_loop.epoch_loop.batch_progress
         checkpoint["steps_of_epoch"] = 0 if progress.is_last_batch else progress.current.ready
 

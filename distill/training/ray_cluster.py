@@ -2,7 +2,9 @@
 
 import importlib.util
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,18 +21,20 @@ def check_ray(option: str) -> None:
 
 
 @contextmanager
-def connect(address: str | None, *, option: str) -> Iterator[None]:
+def connect(address: str | None, *, option: str, label_lines: bool) -> Iterator[None]:
     """Connects this process to a Ray cluster, unless it is connected already, and disconnects it on exit.
 
     Args:
         address: `HOST:PORT` of the head, or `auto` for the one of this machine; None starts a cluster of this machine
             with all of its cores, which ends on exit.
         option: name of the option of `address`, for messages.
+        label_lines: begins each line that a worker prints with the name of its task; otherwise Ray prints no warnings.
 
     Raises:
         UserError: if there is no Ray head at the address, or it refuses the connection.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Nothing leaves the machine unless asked.
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # It prints a remark on itself.
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # Equal lines of two runs are no repetition.
     import ray
 
@@ -39,9 +43,10 @@ def connect(address: str | None, *, option: str) -> Iterator[None]:
         return
     if address is not None:
         _check_address(address, option)
-    # Without a dashboard, Ray Train warns all the time.
-    logs = ray.LoggingConfig(log_level="ERROR")
+    # Ray Train warns every second where there is no dashboard. This setting leaves out the labels too.
+    logs = None if label_lines else ray.LoggingConfig(log_level="ERROR")
     start = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES} if address is None else {}
+    handler = signal.getsignal(signal.SIGTERM)  # Ray replaces it.
     try:
         ray.init(address="local" if address is None else address, logging_level="ERROR", logging_config=logs, **start)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -50,6 +55,8 @@ def connect(address: str | None, *, option: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _check_address(address: str, option: str) -> None:

@@ -13,6 +13,7 @@ from distill.contracts import BatchOptions
 from distill.errors import OptionError, UserError
 from distill.options import STRICT, raise_option_errors
 from distill.training.launchers import launched_world_size
+from distill.training.ray_cluster import check_ray
 
 Precision = Literal["auto", "32-true", "bf16-mixed"]
 AUTO = "auto"
@@ -58,7 +59,7 @@ class TrainerSettings:
         soup: number of the last evaluations whose weights are averaged at the end (`averaging.Soup`); 1: none.
         patience: number of evaluations in a row without a better metric after which the training stops; None: never.
         devices: number of processes on this machine that train together, each with batches of its own. Under torchrun
-            or SLURM it is the number of processes that these have launched.
+            or SLURM it is the number of processes that these have launched, and with strategy=ray those of a cluster.
         compile: whether to pass the student to `torch.compile`.
 
     Raises:
@@ -85,7 +86,7 @@ class TrainerSettings:
     patience: OptionalNumber = None
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
     devices: PositiveInt = 1
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    strategy: Literal["auto", "ddp", "fsdp", "ray"] = "auto"
     compile: bool = False
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
@@ -161,7 +162,7 @@ class TrainerSettings:
     def processes(self) -> int:
         """Returns the number of processes that train, the world size."""
         launched = launched_world_size()
-        return launched if launched > 1 else self.devices
+        return launched if launched > 1 and self.strategy != "ray" else self.devices
 
     def device(self) -> torch.device:
         """Returns the device of the training."""
@@ -209,6 +210,9 @@ def check_processes(settings: TrainerSettings, trainer: str) -> None:
         UserError: if there are too few. `trainer` is the key of the settings in the configuration.
     """
     device = settings.device()
+    if settings.strategy == "ray":
+        check_ray(f"{trainer}.strategy=ray")
+        return  # Its processes are of other machines.
     if device.type == "mps" and settings.processes() > 1:
         raise UserError(f"got {trainer}.devices={settings.devices}, expected 1 because an Apple GPU serves one process")
     if device.type == "cuda" and launched_world_size() == 1 and settings.devices > torch.cuda.device_count():

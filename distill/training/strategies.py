@@ -1,4 +1,4 @@
-"""Lightning strategies for one rank: a single device, replicas of the model (ddp) or shards of it (fsdp)."""
+"""Lightning strategies for one rank: a single device, replicas of the model (ddp, ray) or shards of it (fsdp)."""
 
 import os
 import sys
@@ -6,8 +6,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import MethodType
+from typing import Any, cast
 
 import torch
+from lightning import Trainer
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
@@ -40,7 +42,28 @@ def create_strategy(name: str, device: torch.device) -> Strategy:
         return sharded
     # With `find_unused_parameters` a pooler that no loss reads may stay without a gradient. It also fixes the order in
     # which gradients are added: DDP would change that after the first step, and a resumed training begins with another.
+    if name == "ray":
+        return _create_ray_strategy(find_unused_parameters=True)
     return _QuietDDPStrategy(cluster_environment=_ExistingProcessGroup(), find_unused_parameters=True)
+
+
+def _create_ray_strategy(**options: Any) -> Strategy:
+    """Returns the strategy of a worker of Ray Train, which knows its device."""
+    from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment
+
+    class QuietRayStrategy(_QuietDDPStrategy, RayDDPStrategy):
+        """Ray's DDP without the remark."""
+
+    return QuietRayStrategy(cluster_environment=RayLightningEnvironment(), **options)
+
+
+def prepare_trainer(trainer: Trainer, name: str) -> Trainer:
+    """Returns the trainer of this rank, which Ray Train has checked if it has started the rank."""
+    if name != "ray" or world_size() == 1:
+        return trainer
+    from ray.train import lightning
+
+    return cast(Trainer, lightning.prepare_trainer(trainer))
 
 
 def shard_module(module: nn.Module, mesh: DeviceMesh) -> None:

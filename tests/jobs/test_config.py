@@ -34,6 +34,14 @@ def test_every_yaml_opens_with_its_command_and_composes(file: Path) -> None:
     assert compose_file(file)
 
 
+@pytest.mark.parametrize("file", sorted(CONF.glob("hydra/*/*.yaml")), ids=lambda path: str(path.stem))
+def test_every_plugin_of_hydra_opens_with_its_command_and_composes(file: Path) -> None:
+    assert file.read_text(encoding="utf-8").startswith("# python -m distill -m ")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", [f"hydra/{file.parent.name}={file.stem}"], return_hydra_config=True).hydra
+    assert config[file.parent.name] == OmegaConf.load(file)
+
+
 def compose_file(file: Path) -> DictConfig:
     """Returns the configuration that a YAML contributes."""
     group, name = file.parts[0], file.stem

@@ -1,8 +1,9 @@
-"""Tests of hydra/launcher=ray on a local cluster: the numbers of serial runs, lost workers, Ctrl-C, wrong options."""
+"""Tests of sweeps and trainings on a local Ray cluster: equal numbers, lost workers, Ctrl-C, wrong options."""
 
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,12 +16,16 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
 from omegaconf import OmegaConf
 
-from distill.errors import OptionError
+from distill.errors import OptionError, UserError
 from distill.jobs.ray_launcher import RayLauncher
 from distill.records.collection import SWEEP_RUNS
-from tests.conftest import run_here
+from distill.training.ray_workers import allot_resources, find_cause
+from distill.training.workers import WorkerError
+from tests.conftest import MakeToy, equal, run_here, weights
 
 pytest.importorskip("ray", reason="needs the extra distill[ray]")
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,7 +118,7 @@ def test_runs_equal_serial_ones_although_a_worker_is_killed_and_a_run_fails(
         sweep.kill()
     message = "error: got teacher.finetune.learning_rate=-1, expected a number above 0 or auto"
     assert (sweep.returncode, error) == (2, f"{message} (teacher.finetune.learning_rate=-1)\n")
-    assert f"Resuming {killed.relative_to(tmp_path / 'ray')}" in output
+    assert re.search(rf"\(teacher.finetune.learning_rate=\S+ pid=\d+\).* Resuming {re.escape(str(killed))}", output)
     (tmp_path / "serial").mkdir()
     serial = run_here("-m", *options, "cache_dir=cache", cwd=tmp_path / "serial")
     assert (serial.returncode, serial.stderr) == (2, f"{message}\n")
@@ -141,6 +146,56 @@ def test_interrupt_stops_the_runs_with_a_checkpoint(
     assert "error: interrupted: 0 of 1 runs ended before; the same command with resume=true goes on" in error
     assert [run["error"] for run in read_runs(tmp_path)] == ["interrupted"]
     assert worker.wait(LIMIT) is None  # It ends with its driver.
+
+
+def test_training_equals_ddp(ray_cluster: str, make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
+    handler = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    toys = {}
+    for strategy in ("ddp", "ray"):
+        toys[strategy] = toy = make_toy(devices=2, batch_size=8, max_epochs=1, strategy=strategy)
+        fit = toy.fit(logger=CSVLogger(str(toy.directory), name="", version=""))
+        assert fit.steps == 4
+    ddp, ray = toys.values()
+    assert (ray.directory / "metrics.csv").read_text() == (ddp.directory / "metrics.csv").read_text()
+    assert equal(weights(ray.module), weights(ddp.module))
+    assert ray.module.tokens_seen == ddp.module.tokens_seen > 0
+    assert sorted(path.name for path in (ray.directory / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handler
+    with pytest.raises(UserError, match=r"^got trainer\.devices=9, expected at most 2, the CPUs of the Ray cluster$"):
+        make_toy(devices=9, strategy="ray").fit()
+
+
+@pytest.mark.parametrize(
+    ("machines", "world_size", "cores"),
+    [([2], 2, 1), ([8], 2, 4), ([3, 1], 2, 1), ([4, 4], 2, 4), ([7, 4], 3, 3), ([2.5], 2, 1)],
+)
+def test_workers_get_the_most_cores_with_which_all_fit(machines: list[float], world_size: int, cores: int) -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": number, "GPU": 0.0}} for number in machines]
+    nodes.append({"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}})
+    assert allot_resources(nodes, world_size, torch.device("cpu")) == {"CPU": cores}
+    with pytest.raises(OptionError, match=r"^got trainer\.devices=2, expected at most 0, the GPUs of the Ray cluster$"):
+        allot_resources(nodes, 2, torch.device("cuda"))
+    nodes[0]["Resources"] = {"CPU": 8.0, "GPU": 2.0}
+    assert allot_resources(nodes[:1], 2, torch.device("cuda")) == {"CPU": 4, "GPU": 1}
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ({1: UserError("an option is wrong")}, (UserError, "an option is wrong")),
+        ({0: RuntimeError("connection lost"), 1: ZeroDivisionError("division by zero\nin a second line")},
+         (WorkerError, "rank 0 of 2: RuntimeError: connection lost")),
+        ({}, (WorkerError, "the training with Ray failed: no result")),
+    ],
+)  # fmt: skip
+def test_error_of_a_worker_is_raised_here(
+    failures: dict[int, Exception], expected: tuple[type[Exception], str]
+) -> None:
+    error = Exception("no result")
+    error.worker_failures = failures  # type: ignore[attr-defined]
+    found = find_cause(error, 2)
+    assert (type(found), str(found)) == expected
 
 
 @pytest.mark.parametrize(
