@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 
 from distill.errors import UserError
 
-# Matrix products are computed in bf16 where the processor has it, else in float32.
-OPTIONS: Mapping[str, Any] = {"INFERENCE_PRECISION_HINT": "bf16", "PERFORMANCE_HINT": "LATENCY"}
+# Matrix products are computed in bf16 where the processor has it, else in float32. Threads may change their core,
+# because another process may keep the one that they would be pinned to busy.
+OPTIONS: Mapping[str, Any] = {
+    "INFERENCE_PRECISION_HINT": "bf16", "PERFORMANCE_HINT": "LATENCY", "ENABLE_CPU_PINNING": False,
+}  # fmt: skip
 TELEMETRY = "openvino_telemetry"
 
 

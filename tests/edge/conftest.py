@@ -55,7 +55,7 @@ def write_choice_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **c
     """Writes a bundle in which the logit of a choice is its number of tokens, with those of its question."""
     write_toy_bundle(
         directory, tokenizer, kind="multiple_choice", answer="choices", decoder="choices", labels=[], pair=True,
-        max_length=24, **changes,
+        **{"max_length": 24} | changes,
     )  # fmt: skip
     graph = helper.make_graph(
         [
@@ -70,6 +70,36 @@ def write_choice_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **c
         ],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "choices"])],
         [helper.make_tensor("axis", TensorProto.INT64, [1], [2])],
+    )
+    _save(graph, directory / "model.onnx")
+    content = json.loads((directory / "bundle.json").read_text())
+    content["files"]["model.onnx"] = hash_file(directory / "model.onnx")
+    write_json(directory / "bundle.json", content)
+
+
+def write_tag_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
+    """Writes a bundle that tags a token by its id modulo the number of labels, with a logit of 4."""
+    labels = ["O", "B-film", "I-film", "B-cast"]
+    write_toy_bundle(
+        directory, tokenizer, **{"kind": "token_classification", "answer": "tags", "decoder": "tags", "labels": labels,
+        "max_length": 24} | changes,
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [
+            helper.make_node("Mod", ["input_ids", "size"], ["tags"]),
+            helper.make_node("OneHot", ["tags", "size", "values"], ["logits"]),
+            helper.make_node("Identity", ["attention_mask"], ["unused"]),
+        ],
+        "toy",
+        [
+            helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"])
+            for name in ("input_ids", "attention_mask")
+        ],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "length", len(labels)])],
+        [
+            helper.make_tensor("size", TensorProto.INT64, [], [len(labels)]),
+            helper.make_tensor("values", TensorProto.FLOAT, [2], [0.0, 4.0]),
+        ],
     )
     _save(graph, directory / "model.onnx")
     content = json.loads((directory / "bundle.json").read_text())

@@ -8,17 +8,19 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tokenizers import Encoding
+from tokenizers import ByteLevelBPETokenizer, Encoding
+from tokenizers.processors import RobertaProcessing
 from transformers import PreTrainedTokenizerBase
 
 from distill.edge import Bundle, web
 from distill.edge.__main__ import main
 from distill.errors import UserError
 from tests.conftest import sentences
-from tests.edge.conftest import write_toy_bundle
+from tests.edge.conftest import write_choice_bundle, write_tag_bundle, write_toy_bundle, write_vector_bundle
 
 ROOT = Path(__file__).parents[2]
 NODE_MODULES = ROOT / "build" / "node" / "node_modules"
@@ -142,6 +144,78 @@ def test_a_single_file_predicts_pairs_as_python_does(
     page.wait_for_selector(".result")
 
 
+WORDS = [
+    "a lovely and moving film", "5\u20ac it's a_b-c  (x)", "caf\u00e9 cafe\u0301 \u4f60\u597d, \U0001f600\U0001f3ac!",
+    "", "   ", "a film " * 40, "wonderful acting , " * 9, "x" * 300 + " film",
+    "zero\u200bwidth\x00null\u2028line\x1cend \ufeffmark",
+    *(text for text, _ in sentences(12)),
+]  # fmt: skip
+QUESTIONS = [
+    {"question": "which film", "choices": ["a dull film", "a lovely and moving film " * 5, "caf\u00e9"]},
+    {"question": "why", "choices": ["a", "b"], "context": "a film \U0001f600"},
+]
+
+
+def byte_level(texts: list[str]) -> Any:
+    """Returns a tokenizer of bytes, which reads the space before a word as a part of it."""
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(texts, vocab_size=400, special_tokens=["<s>", "<pad>", "</s>", "<unk>"])
+    tokenizer._tokenizer.post_processor = RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return SimpleNamespace(backend_tokenizer=tokenizer._tokenizer)
+
+
+def same(value: Any, expected: Any) -> bool:
+    """Returns whether two predictions are equal, their numbers within 1e-6."""
+    if isinstance(expected, dict):
+        return value.keys() == expected.keys() and all(same(value[key], expected[key]) for key in expected)
+    if isinstance(expected, list):
+        return len(value) == len(expected) and all(map(same, value, expected))
+    return bool(value == pytest.approx(expected, abs=1e-6) if isinstance(expected, float) else value == expected)
+
+
+# A function that writes a bundle, values of its bundle.json, and records.
+CASES: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
+    "labels": (write_toy_bundle, {"decoder": "labels", "decoding": {"thresholds": [0.999, 0.5]}}, WORDS),
+    "number": (write_toy_bundle, {"decoder": "number", "labels": ["stars"], "max_length": 12}, WORDS),
+    "tags": (write_tag_bundle, {}, WORDS),
+    "tags cut on the left": (write_tag_bundle, {"max_length": 9, "truncation_side": "left"}, WORDS),
+    "tags of bytes": (write_tag_bundle, {"max_length": 20}, WORDS),
+    "choices": (write_choice_bundle, {"max_length": 16}, QUESTIONS),
+    "vectors": (write_vector_bundle, {}, [text for text in WORDS if text.strip()]),
+}
+# The bars of a page with two texts, or a question with two choices.
+BARS = {"labels": 4, "choices": 2, "vectors": 1}
+
+
+@needs_libraries
+@needs_browser
+@pytest.mark.xdist_group("browser")
+@pytest.mark.parametrize("case", CASES)
+def test_a_page_predicts_as_python_does_with_every_decoder(
+    browser: Any, serve: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, case: str
+) -> None:
+    write, changes, records = CASES[case]
+    directory = tmp_path / "bundle"
+    directory.mkdir()
+    write(directory, byte_level(WORDS) if "bytes" in case else tokenizer, **changes)
+    bundle = Bundle(directory)
+    web.write_page(bundle, tmp_path / "page", libraries=NODE_MODULES)
+    page = open_page(browser, serve(tmp_path / "page"))
+    predictions = page.evaluate("async (records) => Promise.all(records.map((r) => window.bundle.predict(r)))", records)
+    for record, prediction, expected in zip(records, predictions, bundle.predict(records), strict=True):
+        assert prediction.pop("isCut") == expected.pop("truncated", False), record
+        assert same(prediction, expected), (record, prediction, expected)
+    lines = ["a film || which is dull || which is lovely"] if case == "choices" else ["a lovely film", "a dull mess"]
+    page.fill("#texts", "\n".join(lines))
+    page.click("#button")
+    page.wait_for_selector(".result")
+    assert (page.locator(".result").count(), page.locator(".error").count()) == (len(lines), 0)
+    assert page.locator(".row").count() == BARS.get(case, 0)
+    if "tags" in case:
+        assert page.locator("mark").count() == sum(len(of["entities"]) for of in bundle.predict(lines)) > 0
+    page.close()
+
+
 @needs_libraries
 def test_the_reader_in_node_predicts_as_python_does(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     script = NODE_MODULES.parent / f"{tmp_path.name}.mjs"  # Beside its libraries, where Node looks for them.
@@ -203,8 +277,8 @@ def test_a_page_that_cannot_be_written_is_refused(
 
 def test_a_decoder_that_the_page_lacks_is_refused(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     bundle = write_bundle(tmp_path / "bundle", tokenizer)
-    bundle.manifest["decoder"] = "tags"
-    with pytest.raises(UserError, match=r"needs the decoder tags, the page has classes, number: serve it with"):
+    bundle.manifest["decoder"] = "spans"
+    with pytest.raises(UserError, match="needs the decoder spans, the page has classes, labels, .*, vectors: serve it"):
         web.write_page(bundle, tmp_path / "page", libraries=fake_libraries(tmp_path / "node_modules"))
 
 

@@ -1,7 +1,7 @@
 """Tests of the formats for OpenVINO: their files, their gate, their padding, and what is refused without openvino."""
 
 import json
-import subprocess
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,7 @@ from distill.export.gate import recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material
 from distill.export.settings import ExportSettings
+from distill.export.sharing import share_weights
 from distill.files import hash_file, write_json
 from students.distilbert import from_teacher
 from tests.conftest import sentences, toy_bert
@@ -146,23 +147,23 @@ def test_damaged_files_for_openvino_are_refused_with_the_reason(exported: tuple[
 
 
 @needs_openvino
-def test_openvino_sends_no_message_about_its_use(tmp_path: Path) -> None:
-    """Its packages would write an id into the home directory and send a message when they are imported."""
-    program = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from distill.edge.openvino_session import import_openvino, without_telemetry\n"
-        "import_openvino(Path())\n"
-        "with without_telemetry():\n"
-        "    import nncf\n"
-        "print([name for name in sys.modules if name.startswith('openvino_telemetry')])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
-        env={"HOME": str(tmp_path), "PATH": "", "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
-    assert done.stdout == "[]\n"
-    assert not (tmp_path / "intel").exists()
+def test_heads_share_the_weights_of_their_files_in_onnx_alone(exported: tuple[Path, Any], tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        shutil.copytree(exported[0], tmp_path / name)
+    expected = {name: Bundle(tmp_path / "first", model=name, threads=1).logits(["a"]) for name in ("fp32", "openvino")}
+    assert set(share_weights(tmp_path, ["first", "second"])["files"]) == {
+        "model.onnx.data", "model.int8.onnx.data", "model.fp16.onnx.data",
+    }  # fmt: skip
+    for name, logits in expected.items():
+        assert np.array_equal(Bundle(tmp_path / "second", model=name, threads=1).logits(["a"]), logits)
+
+
+@needs_openvino
+@pytest.mark.usefixtures("exported")
+def test_openvino_and_nncf_are_imported_without_their_telemetry() -> None:
+    """It would send a message about the import."""
+    assert {"openvino", "nncf"} <= sys.modules.keys()
+    assert not [name for name in sys.modules if name.startswith("openvino_telemetry")]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from distill.files import atomic_directory, write_text
 
 ORT, TOKENIZERS = "onnxruntime-web", "@huggingface/tokenizers"
 INSTALL = f"npm install --ignore-scripts {ORT}@1.30.0 {TOKENIZERS}@0.2.0"
-DECODERS = ("classes", "number")
+DECODERS = ("classes", "labels", "number", "tags", "choices", "vectors")
 # Files of the folder, and the file of a library that each is copied from.
 LIBRARIES: Mapping[str, str] = {
     "ort.mjs": f"{ORT}/dist/ort.wasm.bundle.min.mjs",
@@ -29,7 +29,10 @@ LIBRARIES: Mapping[str, str] = {
     "tokenizers.mjs": f"{TOKENIZERS}/dist/tokenizers.min.mjs",
 }
 PAGE, SCRIPTS = "index.html", ("bundle.mjs", "page.mjs")
-FIELDS = ("task", "kind", "decoder", "labels", "pair", "max_length", "truncation_side", "inputs", "padding", "teacher")
+FIELDS = (
+    "task", "kind", "decoder", "decoding", "labels", "pair", "max_length", "truncation_side", "inputs", "padding",
+    "teacher",
+)  # fmt: skip
 
 
 def write_page(bundle: Bundle, target: Path, *, libraries: Path, single_file: bool = False) -> Path:
@@ -82,8 +85,16 @@ def describe(bundle: Bundle) -> dict[str, Any]:
         "file": bundle.model,
         "metrics": manifest.get("metrics", {}).get(bundle.model, {}),
         "threshold": bundle.threshold,
+        "unknown": find_unknown(bundle.tokenizer),
         "special": {"single": special_tokens(bundle.tokenizer), "pair": special_tokens(bundle.tokenizer, pair=True)},
     }
+
+
+def find_unknown(tokenizer: Tokenizer) -> int | None:
+    """Returns the id of the token that stands for unknown characters; None without one."""
+    model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
+    name = model.get("unk_token")
+    return model.get("unk_id") if name is None else tokenizer.token_to_id(name)
 
 
 def special_tokens(tokenizer: Tokenizer, *, pair: bool = False) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-// Runs a bundle: tokens with their truncation and special tokens, the model, and the predictions.
+// Runs a bundle: tokens with their truncation and special tokens, the model, and the predictions of its decoder.
 
 /** The lengths to which a text, or the two of a pair, are cut: the longer one of a pair loses first. */
 export function cutLengths(lengths, limit) {
@@ -20,6 +20,99 @@ export function softmax(logits) {
   return exponentials.map((value) => value / sum);
 }
 
+export function sigmoid(logit) {
+  return 1 / (1 + Math.exp(-logit));
+}
+
+/** The index of the largest value. */
+function best(values) {
+  return values.indexOf(Math.max(...values));
+}
+
+// The spaces of Python, which are not all those of a browser.
+const SPACE = "\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
+
+/** The words and punctuation marks of a text: `[start, end]` of each in UTF-16 units. */
+export function splitWords(text) {
+  const pattern = new RegExp(`[\\p{L}\\p{N}_]+|[^\\p{L}\\p{N}_${SPACE}]`, "gu");
+  return Array.from(text.matchAll(pattern), (match) => [match.index, match.index + match[0].length]);
+}
+
+/**
+ * The first token of each word, null for a word without a token of its own.
+ *
+ * The tokenizer does not tell the characters of its tokens. They follow from the tokens of the beginning of a text up to
+ * a word: those that it has in common with the whole text end before the word.
+ *
+ * @param ids of the whole text.
+ * @param encode returns the ids of a text.
+ * @param unknown the id of the unknown token, or null.
+ */
+export function findFirstPieces(text, words, ids, encode, unknown) {
+  const pieces = new Array(words.length).fill(null);
+  let first = 0, next = 0;
+  for (const { 0: chunk, index } of text.matchAll(/[\t\n\r\p{Z}]*[^\t\n\r\p{Z}]+|[\t\n\r\p{Z}]+/gu)) {
+    // Some tokenizers read the space before a word as a part of it, and others add one.
+    const shown = [chunk, chunk.replace(/^[\t\n\r\p{Z}]+/u, "")].find((part) =>
+      encode(part).every((id, i) => id === ids[first + i]));
+    if (shown === undefined) throw new Error("The tokens of this text do not follow its words.");
+    const own = encode(shown), start = index + chunk.length - shown.length;
+    const countCommon = (length) => {
+      const before = encode(shown.slice(0, length));
+      const common = before.findIndex((id, i) => id !== own[i]);
+      if (common >= 0) return { whole: common, begun: common + 1 };
+      // The unknown token at the end may stand for more than this beginning.
+      const goesOn = before.at(-1) === unknown && String(encode(shown.slice(length))) !== String(own.slice(before.length));
+      return { whole: before.length - goesOn, begun: before.length };
+    };
+    // The last of several spaces may be a token by itself, or a part of the word after it.
+    const countSpaces = (length) => {
+      const before = countCommon(length - 1).whole, last = encode(shown.slice(length - 1, length));
+      const isAlone = /^[\t\n\r\p{Z}]+$/u.test(shown.slice(0, length)) && last.every((id, i) => id === own[before + i]);
+      return before + (isAlone ? last.length : 0);
+    };
+    let ended = 0, taken = -1;
+    for (; next < words.length && words[next][0] < index + chunk.length; next++) {
+      const [from, to] = words[next].map((place) => place - start);
+      ended = Math.max(ended, countCommon(from).whole, from > 0 ? countSpaces(from) : 0);
+      if (ended < Math.min(own.length, countCommon(to).begun) && ended !== taken) {
+        taken = ended;
+        pieces[next] = first + taken;
+      }
+    }
+    first += own.length;
+  }
+  if (first !== ids.length) throw new Error("The tokens of this text do not follow its words.");
+  return pieces;
+}
+
+/** The tokens `[from, to]` that are kept of `count`: no word is cut in its middle. */
+export function cutBetweenWords(pieces, count, room, side) {
+  if (count <= room) return [0, count];
+  const cuts = pieces.filter((piece) => piece !== null);
+  return side === "left"
+    ? [Math.min(count, ...cuts.filter((cut) => count - cut <= room)), count]
+    : [0, Math.max(0, ...cuts.filter((cut) => cut <= room))];
+}
+
+/** The entities of tags by the rule of conlleval: `[first, last, type]` of each, with words from `first` to `last`. */
+export function findEntities(tags) {
+  const found = [];
+  let open = null;
+  tags.forEach((tag, i) => {
+    const [prefix, ...rest] = tag.split("-");
+    const type = rest.join("-");
+    if (!["B", "I", "E", "S"].includes(prefix)) {
+      open = null;
+      return;
+    }
+    if (open !== null && open.type === type && (prefix === "I" || prefix === "E")) open.last = i + 1;
+    else found.push((open = { first: i, last: i + 1, type }));
+    if (prefix === "E" || prefix === "S") open = null;
+  });
+  return found.map(({ first, last, type }) => [first, last, type]);
+}
+
 export class Bundle {
   /**
    * @param description of the bundle, as `description.json` has it.
@@ -31,46 +124,121 @@ export class Bundle {
     Object.assign(this, { description, tokenizer, session, Tensor });
   }
 
+  /** The ids of a text without special tokens. */
+  ids(text) {
+    return Array.from(this.tokenizer.encode(text, { add_special_tokens: false }).ids, Number);
+  }
+
+  /** The special tokens around a text, or around those of a pair, and their number. */
+  frame(texts) {
+    const parts = this.description.special[texts.length === 2 ? "pair" : "single"];
+    return { parts, added: parts.reduce((sum, part) => sum + (part.ids ? part.ids.length : 0), 0) };
+  }
+
   /** The ids and the types of a text, or of a pair of texts, cut to the longest that the model reads. */
   encode(texts) {
-    const { max_length, truncation_side, special } = this.description;
-    const parts = special[texts.length === 2 ? "pair" : "single"];
-    const given = texts.map((text) => Array.from(this.tokenizer.encode(text, { add_special_tokens: false }).ids, Number));
-    const added = parts.reduce((sum, part) => sum + (part.ids ? part.ids.length : 0), 0);
+    const { max_length, truncation_side } = this.description;
+    const { parts, added } = this.frame(texts);
+    const given = texts.map((text) => this.ids(text));
     const lengths = cutLengths(given.map((ids) => ids.length), max_length - added);
     const cut = given.map((ids, i) =>
       truncation_side === "left" ? ids.slice(ids.length - lengths[i]) : ids.slice(0, lengths[i]));
-    const ids = [], types = [];
-    for (const part of parts) {
-      const piece = part.ids || cut[part.text];
-      ids.push(...piece);
-      types.push(...piece.map(() => part.type));
-    }
-    return { ids, types, isCut: given.some((all, i) => all.length > lengths[i]) };
+    return { ...join(parts, cut), isCut: given.some((all, i) => all.length > lengths[i]) };
   }
 
-  /** The prediction for a text, or for a pair `[first, second]`. */
-  async predict(record) {
-    const { ids, types, isCut } = this.encode(Array.isArray(record) ? record : [record]);
+  /** The logits of a sequence of tokens. */
+  async run({ ids, types }) {
     const columns = { input_ids: ids, attention_mask: ids.map(() => 1), token_type_ids: types };
+    const shape = this.description.decoder === "choices" ? [1, 1, ids.length] : [1, ids.length];
     const feed = {};
     for (const name of this.description.inputs) {
-      feed[name] = new this.Tensor("int64", BigInt64Array.from(columns[name], BigInt), [1, ids.length]);
+      feed[name] = new this.Tensor("int64", BigInt64Array.from(columns[name], BigInt), shape);
     }
-    const { logits } = await this.session.run(feed);
-    return { ...this.decode(Array.from(logits.data)), isCut };
+    return Array.from((await this.session.run(feed)).logits.data);
+  }
+
+  /** The prediction for a text, for a pair `[first, second]`, or for `{question, choices, context}`. */
+  async predict(record) {
+    const { decoder } = this.description;
+    if (decoder === "tags") return this.tag(record);
+    if (decoder === "choices") return this.choose(record);
+    const encoded = this.encode(Array.isArray(record) ? record : [record]);
+    return { ...this.decode(await this.run(encoded)), isCut: encoded.isCut };
   }
 
   decode(logits) {
-    const { decoder, labels, threshold } = this.description;
+    const { decoder, labels, decoding } = this.description;
     if (decoder === "number") return { value: logits[0] };
-    const values = softmax(logits);
-    const best = values.indexOf(Math.max(...values));
-    const withheld = threshold !== null && values[best] < threshold;
+    if (decoder === "vectors") return { vector: logits };
+    const named = (values) => Object.fromEntries(labels.map((label, i) => [label, values[i]]));
+    if (decoder === "labels") {
+      const values = logits.map(sigmoid);
+      const given = labels.map((label, i) => ({ label, probability: values[i] }))
+        .filter(({ probability }, i) => probability >= decoding.thresholds[i])
+        .sort((a, b) => b.probability - a.probability);
+      return { labels: given, probabilities: named(values) };
+    }
+    const values = softmax(logits), index = best(values);
     return {
-      label: withheld ? null : labels[best],
-      probability: values[best],
-      probabilities: Object.fromEntries(labels.map((label, i) => [label, values[i]])),
+      label: this.withholds(values[index]) ? null : labels[index], probability: values[index],
+      probabilities: named(values),
     };
   }
+
+  /** The cosine of two vectors. */
+  compare(first, second) {
+    const dot = (a, b) => a.reduce((sum, value, i) => sum + value * b[i], 0);
+    return dot(first, second) / Math.sqrt(dot(first, first) * dot(second, second));
+  }
+
+  /** Whether the bundle gives no label with this probability. */
+  withholds(probability) {
+    return this.description.threshold !== null && probability < this.description.threshold;
+  }
+
+  async choose({ question, choices, context }) {
+    const pairs = choices.map((choice) => (context === undefined ? [question, choice] : [context, `${question} ${choice}`]));
+    const encoded = pairs.map((pair) => this.encode(pair));
+    const logits = [];
+    for (const sequence of encoded) logits.push(...(await this.run(sequence)));
+    const probabilities = softmax(logits), index = best(probabilities), probability = probabilities[index];
+    return {
+      choice: this.withholds(probability) ? null : choices[index], index, probability, probabilities,
+      isCut: encoded.some(({ isCut }) => isCut),
+    };
+  }
+
+  async tag(text) {
+    const { labels, max_length, truncation_side, unknown } = this.description;
+    const { parts, added } = this.frame([text]);
+    const all = this.ids(text), words = splitWords(text);
+    const pieces = findFirstPieces(text, words, all, (part) => this.ids(part), unknown);
+    const [from, to] = cutBetweenWords(pieces, all.length, max_length - added, truncation_side);
+    const logits = await this.run(join(parts, [all.slice(from, to)]));
+    const before = parts.slice(0, parts.findIndex((part) => part.text === 0));
+    const offset = before.reduce((sum, part) => sum + part.ids.length, 0) - from;
+    const kept = words.map((word, i) => ({ word, piece: pieces[i] }))
+      .filter(({ piece }) => piece !== null && piece >= from && piece < to);
+    const values = kept.map(({ piece }) =>
+      softmax(logits.slice((piece + offset) * labels.length, (piece + offset + 1) * labels.length)));
+    const points = (end) => Array.from(text.slice(0, end)).length;
+    const entities = findEntities(values.map((of) => labels[best(of)])).map(([first, last, type]) => {
+      const scores = values.slice(first, last).map((of) => Math.max(...of));
+      const [start, end] = [kept[first].word[0], kept[last - 1].word[1]];
+      const score = scores.reduce((a, b) => a + b, 0) / scores.length;
+      return { text: text.slice(start, end), type, score, start: points(start), end: points(end) };
+    });
+    return { entities, isCut: to - from < all.length };
+  }
+}
+
+/** The ids and the types of a sequence with its special tokens. */
+function join(parts, texts) {
+  const ids = [], types = [];
+  for (const part of parts) {
+    const piece = part.ids || texts[part.text];
+    ids.push(...piece);
+    types.push(...piece.map(() => part.type));
+  }
+  return { ids, types };
 }

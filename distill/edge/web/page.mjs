@@ -12,22 +12,68 @@ function percent(value) {
   return (100 * value).toFixed(1) + "%";
 }
 
-function card(text, prediction) {
-  const node = element("div", undefined, "result");
-  node.append(element("div", text, "text"));
-  if (prediction.isCut) node.append(element("div", "The text is longer than the model reads and was cut.", "note"));
-  if ("value" in prediction) {
-    node.append(element("strong", prediction.value.toFixed(4)));
-    return node;
-  }
-  if (prediction.label === null) node.append(element("div", "Too unsure for a label.", "note"));
-  for (const [label, value] of Object.entries(prediction.probabilities).sort((a, b) => b[1] - a[1]).slice(0, 8)) {
+/** Bars of `[name, share, is it given]`, with the share as `show` writes it. */
+function bars(values, show = percent) {
+  return values.map(([name, value, isGiven]) => {
     const row = element("div", undefined, "row");
     const bar = element("div", undefined, "bar");
-    bar.style.width = percent(value);
-    row.append(element(label === prediction.label ? "strong" : "span", label), bar, element("span", percent(value)));
-    node.append(row);
+    bar.style.width = percent(Math.max(0, value));
+    row.append(element(isGiven ? "strong" : "span", name), bar, element("span", show(value)));
+    return row;
+  });
+}
+
+/** The text with its entities marked, each with its type. */
+function marked(text, entities) {
+  const node = element("div"), points = Array.from(text);
+  let end = 0;
+  for (const entity of entities) {
+    const mark = element("mark", entity.text);
+    mark.append(element("small", `${entity.type} ${percent(entity.score)}`));
+    node.append(points.slice(end, entity.start).join(""), mark);
+    end = entity.end;
   }
+  node.append(points.slice(end).join(""));
+  return node;
+}
+
+// What a card shows below its text, by the decoder of the bundle.
+const SHOWN = {
+  number: ({ value }) => [element("strong", value.toFixed(4))],
+  classes: ({ label, probabilities }) => [
+    ...(label === null ? [element("div", "Too unsure for a label.", "note")] : []),
+    ...bars(Object.entries(probabilities).map(([name, value]) => [name, value, name === label]).sort(byShare).slice(0, 8)),
+  ],
+  labels: ({ labels, probabilities }) => {
+    const given = new Set(labels.map(({ label }) => label));
+    return [
+      ...(given.size ? [] : [element("div", "No label reaches its threshold.", "note")]),
+      ...bars(Object.entries(probabilities).map(([name, value]) => [name, value, given.has(name)]).sort(byShare)
+        .slice(0, Math.max(8, given.size))),
+    ];
+  },
+  choices: ({ choice, index, probabilities }, { choices }) => [
+    ...(choice === null ? [element("div", "Too unsure for a choice.", "note")] : []),
+    ...bars(choices.map((name, i) => [name, probabilities[i], choice !== null && i === index])),
+  ],
+  tags: ({ entities }, text) => [
+    entities.length ? marked(text, entities) : element("div", "No entities.", "note"),
+  ],
+  vectors: ({ vector, similarity }) => (similarity === undefined
+    ? [element("div", `A vector of ${vector.length} numbers, which the other texts are compared with.`, "note")]
+    : bars([["cosine", similarity, true]], (value) => value.toFixed(3))),
+};
+
+function byShare(first, second) {
+  return second[1] - first[1];
+}
+
+function card(line, record, prediction, decoder) {
+  const node = element("div", undefined, "result");
+  const shown = SHOWN[decoder](prediction, record);
+  if (decoder !== "tags" || !prediction.entities.length) node.append(element("div", record.question ?? line, "text"));
+  if (prediction.isCut) node.append(element("div", "The text is longer than the model reads and was cut.", "note"));
+  node.append(...shown);
   return node;
 }
 
@@ -43,15 +89,39 @@ function describe(description) {
   $("metrics").append(...rows);
   $("file").textContent = file;
   $("teacher").textContent = teacher ? `teacher (${teacher.name})` : "";
-  $("label").textContent = description.pair ? "Two texts, with a tab or || between them, one pair on each line"
-    : "Texts, one on each line";
+  $("label").textContent = ask(description);
 }
 
-function read(line, pair) {
-  if (!pair) return line;
+/** What to type, in words. */
+function ask({ decoder, pair }) {
+  if (decoder === "choices") return "A question and its choices, with tabs or || between them, one question on each line";
+  if (decoder === "vectors") return "Texts, one on each line: the first one is compared with the others";
+  return pair ? "Two texts, with a tab or || between them, one pair on each line" : "Texts, one on each line";
+}
+
+/** The record of a line. */
+function read(line, { decoder, pair }) {
   const parts = line.split(/\t|\s*\|\|\s*/);
+  if (decoder === "choices") {
+    const [question, ...choices] = parts;
+    if (choices.length < 2 || !parts.every((part) => part.trim())) {
+      throw new Error(`${JSON.stringify(line)}: expected a question and at least two choices, with tabs or || between them`);
+    }
+    return { question, choices };
+  }
+  if (!pair) return line;
   if (parts.length !== 2) throw new Error(`${JSON.stringify(line)}: expected two texts, with a tab or || between them`);
   return parts;
+}
+
+/** The predictions of records; those of vectors have their `similarity` to the first one. */
+async function predict(bundle, records) {
+  const predictions = [];
+  for (const record of records) predictions.push(await bundle.predict(record));
+  for (const prediction of predictions.slice(1)) {
+    if (prediction.vector) prediction.similarity = bundle.compare(predictions[0].vector, prediction.vector);
+  }
+  return predictions;
 }
 
 /** @param load returns the bundle. */
@@ -67,10 +137,11 @@ export async function start(load) {
     const lines = $("texts").value.split("\n").filter((line) => line.trim());
     $("button").disabled = true;
     try {
-      const records = lines.map((line) => read(line, bundle.description.pair));
+      const records = lines.map((line) => read(line, bundle.description));
       const begun = performance.now();
-      const cards = [];
-      for (let i = 0; i < lines.length; i++) cards.push(card(lines[i], await bundle.predict(records[i])));
+      const predictions = await predict(bundle, records);
+      const { decoder } = bundle.description;
+      const cards = predictions.map((prediction, i) => card(lines[i], records[i], prediction, decoder));
       const each = (performance.now() - begun) / Math.max(1, lines.length);
       $("status").textContent = `${lines.length} in ${(each * lines.length).toFixed(0)} ms, ${each.toFixed(1)} ms each`;
       $("status").className = "";
