@@ -101,7 +101,6 @@ def _run(show_traceback: bool) -> int:
     import hydra
     from hydra._internal.utils import get_args_parser
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     from distill.jobs.optuna_sweeper import register_sweeper
@@ -109,7 +108,7 @@ def _run(show_traceback: bool) -> int:
     _, unknown = get_args_parser().parse_known_args()
     if unknown:
         raise UserError(f"there is no option {unknown[0]}: set options with key=value, and see --help")
-    OmegaConf.register_new_resolver("expanduser", os.path.expanduser, replace=True)
+    register_resolvers()
     register_sweeper()
     codes = [0]
 
@@ -137,6 +136,14 @@ def _run(show_traceback: bool) -> int:
             raise
         return _print_error(_translate(error))
     return max(codes)
+
+
+def register_resolvers() -> None:
+    """Makes the functions known that a YAML calls as `${expanduser:PATH}` and `${complement:SHARE}`."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("expanduser", os.path.expanduser, replace=True)
+    OmegaConf.register_new_resolver("complement", lambda share: round(1 - share, 12), replace=True)
 
 
 def _run_config(config: "DictConfig") -> Path | None:
