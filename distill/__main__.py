@@ -116,7 +116,7 @@ def _run(show_traceback: bool) -> int:
     _, unknown = get_args_parser().parse_known_args()
     if unknown:
         raise UserError(f"there is no option {unknown[0]}: set options with key=value, and see --help")
-    _register_resolver()
+    register_resolvers()
     register_plugins()
     job = Job(show_traceback)
     run = hydra.main(config_path=str(config_directory()), config_name="config", version_base="1.3")(job)
@@ -146,7 +146,7 @@ class Job:
         """Prepares another process, to which a launcher has sent this job."""
         vars(self).update(state, _in_launcher=True)
         sys.argv = list(self._command)
-        _register_resolver()
+        register_resolvers()
 
     def __call__(self, config: "DictConfig") -> Path | Failure | None:
         """Runs the job of a configuration; returns its run directory, or the error of a run in another process."""
@@ -187,10 +187,12 @@ class Job:
             self.exit_codes.append(failure.exit_code)
 
 
-def _register_resolver() -> None:
+def register_resolvers() -> None:
+    """Makes the functions known that a YAML calls as `${expanduser:PATH}` and `${complement:SHARE}`."""
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("expanduser", os.path.expanduser, replace=True)
+    OmegaConf.register_new_resolver("complement", lambda share: round(1 - share, 12), replace=True)
 
 
 def _run_config(config: "DictConfig", *, launch: str) -> Path | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12.
@@ -19,15 +19,15 @@ class Paper(TypedDict):
         source: title, arXiv id and table.
         metric: of `values`, with its unit.
         option: by whose values the rows are known, such as `ablation.name`.
-        reference: the value of the row from which `values` are differences.
-        values: the paper's number for each value of the option.
+        reference: the value of the row from which `values` are differences; without one they are no differences.
+        values: the paper's number for each value of the option, or such a mapping for each task.
     """
 
     source: str
     metric: str
     option: str
-    reference: str
-    values: dict[str, float]
+    reference: NotRequired[str]
+    values: dict[str, float] | dict[str, dict[str, float]]
 
 
 _SHAPE: TypeAdapter[Any] = TypeAdapter(Paper)
@@ -46,21 +46,42 @@ def compare_with_paper(rows: Sequence[Row]) -> PaperTable | None:
     paper = next((found for row in rows for directory in row.directories if (found := _read_paper(directory))), None)
     if paper is None:
         return None
-    option = paper["option"].removesuffix(".name")
+    values = _select_values(paper, rows)
+    if values is None:
+        return None
+    option, compared_with = paper["option"].removesuffix(".name"), paper.get("reference")
     ours: Mapping[str, Row] = {str(row.options.get(option)): row for row in rows if row.values}
-    reference = ours.get(paper["reference"])
-    header = (option, f"paper: {paper['metric']}", _metric(rows), f"against {paper['reference']}")
-    cells = [header]
-    for value in [paper["reference"], *(name for name in paper["values"] if name != paper["reference"])]:
-        row = ours.get(value)
-        theirs = paper["values"].get(value)
-        cells.append(
-            (
-                value, MISSING if theirs is None else f"{theirs:+.2f}", format_spread(row.spread() if row else None),
-                _difference(row, reference),
-            )
-        )  # fmt: skip
-    return PaperTable(paper["source"], cells)
+    header = (option, f"paper: {paper['metric']}", _metric(rows))
+    if compared_with is None:
+        names = [*values, *(name for name in ours if name not in values)]
+        cells = [(name, _number(values.get(name), ".1f"), _spread(ours.get(name))) for name in names]
+        return PaperTable(paper["source"], [header, *cells])
+    reference = ours.get(compared_with)
+    differences = [
+        (name, _number(values.get(name), "+.2f"), _spread(ours.get(name)), _difference(ours.get(name), reference))
+        for name in [compared_with, *(name for name in values if name != compared_with)]
+    ]
+    return PaperTable(paper["source"], [(*header, f"against {compared_with}"), *differences])
+
+
+def _select_values(paper: Paper, rows: Sequence[Row]) -> Mapping[str, float] | None:
+    """Returns the paper's numbers for the task of the rows; None if it has none for this task."""
+    values: dict[str, float] = {}
+    tasks = {str(row.task["name"]) for row in rows if row.task}
+    for name, value in paper["values"].items():
+        if not isinstance(value, dict):
+            values[name] = value
+        elif name in tasks:
+            return value
+    return values or None
+
+
+def _number(value: float | None, specification: str) -> str:
+    return MISSING if value is None else f"{value:{specification}}"
+
+
+def _spread(row: Row | None) -> str:
+    return format_spread(row.spread() if row else None)
 
 
 def _read_paper(directory: Path) -> Paper | None:

@@ -15,7 +15,7 @@ from distill.losses.term import EncoderSize
 
 CONF = config_directory()
 ROOT = CONF.parent
-WITHOUT_TARGET = ("augment", "job", "benchmark", "student", "logger", "experiment", "ablation")
+WITHOUT_TARGET = ("augment", "job", "benchmark", "student", "logger", "experiment", "ablation", "variant")
 FILES = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DOCUMENTS = [*PAGES, CONF / "config.yaml", *(CONF / file for file in FILES)]
@@ -49,7 +49,7 @@ def compose_file(file: Path) -> DictConfig:
         return compose_config("+teacher=embedded", f"features@teacher={name}").teacher.bilstm
     if group == "cache":
         return compose_config("+teacher=embedded", f"cache@teacher.cache={name}").teacher.cache
-    if group in ("experiment", "ablation"):  # They change any group, so a teacher and a student are needed.
+    if group in ("experiment", "ablation", "variant"):  # They change any group, so a teacher and a student are needed.
         return compose_config(f"+{group}={name}", "+teacher=embedded", "+student=distilbert")
     prefix = "+" if group in ("teacher", "student") else ""
     return compose_config(f"{prefix}{group}={name}")[group]

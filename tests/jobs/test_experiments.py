@@ -1,0 +1,107 @@
+"""Tests of the sweeps in conf/experiment: every value composes, and says what its comment says."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from distill.__main__ import register_resolvers
+from distill.jobs.build import instantiate
+from tests.jobs.test_config import CONF, compose_config
+from tests.records.test_collection_report import report_of, save
+from tests.records.test_report import record
+
+SWEEPS = {
+    "bilstm": ("+student=bilstm",), "depth": (), "export_precision": (), "layer_choice": (), "roberta_masking": (),
+    "roberta_packing": (), "temperature": (),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def resolvers() -> None:
+    register_resolvers()
+
+
+def values_of(experiment: str) -> dict[str, list[str]]:
+    """Returns the values of each option of a sweep."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
+    params = [f"{name}={value}" for name, value in config.hydra.sweeper.params.items()]
+    assert config.hydra.mode.name == "MULTIRUN"
+    return {
+        each.get_key_element(): list(each.sweep_string_iterator())
+        for each in OverridesParser.create().parse_overrides(params)
+    }
+
+
+def compose_run(experiment: str, *overrides: str) -> DictConfig:
+    student = SWEEPS[experiment] or ("+student=distilbert",)
+    return compose_config(*overrides, f"+experiment={experiment}", "+teacher=embedded", *student)
+
+
+@pytest.mark.parametrize("experiment", SWEEPS)
+def test_every_value_of_a_sweep_composes_and_is_valid(experiment: str) -> None:
+    values = values_of(experiment)
+    longest = max(map(len, values.values()))
+    assert longest > 1
+    for number in range(longest):  # Every value once.
+        overrides = [f"{name}={of[number % len(of)]}" for name, of in values.items()]
+        config = compose_run(experiment, *overrides)
+        for name in ("objective", "export", "trainer", "task"):
+            instantiate(config[name])
+        if "_target_" in config.augment:
+            assert instantiate(config.augment).copies == 20
+
+
+def test_alpha_is_the_share_of_the_labels() -> None:
+    weights = {}
+    values = values_of("temperature")
+    assert len(list(product(*values.values()))) == 12
+    for alpha in values["alpha"]:
+        terms = instantiate(compose_run("temperature", f"alpha={alpha}").objective).record()["terms"]
+        weights[alpha] = (terms["hard"]["weight"], terms["soft"]["weight"])
+    assert weights == {"0.1": (0.1, 0.9), "0.5": (0.5, 0.5), "0.9": (0.9, 0.1)}
+
+
+def test_the_rows_of_the_bilstm_differ_in_objective_and_augmentation() -> None:
+    rows = {
+        name: compose_run("bilstm", f"+variant={name}", "copies=3") for name in values_of("bilstm")["+variant"]
+    }  # fmt: skip
+    assert {path.stem for path in (CONF / "variant").glob("*.yaml")} == set(rows)
+    assert {name: (row.objective.name, "_target_" in row.augment) for name, row in rows.items()} == {
+        "labels_alone": ("supervised", False), "logits": ("logit_mse", False), "logits_augmented": ("logit_mse", True)
+    }  # fmt: skip
+    assert rows["logits_augmented"].augment.copies == 3
+    assert {row.trainer.batch_size for row in rows.values()} == {64}  # That of +student=bilstm.
+
+
+@pytest.mark.parametrize(
+    ("experiment", "node", "runs", "lines"),
+    [
+        (
+            "depth", "student", [{"depth": 6}, {"depth": 1}],
+            ["| 12 | 92.9 | - |", "| 6 | 91.3 | 0.9000 |", "| 3 | 88.4 | - |", "| 1 | - | 0.9000 |"],
+        ),
+        (
+            "bilstm", "variant", [{"name": "labels_alone"}, {"name": "logits"}],
+            ["| labels_alone | 86.7 | 0.9000 |", "| logits_augmented | 90.7 | - |", "| logits | - | 0.9000 |"],
+        ),
+    ],
+    ids=["depth", "bilstm"],
+)  # fmt: skip
+def test_numbers_of_the_paper_are_those_of_the_task(
+    experiment: str, node: str, runs: list[dict[str, object]], lines: list[str], tmp_path: Path
+) -> None:
+    paper = OmegaConf.to_container(compose_run(experiment).paper)
+    for task in ("sst2", "toy"):
+        for number, run in enumerate(runs):
+            config = {"task": {"name": task}, node: run, "paper": paper}
+            save(tmp_path / task / f"{number}", config, task={**record()["task"], "name": task})
+    text = report_of(tmp_path / "sst2").partition("### Beside the paper")[2]
+    assert "accuracy in percent | ours: accuracy |" in text
+    for line in lines:
+        assert line in text
+    assert "### Beside the paper" not in report_of(tmp_path / "toy")  # The paper has no numbers of this task.
