@@ -13,7 +13,7 @@ import multiprocessing
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,11 @@ from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
 from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
+
+with suppress(ImportError):  # Of TensorBoard and OpenVINO. It would close the output that pytest captures.
+    from absl import logging as absl_logging
+
+    absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 GOOD = ("a lovely and moving film", "wonderful acting , a joy", "funny , warm and clever", "i loved every minute")
 BAD = ("a dull and lifeless mess", "terrible acting , a bore", "stale , cold and stupid", "i hated every minute")

@@ -67,6 +67,8 @@ def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "distill", "-m", *arguments, "cache_dir=cache"], cwd=directory, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A process in the background of a script would ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 
