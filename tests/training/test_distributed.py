@@ -203,13 +203,9 @@ def two_rank_training(make_toy: MakeToy) -> Toy:
 
 def running_workers() -> list[int]:
     """Returns the running workers that this process started."""
-    return [worker.pid for worker in find_workers(psutil.Process()) if worker.status() != psutil.STATUS_ZOMBIE]
-
-
-def find_workers(process: psutil.Process) -> list[psutil.Process]:
-    """Returns the workers of a process: what its fork server has forked, which lives as long as the process itself."""
-    servers = [child for child in process.children() if "forkserver" in " ".join(child.cmdline())]
-    return [worker for server in servers for worker in server.children()]
+    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    # Not the resource tracker of multiprocessing, which lives as long as this process.
+    return [child.pid for child in children if "spawn_main" in " ".join(child.cmdline())]
 
 
 @pytest.mark.parametrize(
@@ -364,7 +360,7 @@ def kill_run(*arguments: str, output: Path, step: int = 1) -> tuple[dict[str, An
     process = psutil.Popen(call, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: reached() >= step)
-        started = find_workers(process)
+        started = [child for child in process.children() if "spawn_main" in " ".join(child.cmdline())]
     finally:
         process.kill()
         process.wait()
