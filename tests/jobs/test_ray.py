@@ -1,4 +1,7 @@
-"""Tests of sweeps and trainings on a local Ray cluster: equal numbers, lost workers, Ctrl-C, wrong options."""
+"""Tests of sweeps and trainings on a local Ray cluster: equal numbers, lost workers, Ctrl-C, wrong options.
+
+pytest -m slow -n 0 tests/jobs/test_ray.py
+"""
 
 import importlib.util
 import json
@@ -28,6 +31,7 @@ from distill.training.workers import WorkerError
 from tests.conftest import MakeToy, equal, run_here, weights
 
 pytest.importorskip("ray", reason="needs the extra distill[ray]")
+pytestmark = pytest.mark.slow  # Minutes, and a head of Ray in the process of the tests.
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 180.0  # Seconds, for what hangs.
 
