@@ -36,6 +36,8 @@ needs_openvino = pytest.mark.skipif(
 )
 NAMES = ("openvino", "openvino-int8")
 
+pytestmark = pytest.mark.slow  # A process that has run OpenVINO may die in a later test of training.
+
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> tuple[Path, Any]:
