@@ -139,9 +139,6 @@ class Job:
         self._sweep = uuid.uuid4().hex
         self._in_launcher = False
 
-    def __getstate__(self) -> dict[str, object]:
-        return vars(self)
-
     def __setstate__(self, state: dict[str, object]) -> None:
         """Prepares another process, to which a launcher has sent this job."""
         vars(self).update(state, _in_launcher=True)

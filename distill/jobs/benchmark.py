@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,6 +27,7 @@ from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.files import JsonObject, write_json, write_text
 from distill.jobs import build
+from distill.jobs.overrides import refuse_other_options
 from distill.jobs.upgrade import upgrade
 from distill.models.forward import exported_inputs
 from distill.records.figures import standalone
@@ -72,10 +72,7 @@ def run_benchmark(config: DictConfig) -> None:
 
 
 def _check_options(config: DictConfig) -> None:
-    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    ignored = [option for option in given if not option.startswith(READ)]
-    if ignored:
-        raise UserError(f"job=benchmark reads only {', '.join(READ)}: leave out {' '.join(ignored)}")
+    refuse_other_options("benchmark", READ)
     if not config.bundles:
         raise UserError("job=benchmark has no bundles to measure: add bundles=[DIR,...], directories with bundle.json")
 

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.filesize import decimal
 from rich.table import Table
 
 from distill.console import console, print_line, print_notice
 from distill.errors import UserError
+from distill.jobs.overrides import refuse_other_options
 
 DAY = 86_400.0
 TEMPORARY_SECONDS = DAY  # The age at which a temporary name belongs to a writer that was killed.
@@ -113,10 +113,7 @@ def _check_options(older_than_days: float | None, to_gb: float | None, dry_run: 
         raise UserError(f"job.dry_run={dry_run}, expected true or false")
     if dry_run and older_than_days is None and to_gb is None:
         raise UserError("job.dry_run=true has no effect alone: add job.older_than_days=DAYS or job.to_gb=GB")
-    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    ignored = [option for option in given if not option.startswith(("job=", "job.", "cache_dir="))]
-    if ignored:
-        raise UserError(f"job=cache reads only cache_dir and job.*: leave out {' '.join(ignored)}")
+    refuse_other_options("cache", ("job=", "job.", "cache_dir="), "cache_dir and job.*")
 
 
 def scan(cache_dir: Path) -> list[Entry]:

@@ -7,7 +7,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.filesize import decimal
 from rich.table import Table
@@ -16,6 +15,7 @@ from distill.console import console, print_line, print_notice, silence_libraries
 from distill.errors import OptionError, UserError, first_line
 from distill.export.gate import recommended
 from distill.files import CHECKSUMS, is_intact, write_text
+from distill.jobs.overrides import refuse_other_options
 from distill.options import show_value
 from distill.records.collection import read_record
 
@@ -59,10 +59,7 @@ def run_publish(config: DictConfig) -> None:
 
 
 def _check_options(config: DictConfig) -> None:
-    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    ignored = [option for option in given if not option.startswith(READ)]
-    if ignored:
-        raise UserError(f"job=publish reads only {', '.join(READ)}: leave out {' '.join(ignored)}")
+    refuse_other_options("publish", READ)
     if config.run is None:
         raise UserError("job=publish has no run: add run=DIR, the directory of a finished run of job=distill")
     if config.repo is None:

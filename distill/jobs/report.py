@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from distill.console import console, print_line
 from distill.errors import OptionError, UserError
 from distill.files import make_directory
+from distill.jobs.overrides import refuse_other_options
 from distill.records import comparison
 from distill.records.collection import find_runs
 from distill.records.collection_report import write_collection
@@ -27,10 +27,7 @@ def run_report(config: DictConfig, *, wait: Callable[[float], None] = time.sleep
     Raises:
         UserError: for options that have no effect, and a directory without runs.
     """
-    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    ignored = [option for option in given if not option.startswith(READ)]
-    if ignored:
-        raise UserError(f"job=report reads only runs, report_dir and refresh: leave out {' '.join(ignored)}")
+    refuse_other_options("report", READ, "runs, report_dir and refresh")
     if config.runs is None:
         raise UserError("job=report has no runs to report: add runs=DIR, the directory of a run, of a sweep or of runs")
     if config.refresh is not None and (type(config.refresh) is not int or config.refresh < 1):

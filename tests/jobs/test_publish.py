@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard, constants
 
 from distill.files import atomic_directory
 from distill.records.record import Run, create_record
-from distill.records.report import render_model_card, render_student_card
+from distill.records.report import render_model_card
 from tests.jobs.conftest import Command
 from tests.records.test_report import record
 
@@ -74,7 +74,7 @@ def run(tmp_path: Path) -> Callable[..., Path]:
         content = create_record(job="distill", seed=0, command=[]) | record(teacher=teacher)
         content |= {"status": "finished"} | changes
         with atomic_directory(directory / "student") as student:
-            card = render_student_card(content, ["no", "yes"], auto_class="AutoModelForSequenceClassification")
+            card = render_model_card(content, ["no", "yes"], auto_class="AutoModelForSequenceClassification")
             (student / "README.md").write_text(card)
             (student / "model.safetensors").write_bytes(b"weights")
         with atomic_directory(directory / "bundle") as bundle:
