@@ -32,6 +32,7 @@ ValueError or UserError is raised unchanged.
 """
 
 import functools
+import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType, UnionType
@@ -40,7 +41,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, Unpack, g
 from pydantic import ConfigDict, ValidationError, validate_call
 from pydantic.fields import FieldInfo
 
-from distill.errors import OptionError
+from distill.errors import OptionError, UserError
 
 # Types are exact: true is not 1, 2.0 is not 2, and "3" is not 3. An integer is a valid float.
 STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
@@ -187,3 +188,17 @@ def _describe_range(metadata: tuple[object, ...], *, whole: bool) -> str:
     words = {"gt": "above", "ge": "of at least", "lt": "below", "le": "at most" if "gt" in limits else "of at most"}
     parts = [f"{words[name]} {limits[name]}" for name in ("gt", "ge", "lt", "le") if name in limits]
     return f" {' and '.join(parts)}" if parts else ""
+
+
+def require_package(package: str, option: str, *, extra: str, name: str | None = None, advice: str = "") -> None:
+    """Raises UserError if a package that an option needs is not installed.
+
+    Args:
+        extra: of distill, which installs it.
+        name: of the package in the message, where it is another one.
+        advice: the end of the message.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise UserError(
+            f"{option} needs {name or package}, which is not installed: pip install 'distill[{extra}]'{advice}"
+        )

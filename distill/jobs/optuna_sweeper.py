@@ -7,7 +7,6 @@ A trial is a run, whose record gives the values. The study is in the directory o
 `hydra.sweep.dir` a search continues: finished trials count, and those that a killed process left are tried again.
 """
 
-import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from distill.errors import OptionError, UserError, first_line
 from distill.files import JsonObject, make_directory
 from distill.jobs.grid_sweeper import Job, lost_workers, report_failures
-from distill.options import show_value
+from distill.options import require_package, show_value
 
 if TYPE_CHECKING:
     import optuna
@@ -59,8 +58,7 @@ class OptunaSweeper(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Receives the sweep from Hydra."""
-        if importlib.util.find_spec("optuna") is None:
-            raise UserError("hydra/sweeper=optuna needs optuna, which is not installed: pip install 'distill[optuna]'")
+        require_package("optuna", "hydra/sweeper=optuna", extra="optuna")
         for name in ("trials", "parallel"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
@@ -255,10 +253,13 @@ def _read_bytes(record: JsonObject) -> float | None:
 
 
 def _read_latency(record: JsonObject) -> float | None:
+    from distill.edge.model_files import timed_name
     from distill.records.report import select_timing
 
     chosen = _choose_file(record)
-    timing = select_timing(record, "student", f"onnx-{chosen}")
+    if chosen is None:
+        return None
+    timing = select_timing(record, "student", timed_name(chosen, record["export"][chosen]["file"]))
     return None if timing is None else float(timing["p50_ms"])
 
 

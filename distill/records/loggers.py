@@ -10,7 +10,6 @@ A tracker gets the configuration, the curves of every term, and at the end the m
 MLflow and Weights & Biases also get the bundle, and a resumed run continues their entry.
 """
 
-import importlib.util
 import json
 import logging
 import os
@@ -24,11 +23,13 @@ from typing import Any, Literal, Protocol
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pydantic.dataclasses import dataclass
 
+from distill.edge.model_files import timed_name
 from distill.errors import UserError, first_line
 from distill.files import JsonObject, write_json
-from distill.options import STRICT, raise_option_errors
+from distill.options import STRICT, raise_option_errors, require_package
 from distill.records.report import render_table, select_timing, summary_columns, summary_rows, task_sections
 
+LEAVE_OUT = ", or leave it out"
 ENTRIES = "loggers.json"  # In the directory of a run: the id of its entry in each tracker.
 
 
@@ -113,7 +114,7 @@ class TensorBoard:
 
     def check(self) -> None:
         """Raises UserError if tensorboard is not installed."""
-        _require("tensorboard", "tensorboard")
+        require_package("tensorboard", "logger=tensorboard", extra="tensorboard", advice=LEAVE_OUT)
 
     def open(self, entry: Entry) -> tuple[Logger, str | None]:
         """Returns the logger, with the configuration as a text."""
@@ -151,7 +152,7 @@ class MLflow:
 
     def check(self) -> None:
         """Raises UserError if mlflow is not installed."""
-        _require("mlflow", "mlflow")
+        require_package("mlflow", "logger=mlflow", extra="mlflow", advice=LEAVE_OUT)
 
     def open(self, entry: Entry) -> tuple[Logger, str | None]:
         """Returns the logger of a run of the experiment, with the name of its sweep in the tag `sweep`."""
@@ -209,7 +210,7 @@ class Wandb:
 
     def check(self) -> None:
         """Raises UserError if wandb is not installed, or in the mode `online` without a key that it accepts."""
-        _require("wandb", "train")
+        require_package("wandb", "logger=wandb", extra="train", advice=LEAVE_OUT)
         if self.mode != "online":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # Nothing leaves the machine.
             return
@@ -337,7 +338,7 @@ def final_metrics(record: JsonObject) -> dict[str, float]:
             metrics = (section[model] or {}).get("metrics") or {}
             found |= {f"{prefix}{model}/{name}": value for name, value in metrics.items()}
         for name, file in section["export"].items():
-            timing = select_timing(section, "student", f"onnx-{name}") or {}
+            timing = select_timing(section, "student", timed_name(name, file["file"])) or {}
             found |= {f"{prefix}{name}/{metric}": value for metric, value in file["metrics"].items()}
             found |= {f"{prefix}{name}/bytes": file["bytes"], f"{prefix}{name}/p50_ms": timing.get("p50_ms")}
         found |= {f"{prefix}{name}/retention": value for name, value in (section["retention"] or {}).items()}
@@ -355,10 +356,3 @@ def _unchanged_environment(name: str) -> Iterator[None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = before
-
-
-def _require(package: str, extra: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise UserError(
-            f"logger={package} needs {package}, which is not installed: pip install 'distill[{extra}]', or leave it out"
-        )

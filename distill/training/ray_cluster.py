@@ -1,6 +1,5 @@
 """The connection of this process to a Ray cluster: one that runs, or one of this machine for the time of use."""
 
-import importlib.util
 import os
 import signal
 import socket
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from distill.errors import OptionError, UserError, first_line
+from distill.options import require_package
 
 _CONNECT_SECONDS = 5.0
 _OBJECT_STORE_BYTES = 256 * 2**20  # In /dev/shm. It holds the arguments of runs and trainings, never their data.
@@ -16,8 +16,7 @@ _OBJECT_STORE_BYTES = 256 * 2**20  # In /dev/shm. It holds the arguments of runs
 
 def check_ray(option: str) -> None:
     """Raises UserError if Ray, which the option needs, is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise UserError(f"{option} needs Ray, which is not installed: pip install 'distill[ray]'")
+    require_package("ray", option, extra="ray", name="Ray")
 
 
 @contextmanager
