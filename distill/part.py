@@ -158,7 +158,7 @@ class Part:
 
     def student_card(self) -> str:
         """Returns the README.md of the student as a Hugging Face model."""
-        return report.render_student_card(self.run.whole(), self.splits.labels, auto_class=self.task.auto_class)
+        return report.render_model_card(self.run.whole(), self.splits.labels, auto_class=self.task.auto_class)
 
     def print_bundle(self) -> None:
         """Prints the bundle, its recommended file and what is to know of it."""

@@ -109,13 +109,14 @@ class EmbeddingMSE(Term):
             return (vectors - self._teacher_vectors(teacher, items)).square().sum(), self.count(items)
         targets = _source_vectors(items)
         chosen = ~targets[:, 0].isnan()
-        if bool(chosen.any()) and vectors.shape[-1] != targets.shape[-1]:
+        if not bool(chosen.any()):
+            return _no_loss(student), self.count(items)
+        if vectors.shape[-1] != targets.shape[-1]:
             raise UserError(
                 f"the vectors of task.source_encoder are {targets.shape[-1]} wide and the student's "
                 f"{vectors.shape[-1]}: take a student of that width"
             )
-        difference = vectors[chosen] - targets[chosen, : vectors.shape[-1]]
-        return difference.square().sum(), self.count(items)
+        return (vectors[chosen] - targets[chosen]).square().sum(), self.count(items)
 
     def _teacher_vectors(self, teacher: Outputs, items: Items) -> Tensor:
         """Returns the teacher's targets `[n, D]` in the student's space."""
@@ -341,7 +342,7 @@ def _cross_scores(items: Items) -> Tensor:
 def _source_vectors(items: Items) -> Tensor:
     """Returns the source encoder's vectors as targets of all texts `[n, D]`, NaN for texts without one."""
     vectors = items.batch.get(SOURCE_VECTORS)
-    return torch.full((len(items), 1), torch.nan) if vectors is None else vectors[items.row]
+    return items.labels.new_full((len(items), 1), torch.nan) if vectors is None else vectors[items.row]
 
 
 def _is_pair(items: Items, *, labelled: bool) -> Tensor:

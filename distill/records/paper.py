@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12.
 
 from distill.records.comparison import Row, read_config
-from distill.records.report import MISSING, format_points, format_spread
+from distill.records.report import MISSING, format_number, format_points, format_spread
 
 
 class Paper(TypedDict):
@@ -54,11 +54,11 @@ def compare_with_paper(rows: Sequence[Row]) -> PaperTable | None:
     header = (option, f"paper: {paper['metric']}", _metric(rows))
     if compared_with is None:
         names = [*values, *(name for name in ours if name not in values)]
-        cells = [(name, _number(values.get(name), ".1f"), _spread(ours.get(name))) for name in names]
+        cells = [(name, format_number(values.get(name), ".1f"), _spread(ours.get(name))) for name in names]
         return PaperTable(paper["source"], [header, *cells])
     reference = ours.get(compared_with)
     differences = [
-        (name, _number(values.get(name), "+.2f"), _spread(ours.get(name)), _difference(ours.get(name), reference))
+        (name, format_number(values.get(name), "+.2f"), _spread(ours.get(name)), _difference(ours.get(name), reference))
         for name in [compared_with, *(name for name in values if name != compared_with)]
     ]
     return PaperTable(paper["source"], [(*header, f"against {compared_with}"), *differences])
@@ -74,10 +74,6 @@ def _select_values(paper: Paper, rows: Sequence[Row]) -> Mapping[str, float] | N
         elif name in tasks:
             return value
     return values or None
-
-
-def _number(value: float | None, specification: str) -> str:
-    return MISSING if value is None else f"{value:{specification}}"
 
 
 def _spread(row: Row | None) -> str:

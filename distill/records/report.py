@@ -92,15 +92,12 @@ def render_overview_card(record: Record) -> str:
     return _render("overview_card.md.jinja", record, names=list(record["tasks"]), shared=record.get("shared") or {})
 
 
-def render_model_card(record: Record, labels: Sequence[str]) -> str:
+def render_model_card(record: Record, labels: Sequence[str], *, auto_class: str | None = None) -> str:
     """Returns the README.md of a bundle, with the YAML header that the Hugging Face Hub reads.
 
+    With `auto_class` it is that of the student as a Hugging Face model, which transformers loads with this class.
     `labels` are the names of the classes, or the one name of a number.
     """
-    return _render_card(record, labels)
-
-
-def _render_card(record: Record, labels: Sequence[str], *, auto_class: str | None = None) -> str:
     task = record["task"]
     card = _card_data(record, is_torch=auto_class is not None)
     body = _render(
@@ -109,11 +106,6 @@ def _render_card(record: Record, labels: Sequence[str], *, auto_class: str | Non
         license=card.license, data_license=find_data_license(task.get("hub_id")),
     )  # fmt: skip
     return str(ModelCard(f"---\n{card.to_yaml()}\n---\n\n{body}"))
-
-
-def render_student_card(record: Record, labels: Sequence[str], *, auto_class: str) -> str:
-    """Returns the README.md of the student as a Hugging Face model, which transformers loads with `auto_class`."""
-    return _render_card(record, labels, auto_class=auto_class)
 
 
 def comparison_sentences(record: Record) -> list[str]:
@@ -169,7 +161,7 @@ def format_spread(spread: Record | None) -> str:
     """Returns a mean with its standard deviation: `0.9128 ± 0.0012`."""
     if spread is None:
         return MISSING
-    return _number(spread["mean"], ".4f") + ("" if spread["std"] is None else f" ± {spread['std']:.4f}")
+    return format_number(spread["mean"], ".4f") + ("" if spread["std"] is None else f" ± {spread['std']:.4f}")
 
 
 def summary_table(record: Record) -> Table:
@@ -242,8 +234,8 @@ def _file_rows(record: Record) -> list[tuple[str, ...]]:
         p50 = timing["p50_ms"] if timing else None
         speed_up = reference["p50_ms"] / p50 if reference and p50 else None
         return (
-            name, _millions(model.get("parameters")), _value(value, spread), _number(share, ".1%"), _megabytes(size),
-            _number(p50, ".2f", " ms"), _number(speed_up, ".1f", "x"),
+            name, _millions(model.get("parameters")), _value(value, spread), format_number(share, ".1%"),
+            _megabytes(size), format_number(p50, ".2f", " ms"), format_number(speed_up, ".1f", "x"),
         )  # fmt: skip
 
     teacher_file = select_timing(record, "teacher", "onnx-fp32")
@@ -273,7 +265,7 @@ def _spread(record: Record, metric: str, model: str | None) -> Record | None:
 
 
 def _value(value: Number, spread: Record | None) -> str:
-    return format_spread(spread) if spread else _number(value, ".4f")
+    return format_spread(spread) if spread else format_number(value, ".4f")
 
 
 def _seed_table(record: Record) -> list[tuple[str, ...]]:
@@ -284,7 +276,7 @@ def _seed_table(record: Record) -> list[tuple[str, ...]]:
     rows = [
         (
             str(entry["seed"]),
-            *(_number(model.get(metric), ".4f") for model in (
+            *(format_number(model.get(metric), ".4f") for model in (
                 entry["metrics"], *((entry["export"].get(name) or {}).get("metrics", {}) for name in names),
                 *([(entry.get("baseline") or {}).get("metrics", {})] if with_baseline else []),
             )),
@@ -301,7 +293,7 @@ def _breakdown_table(of_models: Record, record: Record) -> tuple[tuple[str, ...]
         (
             kind,
             f"{values['number']:,.0f}",
-            *(_number(of_model[kind].get(metric), ".4f") for of_model in of_models.values()),
+            *(format_number(of_model[kind].get(metric), ".4f") for of_model in of_models.values()),
         )
         for kind, values in types.items()
         if values["number"]
@@ -317,9 +309,9 @@ def _task_table(record: Record) -> list[tuple[str, ...]]:
         (
             name,
             "" if section is record else section["task"]["metric"],
-            *(_number((section[model] or {"metrics": {}})["metrics"].get(section["task"]["metric"]), ".4f")
+            *(format_number((section[model] or {"metrics": {}})["metrics"].get(section["task"]["metric"]), ".4f")
               for model in ("teacher", "student", "baseline")),
-            *(_number((section["retention"] or {}).get(format), ".1%") for format in formats),
+            *(format_number((section["retention"] or {}).get(format), ".1%") for format in formats),
             ", ".join(f"{format} {file['gate']}" for format, file in section["export"].items()),
         )
         for name, section in sections.items()
@@ -444,7 +436,7 @@ def _templates() -> Environment:
         loader=PackageLoader("distill.records"), autoescape=False, trim_blocks=True, lstrip_blocks=True,
         undefined=ChainableUndefined, finalize=lambda value: MISSING if _is_missing(value) else value,
     )  # fmt: skip
-    environment.filters |= {"cell": _cell, "number": _number, "megabytes": _megabytes, "shortened": _shorten}
+    environment.filters |= {"cell": _cell, "number": format_number, "megabytes": _megabytes, "shortened": _shorten}
     return environment
 
 
@@ -463,7 +455,8 @@ def _shorten(value: object) -> str:
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
 
 
-def _number(value: Number, specification: str, unit: str = "") -> str:
+def format_number(value: Number, specification: str, unit: str = "") -> str:
+    """Returns a number with its unit, or a dash for one that is missing."""
     return MISSING if _is_missing(value) else f"{value:{specification}}{unit}"
 
 

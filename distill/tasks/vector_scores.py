@@ -257,8 +257,8 @@ class TranslationScores:
 
     def weakness(self, scores: Scores) -> str | None:
         """Compares with the text that is nearest to most others by chance."""
-        value, labels = self.metrics(scores)[ACCURACY], self.condense(scores).labels
-        chance = len(np.unique(labels)) / len(labels)
+        condensed = self.condense(scores)
+        value, chance = self.metrics(condensed)[ACCURACY], len(np.unique(condensed.labels)) / len(condensed.labels)
         return None if value > chance else f"has {ACCURACY} {value:.3f} on dev, and guessing has {chance:.3f}"
 
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
