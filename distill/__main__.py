@@ -12,8 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill import __version__
-from distill.errors import DistillError, Failure, Interrupted, OptionError, UserError, first_line, forget_interrupt
+from distill.errors import (
+    DistillError,
+    Failure,
+    Interrupted,
+    OptionError,
+    UserError,
+    find_cause,
+    first_line,
+    forget_interrupt,
+)
 from distill.files import is_full_disk
+from distill.jobs import slurm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -143,6 +153,7 @@ class Job:
         """Prepares another process, to which a launcher has sent this job."""
         vars(self).update(state, _in_launcher=True)
         sys.argv = list(self._command)
+        slurm.use_allotted_cores()
         register_resolvers()
 
     def __call__(self, config: "DictConfig") -> Path | Failure | None:
@@ -170,10 +181,10 @@ class Job:
 
     def _report(self, error: DistillError) -> Failure | None:
         """Prints the error of a run of this process, and returns that of another one."""
-        if self._in_launcher:
+        if self._in_launcher and not (isinstance(error, Interrupted) and slurm.in_job()):
             return Failure(error.exit_code, str(error))
         self.exit_codes.append(_print_error(error))
-        if isinstance(error, Interrupted):  # Ends a sweep.
+        if isinstance(error, Interrupted):  # Ends a sweep, or a job of SLURM, which starts it again or does not.
             sys.exit(error.exit_code)
         return None
 
@@ -277,9 +288,7 @@ def _translate(error: Exception, config: "DictConfig | None" = None) -> DistillE
     """Returns the error as a DistillError with a message of one line."""
     from hydra.errors import MissingConfigException
 
-    root: BaseException = error
-    while root.__cause__ is not None and not isinstance(root, DistillError):
-        root = root.__cause__
+    root = find_cause(error)
     text = str(error)
     location = re.search(r"full_key: (\S+)", text)
     if isinstance(root, OptionError) and location:

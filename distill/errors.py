@@ -8,6 +8,13 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def find_cause(error: BaseException) -> BaseException:
+    """Returns the error of ours that another one was raised from, as by Hydra, or the very first error."""
+    while error.__cause__ is not None and not isinstance(error, DistillError):
+        error = error.__cause__
+    return error
+
+
 class DistillError(Exception):
     """An error whose message is complete: what was wrong, what was expected, what to type."""
 

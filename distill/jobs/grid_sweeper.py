@@ -12,6 +12,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from distill.errors import DistillError, Failure, Interrupted, first_line
+from distill.jobs import slurm
 from distill.jobs.ray_launcher import name_runs
 
 _GOES_ON = "the same command with resume=true goes on"
@@ -29,6 +30,7 @@ class GridSweeper(BasicSweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Receives the sweep from Hydra."""
+        slurm.prepare(config)
         self._job = cast(Job, task_function)
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
 

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from distill.errors import OptionError, UserError, first_line
 from distill.files import JsonObject, make_directory
+from distill.jobs import slurm
 from distill.jobs.grid_sweeper import Job, lost_workers, report_failures
 from distill.options import require_package, show_value
 
@@ -66,6 +67,7 @@ class OptunaSweeper(Sweeper):
         if not 1 <= len(set(self.objectives) & set(OBJECTIVES)) == len(self.objectives) <= 2:
             expected = f"one or two of {', '.join(OBJECTIVES)}, in a list like [metric,p50_ms]"
             raise OptionError(f"{_OPTION}.objectives", show_value(self.objectives), expected)
+        slurm.prepare(config)
         self._config, self._context, self._job = config, hydra_context, cast(Job, task_function)
         self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from distill.errors import Interrupted, UserError
+from distill.errors import DistillError, Interrupted, UserError, find_cause
 from distill.records.record import LOCK, Run
 from distill.training.checkpoints import handle_signals
 
@@ -55,7 +55,9 @@ def _track(run: Run, resume_with: str, *, texts: bool) -> Iterator[None]:
         raise Interrupted(_describe_progress(run, resume_with)) from error
     except BaseException as error:  # Every error is recorded and raised again.
         with contextlib.suppress(OSError):  # A full disk has no room for the record.
-            message = f"{type(error).__name__}: {error if texts else 'left out, because record.texts=false'}"
+            cause = find_cause(error)
+            known = cause if isinstance(cause, DistillError) else error
+            message = f"{type(known).__name__}: {known if texts else 'left out, because record.texts=false'}"
             run.update(status="failed", error=message.splitlines()[0])
         raise
     run.update(status="finished")
