@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         Triplet,
     )
     from distill.models.word_replacement import MaskedLMAugmentation
+    from distill.records import loggers
     from distill.records.settings import RecordSettings
     from distill.teaching.output_cache import OutputCache
     from distill.training.settings import TrainerSettings
@@ -68,6 +69,8 @@ _PUBLIC = {
     "TangAugmentation": ("distill.data.augmentation", "TangAugmentation"),
     "TrainerSettings": ("distill.training.settings", "TrainerSettings"),
 }  # fmt: skip
+
+_MODULES = {"loggers": "distill.records.loggers", "tasks": "distill.tasks"}
 
 __all__ = [
     "AttentionScoreMSE",
@@ -104,14 +107,15 @@ __all__ = [
     "TrainerSettings",
     "Triplet",
     "distill",
+    "loggers",
     "students",
     "tasks",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "tasks":
-        return importlib.import_module("distill.tasks")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name not in _PUBLIC:
         raise AttributeError(f"module 'distill' has no attribute {name!r}")
     module, attribute = _PUBLIC[name]

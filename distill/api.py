@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +37,7 @@ from distill.export.settings import ExportSettings
 from distill.files import make_directory
 from distill.losses import Objective
 from distill.plan import Plan, Student, default_objective
+from distill.records.loggers import LoggerSettings, Tracking
 from distill.records.record import Run, create_run, create_run_in, open_run
 from distill.records.settings import RecordSettings
 from distill.records.tracking import tracked
@@ -258,6 +259,7 @@ def distill(
     budget: Budget | None = None,
     record: RecordSettings | None = None,
     augment: Augmentation | None = None,
+    logger: LoggerSettings | Sequence[LoggerSettings] = (),
     seed: int = 0,
     seeds: int = 1,
     baseline: bool = False,
@@ -278,6 +280,7 @@ def distill(
         budget: limits of the exported student; its deepest version within them is trained.
         record: what the run's directory holds; `RecordSettings(texts=False)` leaves out the texts of the data.
         augment: makes changed copies of the texts, which the teacher labels, for example `TangAugmentation()`.
+        logger: one or several of `loggers`, beside metrics.csv, for example `loggers.TensorBoard()`.
         seed: of the student's fresh weights, the order of the examples, and dropout.
         seeds: number of students, with `seed`, `seed` + 1, ...; the first one is the student of the result.
         baseline: trains the same student from the same start without the teacher too.
@@ -295,7 +298,24 @@ def distill(
         benchmark=benchmark or BENCHMARK, budget=budget or Budget(), record=record or RecordSettings(),
         augment=augment, cache_dir=teacher.cache_dir, seed=seed, seeds=seeds, baseline=baseline, resume=resume,
     )  # fmt: skip
+    plan = replace(plan, tracking=_tracking(logger, plan, teacher, student))
     return _run(plan, teacher, student, directory)
+
+
+def _tracking(
+    logger: LoggerSettings | Sequence[LoggerSettings], plan: Plan, teacher: Teacher, student: Student
+) -> Tracking:
+    """Returns the loggers of a run with its settings; raises UserError for one that cannot be used."""
+    tracking = Tracking(
+        settings=list(logger) if isinstance(logger, Sequence) else [logger],
+        config={
+            "teacher": teacher.source.weights.name, "student": student.name, "task": plan.task.name,
+            "objective": plan.objective.record(), "trainer": asdict(plan.trainer), "export": asdict(plan.export),
+            "seed": plan.seed, "seeds": plan.seeds, "baseline": plan.baseline,
+        },
+    )  # fmt: skip
+    tracking.check()
+    return tracking
 
 
 def _run(plan: Plan, teacher: Teacher, student: Student, directory: str | Path | None) -> Result:

@@ -83,7 +83,10 @@ def distill_by_api(teacher_dir: Path, data: Any, root: Path, **options: Any) -> 
 def test_the_api_and_the_command_give_the_same_results(
     teacher_dir: Path, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = distill_by_api(teacher_dir, {"data": data_dir}, tmp_path)
+    result = distill_by_api(teacher_dir, {"data": data_dir}, tmp_path, logger=d.loggers.TensorBoard())
+    events = b"".join(path.read_bytes() for path in (result.directory / "tensorboard").iterdir())
+    assert b"final/int8/accuracy" in events
+    assert b'"student": "distilbert"' in events
     arguments = [
         "distill", "+teacher=pretrained", f"teacher.path={teacher_dir}", "+student=distilbert", "task=sst2",
         f"task.data_dir={data_dir}", "task.max_length=64", "trainer=fixed", "trainer.max_epochs=2", "seed=3",
