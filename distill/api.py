@@ -273,8 +273,7 @@ def distill(
         student: one of `students`, a loaded model (a copy of it is trained), or a function `(teacher_model)` or
             `(teacher_model, task=...)` that builds one; it is called after seeding.
         objective: the loss terms; DistilBERT's triple loss by default.
-        trainer: how to train; chosen from the data and the student by default, as with `trainer=auto`. Its seed
-            is `seed` by default.
+        trainer: how to train; by default with `seed`, and chosen from the data and the student as by `trainer=auto`.
         export: how to export and when a file passes its gate.
         benchmark: what to time.
         budget: limits of the exported student; its deepest version within them is trained.
@@ -291,15 +290,13 @@ def distill(
         UserError: for options, data or models that do not fit, before anything is trained.
         Interrupted: for Ctrl-C.
     """
-    student = student if isinstance(student, Student) else Student(getattr(student, "__name__", "student"), student)
     plan = Plan(
         task=cast(Task, task), objective=default_objective(task) if objective is None else copy.deepcopy(objective),
         trainer=TrainerSettings.auto(seed=seed) if trainer is None else trainer, export=export or ExportSettings(),
         benchmark=benchmark or BENCHMARK, budget=budget or Budget(), record=record or RecordSettings(),
         augment=augment, cache_dir=teacher.cache_dir, seed=seed, seeds=seeds, baseline=baseline, resume=resume,
     )  # fmt: skip
-    plan = replace(plan, tracking=_tracking(logger, plan, teacher, student))
-    return _run(plan, teacher, student, directory)
+    return _run(plan, teacher, student, directory, logger)
 
 
 def _tracking(
@@ -318,7 +315,15 @@ def _tracking(
     return tracking
 
 
-def _run(plan: Plan, teacher: Teacher, student: Student, directory: str | Path | None) -> Result:
+def _run(
+    plan: Plan,
+    teacher: Teacher,
+    student: Student | PreTrainedModel | Callable[..., PreTrainedModel],
+    directory: str | Path | None,
+    logger: LoggerSettings | Sequence[LoggerSettings],
+) -> Result:
+    student = student if isinstance(student, Student) else Student(getattr(student, "__name__", "student"), student)
+    plan = replace(plan, tracking=_tracking(logger, plan, teacher, student))
     run = _open_run(plan, teacher, student, directory)
     if run.record["status"] != "finished":
         with tracked(run, resume_with="distill(..., resume=True)", texts=plan.record.texts):

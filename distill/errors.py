@@ -60,7 +60,7 @@ class Interrupted(DistillError):
 
 
 class NumericalError(DistillError):
-    """A loss that is NaN or infinite."""
+    """A loss, or an output of an exported file, that is NaN or infinite."""
 
     exit_code = 3
 

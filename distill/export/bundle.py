@@ -19,10 +19,11 @@ from distill.edge.decoder import Record
 from distill.edge.manifest import FORMAT
 from distill.edge.model_files import count_bytes, list_model_files, session
 from distill.edge.processor import ANY, weight_bits
-from distill.errors import UserError
+from distill.errors import NumericalError, UserError
 from distill.export.abstention import measure_abstention
 from distill.export.formats import FORMATS, HALF
 from distill.export.gate import FAILED, REREAD, TRUNCATED, ExportedFile, compare, judge, judge_float32, recommended
+from distill.export.graph import remove_model
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material
 from distill.export.recipe_ladder import FLOAT16, RecipeLadder, Rung
@@ -76,7 +77,6 @@ def write_bundle(
         teacher: the name and the metrics of the teacher, to be shown beside those of the student.
     """
     fp32, is_cut = directory / FILES["fp32"], settings.vocabulary == "task"
-
     export = partial(_export, tokenizer=tokenizer, splits=splits, is_cut=is_cut)
     exported, reader = export(model, fp32)
     _save_tokenizer(reader, directory / "tokenizer.json")
@@ -91,8 +91,9 @@ def write_bundle(
     retrained = None if retrain is None else lambda path: export(retrain(), path)
     names, ladder = _quantize(fp32, scorer, task=task, settings=settings, retrain=retrained)
     names |= _convert(fp32, [name for name in dict.fromkeys(settings.formats) if name in FORMATS and name not in names])
-    smaller = {name: scorer.score_splits(directory / entry.file) for name, entry in names.items()}
-    names, file_scores = {"fp32": _Name(fp32.name, "float32", ANY), **names}, {"fp32": fp32_scores, **smaller}
+    smaller = _score_files(directory, names, scorer)
+    names = {"fp32": _Name(fp32.name, "float32", ANY), **{name: names[name] for name in smaller}}
+    file_scores = {"fp32": fp32_scores, **smaller}
     _report_truncated(file_scores["fp32"])
     formats = {
         name: _describe(directory / entry.file, entry, file_scores[name], scorer, task=task, settings=settings)
@@ -168,6 +169,18 @@ def _convert(fp32: Path, formats: Sequence[str]) -> dict[str, _Name]:
     return {name: _Name(FORMATS[name].file, FORMATS[name].recipe, ANY) for name in formats}
 
 
+def _score_files(directory: Path, names: Mapping[str, _Name], scorer: "Scorer") -> dict[str, dict[str, Scores]]:
+    """Returns the scores of each file; removes those whose outputs are not finite, as float16 may have them."""
+    scores = {}
+    for name, entry in names.items():
+        try:
+            scores[name] = scorer.score_splits(directory / entry.file)
+        except NumericalError as error:
+            print_notice(f"{error}, and it is left out")
+            remove_model(directory / entry.file)
+    return scores
+
+
 @dataclass(frozen=True)
 class Scorer:
     """Scores files with the tokenizer and the decoder of a bundle, on the splits of `scores`, those of torch.
@@ -201,6 +214,7 @@ class Scorer:
         the prediction that the decoder gives them, and are marked in the column `TRUNCATED`.
 
         Raises:
+            NumericalError: if a logit is NaN or infinite.
             ValueError: if an example has other items than in the torch model for another reason.
         """
         records = self.splits.scored()[split].records()
@@ -242,6 +256,11 @@ class Scorer:
         parts, rows = list[Scores](), 0
         for first in range(0, len(records), together):
             logits = bundle.item_logits(records[first : first + together], batch_size=batch_size)
+            broken = sum(not np.isfinite(of_row).all() for of_row in logits)
+            if broken:
+                raise NumericalError(
+                    f"{bundle.model} has outputs for {broken} of {len(logits)} texts that are not finite"
+                )
             own = reference.select((reference.example_id >= rows) & (reference.example_id < rows + len(logits)))
             placed = self._place(logits, replace(own, example_id=own.example_id - rows))
             parts.append(replace(placed, example_id=own.example_id))

@@ -12,6 +12,7 @@ import numpy as np
 from distill.console import print_line
 from distill.contracts import Scores, Task
 from distill.edge.model_files import count_bytes
+from distill.errors import NumericalError
 from distill.export import graph, quantization
 from distill.export.gate import FAILED, PASSED, UNCHECKED, UNDECIDED, Comparison, compare, judge
 from distill.export.quantization import Material
@@ -103,7 +104,12 @@ class RecipeLadder:
             if name == "qat" and (self.retrain is None or not self.settings.qat_epochs):
                 continue
             candidate = int8.with_name(f"{int8.stem}.{name}.onnx")
-            rung = self._try(name, candidate)
+            try:
+                rung = self._try(name, candidate)
+            except NumericalError as error:
+                print_line(f"  {error}: the recipe {name} is left out")
+                graph.remove_model(candidate)
+                continue
             rungs.append(rung)
             print_line(f"  {rung['bytes'] / 1e6:.1f} MB, {rung['gate']}: {describe(rung)}")
             if name == FLOAT16:

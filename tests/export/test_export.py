@@ -1,5 +1,6 @@
 """Tests that a bundle equals torch from the text on, and that the gate fails if it does not."""
 
+import copy
 import json
 import math
 from dataclasses import replace
@@ -18,8 +19,10 @@ from distill.data.tables import LabelledData, Split
 from distill.edge.bundle import Bundle
 from distill.edge.manifest import FORMAT
 from distill.edge.model_files import session
-from distill.errors import UserError
+from distill.errors import NumericalError, UserError
+from distill.export import recipe_ladder
 from distill.export.bundle import FILES, write_bundle
+from distill.export.formats import FORMATS
 from distill.export.gate import judge, judge_float32, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
@@ -163,6 +166,41 @@ def test_a_collapsed_int8_fails_its_gate_and_is_not_recommended(
     assert formats["int8"]["gate"] == "failed"
     assert formats["fp32"]["gate"] == "passed"
     assert json.loads((tmp_path / "bundle.json").read_text())["recommended"] == "fp32"
+
+
+def write_broken(material: Material, path: Path, **options: Any) -> None:
+    """Writes the float32 file with weights that are not numbers, as after an overflow in float16."""
+    model = onnx.load(str(material.fp32))
+    for value in model.graph.initializer:
+        if value.data_type == onnx.TensorProto.FLOAT and len(value.dims) == 2:
+            value.CopyFrom(onnx.numpy_helper.from_array(np.full(list(value.dims), np.nan, np.float32), value.name))
+    onnx.save(model, str(path))
+
+
+def test_a_file_with_outputs_that_are_not_finite_is_left_out(
+    exported: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(recipe_ladder.SIMPLE, "dynamic", write_broken)  # type: ignore[arg-type]
+    monkeypatch.setitem(FORMATS, "fp16", replace(FORMATS["fp16"], write=write_broken))  # type: ignore[arg-type]
+    student = exported["models"]["student"]
+    formats = write(
+        tmp_path, student, tokenizer, max_drop=1.0, formats=("fp32", "int8", "fp16"), recipes=("dynamic", "smoothed")
+    )
+    assert {name: row["recipe"] for name, row in formats.items()} == {
+        "fp32": "float32", "int8": "dynamic int8 with smoothed activations"
+    }  # fmt: skip
+    output = " ".join("".join(capsys.readouterr()).split())
+    assert "model.int8.dynamic.onnx has outputs for 24 of 24 texts that are not finite: the recipe dynamic" in output
+    assert "model.fp16.onnx has outputs for 24 of 24 texts that are not finite, and it is left out" in output
+    assert {path.name for path in tmp_path.glob("*.onnx")} == {"model.onnx", "model.int8.onnx"}
+    broken = copy.deepcopy(student)
+    torch.nn.init.constant_(broken.classifier.bias, float("nan"))
+    with pytest.raises(NumericalError, match=r"^model\.onnx has outputs for 24 of 24 texts that are not finite$"):
+        write(tmp_path / "broken", broken, tokenizer)
 
 
 @pytest.fixture
