@@ -17,6 +17,7 @@ from distill.errors import (
     Failure,
     Interrupted,
     OptionError,
+    Pruned,
     UserError,
     find_cause,
     first_line,
@@ -167,6 +168,9 @@ class Job:
         number = hydra_config.job.num if hydra_config.mode == RunMode.MULTIRUN else 0
         try:
             return _run_config(config, launch=f"{self._sweep}-{number}")
+        except Pruned as pruned:
+            print(f"Pruned   {pruned}")
+            return None
         except (DistillError, HydraException, OmegaConfBaseException) as error:
             if self.show_traceback:
                 raise

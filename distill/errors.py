@@ -59,6 +59,12 @@ class Interrupted(DistillError):
     exit_code = 130
 
 
+class Pruned(DistillError):
+    """The end of a trial of a search that had worse values than the others."""
+
+    exit_code = 0
+
+
 class NumericalError(DistillError):
     """A loss, or an output of an exported file, that is NaN or infinite."""
 

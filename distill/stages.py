@@ -74,7 +74,7 @@ class Stages:
         run.update(teacher_outputs={"cached": outputs.outputs is not None, "reason": outputs.reason})
         if module.teacher is None:
             self.teacher.release()  # Its outputs are cached; later stages load it again.
-        with plan.tracking.open(run.directory) as loggers:
+        with plan.tracking.open(run.directory, metric=plan.task.metric, selects=plan.task.selects) as loggers:
             self._train_and_publish(module, outputs, start, source, loggers)
 
     def _train_and_publish(

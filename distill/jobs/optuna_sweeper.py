@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 OBJECTIVES = {"metric": "maximize", "p50_ms": "minimize", "bytes": "minimize"}
-STUDY = "optuna.db"  # In the directory of the sweep.
+STUDY, STUDY_NAME = "optuna.db", "distill"  # In the directory of the sweep.
 _OPTION = "hydra.sweeper"
 _LOST = "lost"  # Number of trials that killed processes left, an attribute of the study.
+PRUNED = "pruned"  # Attribute of a trial that ended itself.
 _DIRECTORY = "directory"  # Of a trial's run, an attribute of the trial.
 
 
@@ -44,6 +45,7 @@ class OptunaSweeper(Sweeper):
         trials: number of runs of the whole search.
         objectives: one or two of `OBJECTIVES`.
         parallel: number of runs that the launcher gets at once.
+        pruning: whether a run ends when its metric on dev is worse than the median of the others; for `metric` alone.
         seed: of the sampler.
         params: the space, besides the one on the command line.
 
@@ -52,9 +54,11 @@ class OptunaSweeper(Sweeper):
     """
 
     def __init__(
-        self, *, trials: int, objectives: Sequence[str], parallel: int, seed: int, params: Mapping[str, str] | None
-    ) -> None:
+        self, *, trials: int, objectives: Sequence[str], parallel: int, pruning: bool, seed: int,
+        params: Mapping[str, str] | None,
+    ) -> None:  # fmt: skip
         self.trials, self.objectives, self.parallel, self.seed = trials, list(objectives), parallel, seed
+        self.pruning = pruning
         self.params = dict(params or {})
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -67,6 +71,8 @@ class OptunaSweeper(Sweeper):
         if not 1 <= len(set(self.objectives) & set(OBJECTIVES)) == len(self.objectives) <= 2:
             expected = f"one or two of {', '.join(OBJECTIVES)}, in a list like [metric,p50_ms]"
             raise OptionError(f"{_OPTION}.objectives", show_value(self.objectives), expected)
+        if self.pruning and self.objectives != ["metric"]:
+            raise OptionError(f"{_OPTION}.pruning", "true", "false with other objectives than [metric]")
         slurm.prepare(config)
         self._config, self._context, self._job = config, hydra_context, cast(Job, task_function)
         self._launcher = Plugins.instance().instantiate_launcher(
@@ -116,9 +122,8 @@ class OptunaSweeper(Sweeper):
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         directions = [OBJECTIVES[name] for name in self.objectives]
         study = optuna.create_study(
-            storage=f"sqlite:///{(directory / STUDY).absolute()}", study_name="distill", directions=directions,
-            load_if_exists=True,
-        )  # fmt: skip
+            storage=_storage(directory), study_name=STUDY_NAME, directions=directions, load_if_exists=True
+        )
         known = study.user_attrs.get("search")
         search = {"objectives": self.objectives, "space": {name: repr(of) for name, of in sorted(space.items())}}
         if known not in (None, search):
@@ -151,7 +156,7 @@ class OptunaSweeper(Sweeper):
                 _tell(study, trial, same.values, same.user_attrs.get(_DIRECTORY))
         if not new:
             return
-        batch = [[*fixed, *(f"{name}={value}" for name, value in trial.params.items())] for trial in new]
+        batch = [[*fixed, *self._overrides(trial)] for trial in new]
         with lost_workers():
             results = self._launcher.launch(batch, initial_job_idx=new[0].number)
         for trial, result in zip(new, results, strict=True):
@@ -161,6 +166,15 @@ class OptunaSweeper(Sweeper):
         for result in results:
             if result.status == JobStatus.FAILED:
                 _ = result.return_value  # Raises the error.
+
+    def _overrides(self, trial: "optuna.Trial") -> list[str]:
+        """Returns the options of a trial, with the logger that may end it."""
+        options = [f"{name}={value}" for name, value in trial.params.items()]
+        if self.pruning:
+            storage = _storage(Path(str(self._config.hydra.sweep.dir)))
+            values = {"_target_": "distill.jobs.pruning.Pruner", "storage": f"'{storage}'", "trial": trial._trial_id}
+            options.append(f"+logger.pruner={{{','.join(f'{name}:{value}' for name, value in values.items())}}}")
+        return options
 
     def _read_values(self, directory: Path | None) -> list[float] | None:
         """Returns the objectives of a finished run; None for one that failed or has a value that is no number."""
@@ -184,6 +198,9 @@ class OptunaSweeper(Sweeper):
         failed = len(study.get_trials(states=[optuna.trial.TrialState.FAIL])) - study.user_attrs[_LOST]
         if failed:
             print_notice(f"{failed} of {_count(study)} trials of the search failed or have no number to compare")
+        pruned = len(study.get_trials(states=[optuna.trial.TrialState.PRUNED]))
+        if pruned:
+            print_line(f"Pruned   {pruned} of {_count(study)} trials")
         if not study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
             return
         best = {tuple(trial.params.items()): trial for trial in study.best_trials}.values()
@@ -213,6 +230,10 @@ def _distribution(override: Override) -> "BaseDistribution":
         raise UserError(f"{override.input_line} cannot be searched over: {first_line(error)}") from error
 
 
+def _storage(directory: Path) -> str:
+    return f"sqlite:///{(directory / STUDY).absolute()}"
+
+
 def _count(study: "optuna.Study") -> int:
     """Returns the number of trials that are finished, without those that a killed process left."""
     finished = [trial for trial in study.trials if trial.state.is_finished()]
@@ -232,7 +253,9 @@ def _tell(study: "optuna.Study", trial: "optuna.Trial", values: Sequence[float] 
     if directory is not None:
         trial.set_user_attr(_DIRECTORY, directory)
     complete = values is not None and len(values) == len(study.directions)
-    study.tell(trial, values=values if complete else None, state=None if complete else TrialState.FAIL)
+    pruned = study.trials[trial.number].user_attrs.get(PRUNED, False)
+    otherwise = TrialState.PRUNED if pruned else TrialState.FAIL
+    study.tell(trial, values=values if complete else None, state=None if complete else otherwise)
 
 
 def _run_directory(result: JobReturn) -> Path | None:

@@ -66,7 +66,7 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     _show(module, task_line, examples, loaders, settings, start, source.weights.resolved(), before)
     if config.dry_run:
         return
-    with tracking.open(run.directory) as loggers:
+    with tracking.open(run.directory, metric=task.metric, selects=task.selects) as loggers:
         fit = fitting.fit(
             module, loaders["train"], dev, settings=settings, checkpoints=run.directory / "checkpoints",
             logger=loggers.lightning, title="teacher", resume=bool(config.resume),

@@ -2,7 +2,7 @@
 
 Settings name a logger and are the keys of its YAML in `conf/logger`. `Tracking.open` opens all of them for one student:
 
-    with tracking.open(run.directory) as loggers:
+    with tracking.open(run.directory, metric=task.metric, selects=task.selects) as loggers:
         trainer.fit(..., logger=loggers.lightning)
         loggers.log_results(run.record, bundle)
 
@@ -42,6 +42,8 @@ class Entry:
         group: the name of the sweep that the run belongs to; None for a single run.
         config: the whole configuration.
         id: of the entry that a resumed run continues; None for a new one.
+        metric: of the task, which is logged as `dev/<metric>`.
+        selects: `max` or `min`, the better values of the metric.
     """
 
     directory: Path
@@ -49,6 +51,8 @@ class Entry:
     group: str | None
     config: Mapping[str, Any]
     id: str | None
+    metric: str
+    selects: str
 
 
 @plain_dataclass(frozen=True)
@@ -303,24 +307,31 @@ class Tracking:
             settings.check()
 
     @contextmanager
-    def open(self, directory: Path) -> Iterator[OpenLoggers]:
-        """Opens the loggers of a student, and closes them at the end, also after an error."""
+    def open(self, directory: Path, *, metric: str, selects: str) -> Iterator[OpenLoggers]:
+        """Opens the loggers of a student, and closes them at the end, also after an error.
+
+        Args:
+            directory: of the run.
+            metric: of the task.
+            selects: `max` or `min`, the better values of the metric.
+        """
         opened: list[tuple[LoggerSettings, Logger]] = []
         failed = True
         try:
             for settings in (Csv(), *(each for each in self.settings if not isinstance(each, Csv))):
-                opened.append((settings, self._open(settings, directory)))
+                opened.append((settings, self._open(settings, directory, metric, selects)))
             yield OpenLoggers(opened)
             failed = False
         finally:
             for settings, logger in opened:
                 settings.close(logger, failed=failed)
 
-    def _open(self, settings: LoggerSettings, directory: Path) -> Logger:
+    def _open(self, settings: LoggerSettings, directory: Path, metric: str, selects: str) -> Logger:
         tracker, path = type(settings).__name__.lower(), directory / ENTRIES
         entries = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         name = directory.name if self.root is None else os.path.relpath(directory, self.root)
-        logger, id = settings.open(Entry(directory, name, self.group, self.config or {}, entries.get(tracker)))
+        config, id = self.config or {}, entries.get(tracker)
+        logger, id = settings.open(Entry(directory, name, self.group, config, id, metric, selects))
         if id is not None and id != entries.get(tracker):
             write_json(path, {**entries, tracker: id})
         return logger

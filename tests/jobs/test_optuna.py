@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from distill.errors import NumericalError
 from distill.jobs import run as jobs
+from distill.records.loggers import Entry
 from distill.records.record import Run, create_record
 from tests.jobs.conftest import Command
 from tests.records.test_report import record
@@ -88,6 +90,41 @@ def test_two_objectives_have_a_front(ran: list[DictConfig], command: Command, tm
     assert f"metric 1, bytes 1000: {TEMPERATURE}=3 student.depth=1" in line
 
 
+def test_a_run_ends_when_it_is_worse_than_the_median(
+    ran: list[DictConfig], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, evaluations = jobs.run_job, dict[float, int]()
+
+    def run(config: DictConfig, *, launch: str) -> Path | None:
+        temperature = config.objective.terms.soft.temperature
+        pruner = instantiate(config.logger.pruner)
+        logger, _ = pruner.open(Entry(tmp_path, "run", None, {}, None, metric="loss", selects="min"))
+        for number in range(3):
+            evaluations[temperature] = number + 1
+            logger.log_metrics({"train/loss": 9.0}, step=number)
+            logger.log_metrics({"dev/loss": abs(temperature - 3), "dev/accuracy": 0.5}, step=number)
+        return finish(config, launch=launch)
+
+    monkeypatch.setattr(jobs, "run_job", run)
+    code, output, error = command(
+        *SEARCH, f"{TEMPERATURE}=interval(1,8)", "hydra.sweeper.trials=12", "hydra.sweeper.pruning=true"
+    )
+    assert (code, error) == (0, "")
+    trials = load(tmp_path).trials
+    pruned = {trial.params[TEMPERATURE] for trial in trials if trial.state.name == "PRUNED"}
+    whole = {trial.params[TEMPERATURE] for trial in trials if trial.state.name == "COMPLETE"}
+    assert len(pruned | whole) == 12
+    assert pruned
+    assert {evaluations[temperature] for temperature in whole} == {3}
+    assert {evaluations[temperature] for temperature in pruned} == {1}
+    early = {trial.params[TEMPERATURE] for trial in trials[:5]}
+    assert early <= whole
+    assert min(abs(temperature - 3) for temperature in pruned) > min(abs(temperature - 3) for temperature in whole)
+    lines = [line for line in output.splitlines() if line.startswith("Pruned")]
+    assert lines[-1] == f"Pruned   {len(pruned)} of 12 trials"
+    assert lines[0].endswith("worse than the median of the other trials by then")
+
+
 def test_runs_that_fail_or_have_no_number_are_failed_trials(
     ran: list[DictConfig], command: Command, tmp_path: Path
 ) -> None:
@@ -129,6 +166,10 @@ def test_a_run_of_a_killed_search_is_tried_again(
         (
             ["seed=1,2", "hydra.sweeper.objectives=[metric,speed]"],
             "got hydra.sweeper.objectives=[metric, speed], expected one or two of metric, p50_ms, bytes",
+        ),
+        (
+            ["seed=1,2", "hydra.sweeper.objectives=[metric,bytes]", "hydra.sweeper.pruning=true"],
+            "got hydra.sweeper.pruning=true, expected false with other objectives than [metric]",
         ),
         (["trainer.learning_rate=tag(log,interval(0,1))"], "trainer.learning_rate=tag(log,interval(0,1)) cannot be"),
     ],

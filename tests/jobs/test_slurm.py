@@ -92,6 +92,7 @@ def cluster() -> Iterator[None]:
             wait_for({"idle"}, "sinfo", "--noheader", "--format=%t")
             yield
         finally:
+            subprocess.run(["scancel", "--user=root"], check=False)  # The jobs of a test that failed.
             for daemon in reversed(daemons):
                 daemon.terminate()
                 daemon.wait(LIMIT)

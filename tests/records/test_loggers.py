@@ -26,7 +26,7 @@ def track(root: Path, settings: LoggerSettings, *, failed: bool = False) -> Path
     (bundle / "bundle.json").write_text("{}")
     tracking = Tracking([settings], root=root, group="monday", config=CONFIG)
     tracking.check()
-    with tracking.open(directory) as opened:
+    with tracking.open(directory, metric="accuracy", selects="max") as opened:
         for logger in opened.lightning:
             logger.log_metrics({"train/soft": 0.5}, step=1)
             logger.log_metrics({"train/soft": 0.25}, step=2)
