@@ -4,14 +4,9 @@ pytest -m slow -n 0 tests/jobs/test_ray.py
 """
 
 import importlib.util
-import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +16,6 @@ import psutil
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from omegaconf import OmegaConf
 
 from distill.errors import OptionError, UserError
 from distill.jobs.ray_launcher import RayLauncher
@@ -29,11 +23,10 @@ from distill.records.collection import SWEEP_RUNS
 from distill.training.ray_workers import allot_resources, find_cause
 from distill.training.workers import WorkerError
 from tests.conftest import MakeToy, equal, run_here, weights
+from tests.jobs.sweeps import LIMIT, ROOT, read_runs, start, wait_for_checkpoint
 
 pytest.importorskip("ray", reason="needs the extra distill[ray]")
 pytestmark = pytest.mark.slow  # Minutes, and a head of Ray in the process of the tests.
-ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 180.0  # Seconds, for what hangs.
 
 
 @pytest.fixture(scope="module")
@@ -62,43 +55,6 @@ def finetune(data_dir: Path, encoder_dir: Path) -> tuple[str, ...]:
         "job=finetune", "+teacher=pretrained", f"teacher.path={encoder_dir}", "task=sst2", f"task.data_dir={data_dir}",
         "task.max_length=32", "teacher.finetune.batch_size=16", "teacher.finetune.checkpoint_steps=3",
     )  # fmt: skip
-
-
-def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Starts a sweep with a cache and runs of its own."""
-    directory.mkdir(exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-m", "distill", "-m", *arguments, "cache_dir=cache"], cwd=directory, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # A process in the background of a script would ignore Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-
-
-def read_runs(root: Path) -> list[dict[str, Any]]:
-    """Returns options, status, metrics and weights of every run, in the order of their options."""
-    runs = []
-    for path in root.rglob("run.json"):
-        record = json.loads(path.read_text())
-        settings = OmegaConf.load(path.with_name("config.yaml")).teacher.finetune
-        weights = path.parent / "teacher" / "model" / "model.safetensors"
-        runs.append({
-            "options": (settings.learning_rate, settings.seed), "status": record["status"], "error": record["error"],
-            "metrics": record["teacher"] and record["teacher"]["metrics"],
-            "weights": weights.read_bytes() if weights.is_file() else b"", "threads": record["environment"]["threads"],
-        })  # fmt: skip
-    return sorted(runs, key=lambda run: run["options"])
-
-
-def wait_for_checkpoint(root: Path, sweep: subprocess.Popen[str]) -> Path:
-    """Waits until a run has a checkpoint, and returns its directory."""
-    end = time.monotonic() + LIMIT
-    while not (found := sorted(root.rglob("last.ckpt"))):
-        assert sweep.poll() is None, sweep.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return next(parent for parent in found[0].parents if (parent / "run.json").is_file())
 
 
 def find_worker(directory: Path) -> psutil.Process:

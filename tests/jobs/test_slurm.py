@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run_here
-from tests.jobs.test_ray import LIMIT, read_runs, start, wait_for_checkpoint
+from tests.jobs.sweeps import LIMIT, read_runs, start, wait_for_checkpoint
 
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel")
 with_slurm = pytest.mark.skipif(
