@@ -12,9 +12,11 @@ Lightning's `ddp_spawn`. In a thread beside rank 0 it logs tracebacks, and turns
 """
 
 import gc
+import multiprocessing
 import pickle
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -165,14 +167,29 @@ def _get_workers(world_size: int, device: str) -> Iterator[_Workers]:
     port = listening.getsockname()[1]
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
     arguments = (port, world_size, device, max(1, torch.get_num_threads() // world_size))
+    method = _start_method(device)
     with _blocked(signal.SIGINT):  # Workers inherit it: Ctrl-C is for rank 0, and all stop after the same step.
-        processes = start_processes(run_worker, arguments, nprocs=world_size - 1, join=False).processes
+        processes = start_processes(
+            run_worker, arguments, nprocs=world_size - 1, join=False, start_method=method
+        ).processes
     try:
         yield _Workers(store, world_size, processes)
     finally:
         for process in processes:
             process.kill()
             process.join()
+
+
+def _start_method(device: str) -> str:
+    """Returns the way to start workers of one call.
+
+    `forkserver` imports everything once, in a process that then forks the workers of all calls, so that those of later
+    calls start at once. A process that imported torch must not be forked on macOS, nor before it uses CUDA.
+    """
+    if sys.platform != "linux" or device != "cpu":
+        return "spawn"
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["distill.training.fitting"])
+    return "forkserver"
 
 
 @contextmanager

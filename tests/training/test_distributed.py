@@ -203,9 +203,13 @@ def two_rank_training(make_toy: MakeToy) -> Toy:
 
 def running_workers() -> list[int]:
     """Returns the running workers that this process started."""
-    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    # Not the resource tracker of multiprocessing, which lives as long as this process.
-    return [child.pid for child in children if "spawn_main" in " ".join(child.cmdline())]
+    return [worker.pid for worker in find_workers(psutil.Process()) if worker.status() != psutil.STATUS_ZOMBIE]
+
+
+def find_workers(process: psutil.Process) -> list[psutil.Process]:
+    """Returns the workers of a process: what its fork server has forked, which lives as long as the process itself."""
+    servers = [child for child in process.children() if "forkserver" in " ".join(child.cmdline())]
+    return [worker for server in servers for worker in server.children()]
 
 
 @pytest.mark.parametrize(
@@ -335,7 +339,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir:
         "teacher.finetune.devices=2", "trainer=ddp", "trainer.batch_size=8", "trainer.learning_rate=1e-3",
         "trainer.max_epochs=2", "trainer.evaluations=1",
     )  # fmt: skip
-    done = run_command("-m", *arguments, "seed=1,2", f"output_dir={root / 'sweep'}")
+    done = run_command("-m", *arguments, "seed=1,2", "export.enabled=false", f"output_dir={root / 'sweep'}")
     assert (done.returncode, done.stderr) == (0, "")
     assert "60 steps of 16 examples" in done.stdout  # The teacher,
     assert "16 examples in a step" in done.stdout  # and the students.
@@ -360,7 +364,7 @@ def kill_run(*arguments: str, output: Path, step: int = 1) -> tuple[dict[str, An
     process = psutil.Popen(call, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: reached() >= step)
-        started = [child for child in process.children() if "spawn_main" in " ".join(child.cmdline())]
+        started = find_workers(process)
     finally:
         process.kill()
         process.wait()
