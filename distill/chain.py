@@ -42,12 +42,14 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     seeds.check(plan)
     silence_libraries()
     make_directory(plan.cache_dir)
-    readings = [
-        _read(name, source.of_task(name), student, replace(plan, task=task), run.section(name))
-        for name, task in tasks_of(plan.task).items()
-    ]
+    with run.timed("data"):
+        readings = [
+            _read(name, source.of_task(name), student, replace(plan, task=task), run.section(name))
+            for name, task in tasks_of(plan.task).items()
+        ]
     check_teachers({reading.name: reading.source for reading in readings}, plan.objective)
-    prepared = [reading.prepare() for reading in readings]
+    with run.timed("teacher"):
+        prepared = [reading.prepare() for reading in readings]
     student, parts = prepared[0][0], [part for _, part in prepared]
     teacher = join_teachers({part.name: part.teacher for part in parts}, plan.objective)
     examples = _join_examples(parts, plan.task)
@@ -57,11 +59,12 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
         steps, scored = len(loaders["train"]), len(cast(Examples, examples["dev"]))
         plan = choose_training(plan, model, examples=rows, steps_per_epoch=steps, scored=scored)
     if not plan.dry_run:
-        for part in parts:
-            teaching.score(
-                part.teacher, part.task, part.examples, source=source.of_task(part.name),
-                directory=plan.cache_dir / "outputs",
-            )  # fmt: skip
+        with run.timed("teacher"):
+            for part in parts:
+                teaching.score(
+                    part.teacher, part.task, part.examples, source=source.of_task(part.name),
+                    directory=plan.cache_dir / "outputs",
+                )  # fmt: skip
     _record(run, plan, parts, teacher)
     stage = Stages(plan, run, student.name, parts, examples, loaders, teacher)
     further_plans = seeds.further_plans(plan)

@@ -66,7 +66,8 @@ class Stages:
     ) -> None:
         """Distils one student. `start` is its copy for the baseline; `shows` prints the summary before training."""
         plan, run = self.plan, self.run
-        module, outputs = self.prepare_training(model, source)
+        with run.timed("teacher"):
+            module, outputs = self.prepare_training(model, source)
         if shows:
             self.show(module, outputs)
         if plan.dry_run:
@@ -87,8 +88,12 @@ class Stages:
     ) -> None:
         """Trains, compares and exports one student, and logs its results."""
         run = self.run
-        scores = self.train(module, outputs, loggers.lightning)
-        baseline = None if start is None else self.train_baseline(start)
+        with run.timed("training"):
+            scores = self.train(module, outputs, loggers.lightning)
+        baseline = None
+        if start is not None:
+            with run.timed("baseline"):
+                baseline = self.train_baseline(start)
         baselines = [None] * len(self.parts) if baseline is None else [of for _, of in self._of_parts(baseline)]
         for (part, of_student), of_baseline in zip(self._of_parts(scores), baselines, strict=True):
             part.compare(of_student, of_baseline)
@@ -209,7 +214,7 @@ class Stages:
         # A stream has no epoch that quantization-aware distillation could train for.
         can_retrain = isinstance(self.examples["train"], Examples)
         results = []
-        with atomic_directory(bundle) as directory:
+        with self.run.timed("export"), atomic_directory(bundle) as directory:
             for part, of_part in self._of_parts(scores):
                 own = directory / part.name
                 own.mkdir(exist_ok=True)
@@ -219,8 +224,9 @@ class Stages:
             if self._is_joint:
                 self._join(directory)
         # The bundle is whole already, whatever becomes of the timing.
-        for part, of_part, exported in results:
-            part.measure(heads[part.name], of_part, exported)
+        with self.run.timed("benchmark"):
+            for part, of_part, exported in results:
+                part.measure(heads[part.name], of_part, exported)
         if self._is_joint:
             replace_file(bundle, "README.md", report.render_overview_card(self.run.record))
 

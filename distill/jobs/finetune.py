@@ -32,17 +32,21 @@ def run_finetune(config: DictConfig, run: Run) -> None:
     settings: TrainerSettings = requested.finetune or build.instantiate(config.trainer)
     make_directory(cache_dir)
     source, substituted = teaching.locate(requested, task)
-    splits = task.read(cache_dir)
+    with run.timed("data"):
+        splits = task.read(cache_dir)
     preparation = teaching.Preparation(
         task=task, splits=splits, cache_dir=cache_dir, run_directory=run.directory, device=settings.device(),
         resume=bool(config.resume), dry_run=config.dry_run,
     )  # fmt: skip
-    teacher = teaching.prepare(source, preparation, requested=requested.weights.name, substituted=substituted)
+    with run.timed("teacher"):
+        teacher = teaching.prepare(source, preparation, requested=requested.weights.name, substituted=substituted)
     if config.dry_run:
         print_line(f"Teacher {teacher.resolved} ({teacher.origin})")
         return
-    examples = task.encode(splits, teacher.tokenizer, cache_dir)
-    teaching.score(teacher, task, examples, source=source, directory=cache_dir / "outputs")
+    with run.timed("data"):
+        examples = task.encode(splits, teacher.tokenizer, cache_dir)
+    with run.timed("teacher"):
+        teaching.score(teacher, task, examples, source=source, directory=cache_dir / "outputs")
     run.update(task=task_record(task, splits, examples), teacher=teacher.record())
     write_predictions(
         run.directory, {"teacher": teacher.scores}, task=task, splits=splits, settings=build.instantiate(config.record)

@@ -47,14 +47,16 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     _check(config, settings, task, source, export, from_scratch=from_scratch)
     silence_libraries()
     make_directory(build.cache_dir(config))
-    splits = task.read(build.cache_dir(config))
+    with run.timed("data"):
+        splits = task.read(build.cache_dir(config))
     start = _load(source, task, splits, seed=config.seed)
     for text in start.notices:
         print_notice(text)
     if not from_scratch and not start.fits:
         print_notice(f"teacher {source.weights.resolved()} gets a language-model head with random weights")
     objective = task.pretraining_objective()
-    examples = task.encode(splits, start.tokenizer, build.cache_dir(config))
+    with run.timed("data"):
+        examples = task.encode(splits, start.tokenizer, build.cache_dir(config))
     loaders = batching.all_loaders(examples, steps=settings.max_steps, **settings.batches())
     run.update(task=task_record(task, splits, examples), objective=objective.record())
     device, dev = settings.device(), loaders["dev"]
@@ -67,12 +69,13 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     if config.dry_run:
         return
     with tracking.open(run.directory, metric=task.metric, selects=task.selects) as loggers:
-        fit = fitting.fit(
-            module, loaders["train"], dev, settings=settings, checkpoints=run.directory / "checkpoints",
-            logger=loggers.lightning, title="teacher", resume=bool(config.resume),
-            identity={"data": run.record["task"]["sha256"], "start": source.weights.fingerprint()},
-        )  # fmt: skip
-        metrics = task.metrics(evaluate(module.student.to(device), task, dev))
+        with run.timed("training"):
+            fit = fitting.fit(
+                module, loaders["train"], dev, settings=settings, checkpoints=run.directory / "checkpoints",
+                logger=loggers.lightning, title="teacher", resume=bool(config.resume),
+                identity={"data": run.record["task"]["sha256"], "start": source.weights.fingerprint()},
+            )  # fmt: skip
+            metrics = task.metrics(evaluate(module.student.to(device), task, dev))
         run.update(
             training=training_record(fit, module),
             teacher=_teacher_record(source, start, from_scratch=from_scratch) | {"metrics": metrics, "before": before},
@@ -149,7 +152,7 @@ def _export(
 ) -> None:
     """Writes the bundle of the trained model, with its model card."""
     scores = evaluate_splits(model, task, {"dev": dev})
-    with atomic_directory(run.directory / "bundle") as directory:
+    with run.timed("export"), atomic_directory(run.directory / "bundle") as directory:
         exported = write_bundle(
             directory, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores, settings=settings
         )

@@ -6,6 +6,9 @@ import json
 import os
 import platform
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -46,6 +49,16 @@ class Run:
             return
         self.record["sha256"] = digest(self.record)
         write_json(self.directory / self.file, self.record)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Adds the seconds of a stage to the field `seconds`, which has those of an interrupted process too."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = self.record.setdefault("seconds", {})
+            seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start
 
     @property
     def root(self) -> Path:
@@ -134,7 +147,7 @@ def create_record(**fields: object) -> dict[str, Any]:
     """Returns the record of a run that has no results yet."""
     return dict(
         schema=SCHEMA, status="running", error=None, version=__version__, **fields, **create_results(),
-        objective=None, training=None, budget=None, environment=environment(),
+        objective=None, training=None, budget=None, seconds={}, environment=environment(),
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ LONGEST_TEXT = 300  # Characters of a text of the data.
 FILE_COLUMNS = ("", "parameters", "metric", "of the teacher", "size", "p50", "speed-up")
 SECTIONS = (
     "task", "objective", "teacher", "student", "baseline", "training", "export", "ladder", "benchmark", "budget",
-    "environment", "command",
+    "seconds", "environment", "command",
 )  # fmt: skip
 SOFTWARE = ("python", "torch", "transformers", "onnxruntime")
 # Characters of a text that Markdown would read as its own.

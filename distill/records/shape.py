@@ -204,6 +204,7 @@ class _Record(TypedDict, total=False):
     benchmark: list[_Timing] | None
     ladder: list[_Rung] | None
     budget: _Budget | None
+    seconds: dict[str, float] | None
     seeds: list[_Seed] | None
     summary: dict[str, _Summary] | None
     comparison: dict[str, _Difference] | None
@@ -215,7 +216,7 @@ _SHAPE: TypeAdapter[Any] = TypeAdapter(_Record)
 # Fields of a run that has no results yet, where they are not null.
 _EMPTY: Mapping[str, object] = {
     "benchmark": [], "seeds": [], "ladder": [], "export": {}, "summary": {}, "comparison": {}, "breakdown": {},
-    "environment": {},
+    "seconds": {}, "environment": {},
 }  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def _locked(directory: Path) -> Iterator[None]:
 def _track(run: Run, resume_with: str, *, texts: bool) -> Iterator[None]:
     try:
         run.update(status="running", error=None)
-        with handle_signals(signal.default_int_handler, signal.SIGTERM):  # Sent by clusters.
+        with handle_signals(signal.default_int_handler, signal.SIGTERM), run.timed("total"):  # Sent by clusters.
             yield
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning converts the first into the second.
         run.update(status="failed", error="interrupted")

@@ -1,6 +1,7 @@
 """Runs that are resumed: sweeps that go on, directories that moved, runs of another process, edited files."""
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from distill.errors import UserError
+from distill.errors import Interrupted, UserError
 from distill.jobs.run import _check_paths, _load_config, _with_absolute_paths, digest
+from distill.records import record as record_module
 from distill.records.record import Run, create_run_in, open_run
 from distill.records.tracking import tracked
 from tests.jobs.conftest import Command
@@ -74,6 +76,21 @@ def test_run_of_another_process_is_not_resumed(tmp_path: Path) -> None:
     assert open_run(run.directory).record["status"] == "finished"
     with tracked(run, resume_with=""):  # The lock was released.
         pass
+
+
+def test_seconds_of_an_interrupted_process_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=10)
+    monkeypatch.setattr(record_module.time, "perf_counter", lambda: next(clock))
+    run = create_run_in(tmp_path / "run", job="distill")
+    with pytest.raises(Interrupted), tracked(run, resume_with=""), run.timed("training"):
+        raise KeyboardInterrupt
+    assert open_run(run.directory).record["seconds"] == {"training": 10, "total": 30}
+    resumed = open_run(run.directory)
+    with tracked(resumed, resume_with=""):
+        for _ in range(2):
+            with resumed.timed("training"):
+                pass
+    assert open_run(run.directory).record["seconds"] == {"training": 30, "total": 80}
 
 
 def test_run_with_relative_paths_is_resumed_from_another_directory(

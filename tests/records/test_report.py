@@ -74,6 +74,12 @@ def test_types_that_a_split_has_are_rows_with_the_metric_of_every_model() -> Non
     assert "by type" not in report.render_report(record(breakdown={}))
 
 
+def test_stages_have_their_seconds() -> None:
+    text = report.render_report(record(seconds={"data": 0.4, "training": 1234.5, "total": 1300.0}))
+    assert "- Stages: data 0 s, training 1,234 s\n" in text
+    assert "Stages" not in report.render_report(record())  # Of an earlier version.
+
+
 def language_model_record(**changes: Any) -> dict[str, Any]:
     """A record without an export: every model has several metrics, and the student more than its teacher."""
     return record(
