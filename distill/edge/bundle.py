@@ -94,7 +94,7 @@ class Bundle:
         self._check_files(path)
         self.tokenizer = self._load_tokenizer(cuts=not decoder.cuts)
         self.decoder = self._create_decoder(decoder, top_k)
-        self.session = session(path, threads)
+        self.threads, self.session = threads, session(path, threads)
         self._check_model(path)
 
     @property

@@ -83,7 +83,7 @@ def write_bundle(
     about = {"teacher": teacher, "decoding": dict(scores["dev"].decoding)}
     manifest = _create_manifest(model=exported, tokenizer=reader, task=task, splits=splits) | about
     _update(manifest, directory, {"fp32": fp32.name})
-    scorer = Scorer(edge.Bundle(directory, model="fp32"), splits, scores, task)
+    scorer = Scorer(edge.Bundle(directory, model="fp32", threads=torch.get_num_threads()), splits, scores, task)
     fp32_scores = scorer.score_splits(fp32)
     if is_cut:
         scorer = scorer.marking_reread(fp32_scores)
@@ -281,7 +281,7 @@ class Scorer:
     def _load(self, path: Path) -> edge.Bundle:
         """Returns the bundle with another file."""
         bundle = copy.copy(self.bundle)
-        bundle.model, bundle.session = path.name, session(path)
+        bundle.model, bundle.session = path.name, session(path, bundle.threads)
         return bundle
 
     def _place(self, rows: Sequence[np.ndarray], reference: Scores) -> Scores:
@@ -310,7 +310,7 @@ class Scorer:
 
     def equals(self, path: Path, model: PreTrainedModel) -> bool:
         """Returns whether a file and the model in torch give the same logits for the beginning of dev."""
-        run, names = session(path), self.bundle.manifest["inputs"]
+        run, names = session(path, self.bundle.threads), self.bundle.manifest["inputs"]
         model = model.cpu().float().eval()
         for feed in self.bundle.inputs(self.splits.scored()["dev"].records()[:COMPARED]):
             inputs = {name: torch.from_numpy(feed[name]) for name in names}

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import torch
 from onnx import TensorProto, helper
 from onnxruntime.quantization import (
     CalibrationDataReader,
@@ -60,7 +61,7 @@ class Material:
         graph.save(model, path)
         largest: dict[str, np.ndarray] = {}
         try:
-            run = session(path)
+            run = session(path, torch.get_num_threads())
             for feed in self.feeds():
                 for name, values in zip(names, run.run(names, feed), strict=True):
                     channels = np.abs(values).reshape(-1, values.shape[-1]).max(axis=0)
