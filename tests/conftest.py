@@ -25,14 +25,17 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import __main__ as command_line
+from distill.benchmark import latency
 from distill.contracts import Items, Outputs, Scores
 from distill.data import batching, tables
+from distill.export.settings import ExportSettings
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.losses.term import EncoderSize
 from distill.records import figures
 from distill.tasks import Classification
 from distill.teaching.output_cache import CachedOutputs
 from distill.training import fitting
+from distill.training.distributed import start_method
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
 from students.distilbert import from_teacher
@@ -46,6 +49,13 @@ with suppress(ImportError):  # Of TensorBoard and OpenVINO. It would close the o
 GOOD = ("a lovely and moving film", "wonderful acting , a joy", "funny , warm and clever", "i loved every minute")
 BAD = ("a dull and lifeless mess", "terrible acting , a bore", "stale , cold and stupid", "i hated every minute")
 LABELS = ("negative", "positive")
+
+
+# Every file passes its gate, so that the first recipe of quantization is taken.
+LOOSE = ExportSettings(max_drop=1.0, min_agreement=0.0, max_probability_diff=1.0, max_ece_rise=1.0)
+LOOSE_OPTIONS = (
+    "export.max_drop=1", "export.min_agreement=0", "export.max_probability_diff=1", "export.max_ece_rise=1",
+)  # fmt: skip
 
 
 def sentences(count: int) -> list[tuple[str, int]]:
@@ -106,6 +116,14 @@ def empty_figures() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Times models on one core, because the others have tests of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latency, "count_cores", lambda: 1)
+        yield
+
+
 _RENDER = figures._render
 
 
@@ -132,7 +150,7 @@ def run_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def run_concurrently(work: Callable[..., None], directory: Path) -> list[Any]:
     """Runs `work(directory, barrier, results)` in three processes at once; returns what they put into `results`."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(start_method("cpu"))
     barrier, results = context.Barrier(3), context.Queue()
     processes = [context.Process(target=work, args=(directory, barrier, results)) for _ in range(3)]
     for process in processes:

@@ -21,7 +21,7 @@ from distill.errors import Interrupted, OptionError
 from distill.export.bundle import Exported
 from distill.training import fitting
 from distill.training.evaluate import split_metrics
-from tests.conftest import LABELS, toy_bert
+from tests.conftest import LABELS, LOOSE, toy_bert
 
 NO_TIMING = d.BenchmarkSettings(batches=[1], lengths=[8], enabled=False)
 TRAINER: dict[str, Any] = {"batch_size": 16, "precision": "32-true", "learning_rate": 3e-3, "accelerator": "cpu"}
@@ -42,7 +42,7 @@ def distill(tokenizer: PreTrainedTokenizerBase, data_dir: Path, tmp_path_factory
             d.tasks.Classification(text="sentence", labels=LABELS, data=data_dir, max_length=32),
             objective=d.Objective(soft=d.SoftTargets(temperature=2.0), hard=d.HardLabels()),
             trainer=d.TrainerSettings(max_steps=3, seed=seed, **TRAINER),
-            seed=seed, directory=root / directory, export=d.ExportSettings(max_drop=1.0),
+            seed=seed, directory=root / directory, export=LOOSE,
             **({"benchmark": NO_TIMING} | options),
         )  # fmt: skip
 

@@ -167,7 +167,7 @@ def _get_workers(world_size: int, device: str) -> Iterator[_Workers]:
     port = listening.getsockname()[1]
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
     arguments = (port, world_size, device, max(1, torch.get_num_threads() // world_size))
-    method = _start_method(device)
+    method = start_method(device)
     with _blocked(signal.SIGINT):  # Workers inherit it: Ctrl-C is for rank 0, and all stop after the same step.
         processes = start_processes(
             run_worker, arguments, nprocs=world_size - 1, join=False, start_method=method
@@ -180,7 +180,7 @@ def _get_workers(world_size: int, device: str) -> Iterator[_Workers]:
             process.join()
 
 
-def _start_method(device: str) -> str:
+def start_method(device: str) -> str:
     """Returns the way to start workers of one call.
 
     `forkserver` imports everything once, in a process that then forks the workers of all calls, so that those of later

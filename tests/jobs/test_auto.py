@@ -30,7 +30,7 @@ def test_choices_are_in_the_plan_and_in_the_record(
         "+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=distilbert", "task=sst2",
         f"task.data_dir={data_dir}", "task.max_length=32", f"cache_dir={tmp_path / 'cache'}", "benchmark.enabled=false",
         f"output_dir={tmp_path / 'runs'}", *TEACHER, "teacher.finetune.evaluations=auto", "trainer=auto",
-        "trainer.batch_size=16", "trainer.evaluations=2",
+        "trainer.batch_size=16", "trainer.evaluations=2", "export.enabled=false",
     )  # fmt: skip
     code, planned, _ = run(capsys, monkeypatch, *arguments, "dry_run=true")
     assert code == 0

@@ -29,7 +29,7 @@ from distill.text.packing import TokenSequence
 from distill.text.sequences import Sequences, join_sequences
 from distill.training.evaluate import evaluate
 from distill.training.module import DistillationModule
-from tests.conftest import sentences, write_corpus
+from tests.conftest import LOOSE_OPTIONS, sentences, write_corpus
 
 Run = Callable[..., tuple[int, str, Path]]
 SMALL = (
@@ -77,11 +77,6 @@ def run(
     return run_command
 
 
-# Everything passes, so that the first recipe is taken.
-ONE_RECIPE = (
-    "export.recipes=[dynamic]", "export.max_drop=1", "export.min_agreement=0", "export.max_probability_diff=1",
-    "export.max_ece_rise=1",
-)  # fmt: skip
 PRETRAIN = ("job=pretrain", "+teacher=bert_tiny", "teacher.vocabulary=300", "teacher.hidden_size=32")
 
 
@@ -115,7 +110,7 @@ def exported(pretrained: tuple[Path, dict[str, Any]], corpus: Path, cache_dir: P
     """The run of a student that was distilled for a few steps and exported by one recipe."""
     root = cache_dir.parent / f"{cache_dir.name}-exported"
     options = [
-        *SMALL, "+teacher=pretrained", f"teacher.path={pretrained[0]}", "+student=distilbert", *ONE_RECIPE,
+        *SMALL, "+teacher=pretrained", f"teacher.path={pretrained[0]}", "+student=distilbert", *LOOSE_OPTIONS,
         "benchmark.enabled=false", "objective=language_model", "trainer.max_steps=4", f"task.data_dir={corpus}",
         f"cache_dir={cache_dir}", f"output_dir={root}",
     ]  # fmt: skip
@@ -156,8 +151,8 @@ def test_the_bundle_of_a_language_model_fills_masks_as_torch_does(exported: Path
 
 
 def test_a_pretrained_model_is_exported_if_wanted(run: Run) -> None:
-    options = ("trainer.max_steps=2", "task.streaming=true", "trainer.max_epochs=null", "export.recipes=[smoothed]")
-    code, text, directory = run(*PRETRAIN, *options, "export.enabled=true", *ONE_RECIPE[1:])
+    options = ("trainer.max_steps=2", "task.streaming=true", "trainer.max_epochs=null")
+    code, text, directory = run(*PRETRAIN, *options, "export.enabled=true", *LOOSE_OPTIONS)
     assert code == 0, text
     files = read_record(directory)["export"]
     assert files.keys() == {"fp32", "int8"}
@@ -199,7 +194,7 @@ def test_a_student_of_a_language_model_is_distilled_again_on_a_classification(
     # The same student, distilled again on a classification.
     code, text, directory = run(
         *teacher, "+student=pretrained", f"student.path={student}", "task=sst2", f"task.data_dir={data_dir}",
-        "teacher.finetune.max_epochs=1", "trainer.max_epochs=1", "benchmark.enabled=false",
+        "teacher.finetune.max_epochs=1", "trainer.max_epochs=1", "export.enabled=false", "benchmark.enabled=false",
     )  # fmt: skip
     assert code == 0, text
     assert "DistilBertForSequenceClassification" in text

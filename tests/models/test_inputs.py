@@ -11,12 +11,11 @@ from distill.data.batching import evaluation_loaders
 from distill.edge.bundle import Bundle
 from distill.edge.model_files import session
 from distill.export.bundle import write_bundle
-from distill.export.settings import ExportSettings
 from distill.models.forward import input_names
 from distill.tasks import Classification
 from distill.training.evaluate import evaluate
 from students.distilbert import from_teacher
-from tests.conftest import LABELS, sentences, toy_bert
+from tests.conftest import LABELS, LOOSE, sentences, toy_bert
 
 
 def without(tokenizer: PreTrainedTokenizerBase, *names: str) -> PreTrainedTokenizerBase:
@@ -47,9 +46,7 @@ def test_a_bundle_for_pairs_gives_the_logits_of_training(
     bert = toy_bert(len(tokenizer), layers=1).eval()  # Itself, because a DistilBERT has no token types.
     loaders = evaluation_loaders(task.encode(splits, tokenizer, None))
     scores = {"dev": evaluate(bert, task, loaders["dev"]).by_example()}
-    write_bundle(
-        tmp_path, model=bert, tokenizer=tokenizer, task=task, splits=splits, scores=scores, settings=ExportSettings()
-    )
+    write_bundle(tmp_path, model=bert, tokenizer=tokenizer, task=task, splits=splits, scores=scores, settings=LOOSE)
     names = [value.name for value in session(tmp_path / "model.onnx").get_inputs()]
     assert ("token_type_ids" in names) == ("token_type_ids" not in absent)
     logits = np.concatenate(Bundle(tmp_path, model="fp32").item_logits(splits.splits["dev"].records()))

@@ -1,6 +1,7 @@
 """Tests of predictions.parquet: its rows by hand, and a whole run whose metrics follow from it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from distill.records.record import create_run_in
 from distill.records.settings import RecordSettings
 from distill.records.tracking import tracked
 from distill.tasks import Classification, MaskedLM, Regression, TokenClassification
-from tests.conftest import LABELS, sentences
+from tests.conftest import LABELS, LOOSE, sentences
 
 LOGITS = np.log([[0.9, 0.1], [0.2, 0.8]])
 
@@ -112,7 +113,7 @@ def test_the_metrics_of_a_run_follow_from_its_predictions_and_texts_are_left_out
     result = d.distill(
         d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache"), d.students.distilbert(), task,
         trainer=d.TrainerSettings(max_steps=2, batch_size=16, precision="32-true", learning_rate=1e-3),
-        export=d.ExportSettings(max_drop=1.0, abstain=0.25),
+        export=replace(LOOSE, abstain=0.25),
         benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], enabled=False),
         record=d.RecordSettings(texts=False), directory=tmp_path / "run",
     )  # fmt: skip

@@ -17,6 +17,7 @@ from distill.data import tables
 from distill.errors import UserError
 from distill.tasks import Classification
 from distill.training import fitting
+from distill.training.distributed import start_method
 from distill.training.module import DistillationModule
 from tests.conftest import MakeToy, Toy, build_toy, equal, fake_scores, last_state, record_steps, weights
 
@@ -225,7 +226,7 @@ def killed(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[Fatal, Path]:
     """Directories of trainings that were killed with SIGKILL, one for each point."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(start_method("cpu"))
     directories = {fatal: tmp_path_factory.mktemp(fatal.__name__) for fatal, _ in KILLED}
     processes = [
         context.Process(target=train_and_die, args=(fatal, task, splits, tokenizer, directory))
