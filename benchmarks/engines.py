@@ -10,7 +10,6 @@ run.json but times are compared with those of the serial runs, and so are the st
 """
 
 import argparse
-import hashlib
 import json
 import os
 import subprocess
@@ -24,6 +23,9 @@ from typing import Any
 import psutil
 from rich.console import Console
 from rich.table import Table
+
+from distill.files import hash_file
+from distill.records.record import LOCK, RECORD
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = {
@@ -61,18 +63,18 @@ def run_sweep(options: argparse.Namespace, engine: str) -> dict[str, Any]:
     sweep = run_command(
         options, "-m", *ENGINES[engine], *SWEEP, "+student=distilbert", "objective=hinton", "trainer=fixed",
         "trainer.max_epochs=1", "trainer.checkpoint_steps=10", "benchmark.seconds=0.2", "benchmark.threads=1",
-        "export.recipes=[dynamic]",
-        output=output,
+        "export.recipes=[dynamic]", output=output,
     )  # fmt: skip
     if engine != "serial":
         lose_worker(engine, wait_for_checkpoint(output, sweep))
-    code = sweep.wait()
+    if sweep.wait():
+        sys.exit((output / "output.txt").read_text(errors="replace"))
     seconds = time.perf_counter() - start
-    records = {path.parent: json.loads(path.read_text()) for path in output.rglob("run.json")}
+    records = {path.parent: json.loads(path.read_text()) for path in output.rglob(RECORD)}
     total = sum(record["seconds"]["total"] for record in records.values())
     printed = "".join(path.read_text(errors="replace") for path in [output / "output.txt", *output.rglob("*_log.out")])
     return {
-        "engine": engine, "exit code": code, "seconds": seconds, "total": total, "overhead": seconds / total - 1,
+        "engine": engine, "seconds": seconds, "total": total,
         "finished": sum(record["status"] == "finished" for record in records.values()),
         "resumed": printed.count("Resuming "),
         "numbers": {key_of(record): numbers_of(directory, record) for directory, record in records.items()},
@@ -101,7 +103,7 @@ def lose_worker(engine: str, run: Path) -> None:
     for process in psutil.process_iter(["cmdline"]):
         if "ray::" in " ".join(process.info["cmdline"] or []):
             with suppress(psutil.Error):
-                if str(run / ".lock") in [file.path for file in process.open_files()]:
+                if str(run / LOCK) in [file.path for file in process.open_files()]:
                     process.kill()
 
 
@@ -113,8 +115,7 @@ def key_of(record: Mapping[str, Any]) -> tuple[float, int]:
 def numbers_of(directory: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns all numbers of a run but times, with the hashes of its student and of its exported files."""
     files = [directory / "student" / "model.safetensors", *sorted((directory / "bundle").glob("*.onnx"))]
-    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-    return {"record": without_times(record), "files": hashes}
+    return {"record": without_times(record), "files": {file.name: hash_file(file) for file in files}}
 
 
 def without_times(value: Any) -> Any:
@@ -150,7 +151,7 @@ def main() -> None:
     table = Table("engine", "finished", "resumed", "seconds", "of the runs", "overhead", "numbers that differ")
     for result in results:
         differences = find_differences(results[0]["numbers"], result["numbers"])
-        overhead = f"{result['overhead']:.1%}" if result["engine"] == "serial" else "-"
+        overhead = f"{result['seconds'] / result['total'] - 1:.1%}" if result["engine"] == "serial" else "-"
         table.add_row(
             result["engine"], str(result["finished"]), str(result["resumed"]), f"{result['seconds']:.0f}",
             f"{result['total']:.0f}", overhead, str(len(differences)),

@@ -50,12 +50,10 @@ GOOD = ("a lovely and moving film", "wonderful acting , a joy", "funny , warm an
 BAD = ("a dull and lifeless mess", "terrible acting , a bore", "stale , cold and stupid", "i hated every minute")
 LABELS = ("negative", "positive")
 
-
 # Every file passes its gate, so that the first recipe of quantization is taken.
-LOOSE = ExportSettings(max_drop=1.0, min_agreement=0.0, max_probability_diff=1.0, max_ece_rise=1.0)
-LOOSE_OPTIONS = (
-    "export.max_drop=1", "export.min_agreement=0", "export.max_probability_diff=1", "export.max_ece_rise=1",
-)  # fmt: skip
+_LIMITS = {"max_drop": 1.0, "min_agreement": 0.0, "max_probability_diff": 1.0, "max_ece_rise": 1.0}
+LOOSE = ExportSettings(**_LIMITS)
+LOOSE_OPTIONS = tuple(f"export.{name}={limit}" for name, limit in _LIMITS.items())
 
 
 def sentences(count: int) -> list[tuple[str, int]]:
@@ -116,14 +114,6 @@ def empty_figures() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    """Times models on one core, because the others have tests of their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(latency, "count_cores", lambda: 1)
-        yield
-
-
 _RENDER = figures._render
 
 
@@ -131,6 +121,14 @@ _RENDER = figures._render
 def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws the figures."""
     monkeypatch.setattr(figures, "_render", _RENDER)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Times models on one core, because the others have tests of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latency, "count_cores", lambda: 1)
+        yield
 
 
 @pytest.fixture(scope="session")

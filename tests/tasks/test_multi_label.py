@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from distill.edge.decoder import Example
 from distill.errors import UserError
 from distill.export.abstention import check_abstention
 from distill.export.bundle import write_bundle
-from distill.export.settings import ExportSettings
 from distill.losses import HardLabels, PseudoLabels, SoftTargets
 from distill.records.predictions import FILE, write_predictions
 from distill.records.settings import RecordSettings
@@ -30,6 +30,7 @@ from distill.tasks.label_scores import choose_threshold
 from distill.teaching.mixture import Mixture
 from distill.training.evaluate import evaluate_splits
 from teachers.embedded import train_tokenizer
+from tests.conftest import LOOSE
 
 NOWHERE = Path("nowhere")
 TRAIN = (["a", "b", "c", "d"], [["x", "y"], ["z"], [], ["y"]])
@@ -228,9 +229,7 @@ def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
     )  # fmt: skip
     model = BertForSequenceClassification(config).eval()
     scores = evaluate_splits(model, task, batching.evaluation_loaders(task.encode(data, tokenizer, None)))
-    settings = ExportSettings(
-        max_drop=1.0, min_agreement=0.0, max_probability_diff=1.0, max_ece_rise=1.0, recipes=("dynamic",)
-    )
+    settings = replace(LOOSE, recipes=("dynamic",))
     (tmp_path / "bundle").mkdir()
     exported = write_bundle(
         tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, splits=data, scores=scores, settings=settings
