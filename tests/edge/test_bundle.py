@@ -257,7 +257,7 @@ def test_invalid_threads_are_refused(bundle: Path, threads: Any) -> None:
 
 
 def test_unusual_texts_are_predicted(bundle: Path) -> None:
-    texts = ["", " ", "\0", "a\0b", "film " * 20_000, "\u2028", "\U0010ffff"]
+    texts = ["", " ", "\0", "a\0b", "film " * 200_000, "\u2028", "\U0010ffff", "\U0001f600 a film \U0001f3ac"]
     predictions = Bundle(bundle).predict(texts)
     assert len(predictions) == len(texts)
     assert predictions[4]["label"] == "long"

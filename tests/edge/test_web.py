@@ -112,7 +112,9 @@ def test_a_folder_predicts_texts_as_python_does(
     )  # fmt: skip
     web.write_page(bundle, tmp_path / "page", libraries=NODE_MODULES)
     page = open_page(browser, serve(tmp_path / "page"))
-    check(page, bundle, TEXTS)
+    check(page, bundle, [*TEXTS, "film " * 200_000])
+    with pytest.raises(Exception, match="The text is not Unicode: it has a lone surrogate"):
+        page.evaluate("window.bundle.predict('a \\ud800 film')")
     assert page.inner_text("table").split() == [
         "on", "dev", "this", "student", "(fp32)", "teacher", "(MiniLM)", "accuracy", "0.7500", "0.8750",
     ]  # fmt: skip

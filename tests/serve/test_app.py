@@ -267,8 +267,10 @@ def test_a_bundle_that_cannot_be_loaded_leaves_the_old_one(bundle: Path, start: 
 
 def test_a_text_that_is_cut_is_marked_or_refused(bundle: Path, start: Start) -> None:
     long = "a dull film and a moving film " * 3
-    running = start(bundle)
-    assert [of.get("truncated") for of in running.ask({"texts": ["film", long]}).body["predictions"]] == [None, True]
+    running = start(bundle, characters=1_000_000)
+    for text in (long, "film " * 200_000):
+        predictions = running.ask({"texts": ["film", text]}).body["predictions"]
+        assert [each.get("truncated") for each in predictions] == [None, True]
     answer = start(bundle, refuse_long=True).ask({"texts": ["film", long]})
     assert (answer.status, answer.body) == (
         413, {"error": "record 2 has more tokens than the 8 that the bundle reads: cut it"},

@@ -157,9 +157,11 @@ export class Bundle {
     return Array.from((await this.session.run(feed)).logits.data);
   }
 
-  /** The prediction for a text, for a pair `[first, second]`, or for `{question, choices, context}`. */
+  /** The prediction for a text, for a pair `[first, second]`, or for `{question, choices, context}`, all of Unicode. */
   async predict(record) {
     const { decoder } = this.description;
+    const texts = typeof record === "string" ? [record] : Object.values(record).flat();
+    if (!texts.every((text) => text.isWellFormed())) throw new Error("The text is not Unicode: it has a lone surrogate.");
     if (decoder === "tags") return this.tag(record);
     if (decoder === "choices") return this.choose(record);
     const encoded = this.encode(Array.isArray(record) ? record : [record]);
