@@ -2,9 +2,9 @@
 
     python benchmarks/serving.py BUNDLE
 
-Each variant is a server of its own. CLIENTS connections send one text after the other, until REQUESTS are answered in
-all. Every answer is compared with `Bundle.predict` of the text alone. At the end, servers are stopped by SIGTERM while
-the clients send, five times.
+Each variant is a server of its own, and the two take turns. CLIENTS connections send one text after the other, until
+REQUESTS are answered in all. Every answer is compared with `Bundle.predict` of the text alone. At the end, servers are
+stopped by SIGTERM while the clients send, five times.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
-from machine import environment
+from machine import describe_machine
 
 from distill.edge import Bundle
 
@@ -34,6 +34,12 @@ class Load:
     wrong: int = 0
     largest: float = 0.0
     milliseconds: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Answers a second."""
+        return sum(self.statuses.values()) / self.seconds
 
 
 def make_texts(number: int) -> list[str]:
@@ -95,13 +101,13 @@ async def measure(options: argparse.Namespace, *arguments: str, clients: int, st
             await asyncio.sleep(0.01)
         server.send_signal(signal.SIGTERM)
     await work
-    seconds = time.perf_counter() - started
+    load.seconds = time.perf_counter() - started
     if not stop_after:
         server.send_signal(signal.SIGTERM)
     code = await server.wait()
     p50, p99 = np.percentile(load.milliseconds, [50, 99])
     print(
-        f"{' '.join(arguments) or 'default':40s} {clients:3d} clients  {sum(load.statuses.values()) / seconds:7.0f}/s  "
+        f"{' '.join(arguments) or 'default':40s} {clients:3d} clients  {load.rate:7.0f}/s  "
         f"p50 {p50:6.1f} ms  p99 {p99:6.1f} ms  {dict(load.statuses)}  lost {load.lost}  wrong {load.wrong}  "
         f"largest difference {load.largest:.4f}  exit code {code}", flush=True,
     )  # fmt: skip
@@ -110,9 +116,15 @@ async def measure(options: argparse.Namespace, *arguments: str, clients: int, st
 
 async def run(options: argparse.Namespace) -> None:
     """Runs every variant."""
-    for clients in (1, 8, 64):
-        await measure(options, "--batch-records", "1", clients=clients)
-        await measure(options, clients=clients)
+    for clients in options.clients:
+        ratios = []
+        for _ in range(options.rounds):
+            alone = await measure(options, "--batch-records", "1", clients=clients)
+            together = await measure(options, clients=clients)
+            ratios.append(together.rate / alone.rate)
+        print(
+            f"{clients} clients: what waits together is {np.median(ratios):.2f}x as fast, {sorted(ratios)}", flush=True
+        )
     await measure(options, "--waiting", "16", clients=64)
     for _ in range(5):
         await measure(options, clients=64, stop_after=options.requests // 10)
@@ -122,8 +134,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle")
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--rounds", type=int, default=1, help="of both variants in turns; the median ratio is shown")
     options = parser.parse_args()
-    print(environment())
+    print(describe_machine())
     options.texts = make_texts(500)
     predictions = [Bundle(options.bundle).predict([text])[0] for text in options.texts]
     options.expected = {

@@ -127,11 +127,13 @@ class Part:
     ) -> Exported:
         """Writes the bundle with its model card to `directory`, checks its files, and records them."""
         run = self.run
+        # The directory of a teacher means nothing where the bundle goes.
+        name = self.teacher.requested if Path(self.teacher.resolved).is_dir() else self.teacher.resolved
         print_line(f"{self._exporting}, and quantizing until a file passes its gate on {', '.join(scores)}")
         exported = write_bundle(
             directory, model=student, tokenizer=self.teacher.tokenizer, task=self.task, splits=self.scored_data(),
             scores=scores, settings=self.plan.export, retrain=retrain,
-            teacher={"name": self.teacher.resolved, "metrics": self.teacher.metrics},
+            teacher={"name": name, "metrics": self.teacher.metrics},
         )  # fmt: skip
         retention = measure_retention(run.record, self.task, exported.formats)
         run.update(export=exported.formats, ladder=exported.ladder, retention=retention)

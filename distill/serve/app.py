@@ -4,16 +4,18 @@ import asyncio
 import contextlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.routing import request_response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distill import __version__
@@ -49,6 +51,7 @@ BODY = {
         }
     },
 }
+NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 class RefusedError(Exception):
@@ -190,13 +193,24 @@ class Service:
                     last[name] = words
 
 
+class PlainRoute(APIRoute):
+    """A route whose endpoint gets the request as it came.
+
+    FastAPI would look for its arguments and a form for its answer, for as long as a short text takes in a batch.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        self.app = request_response(endpoint)
+
+
 def create_app(service: Service) -> FastAPI:
     """Returns the application with its paths."""
     app = FastAPI(
         title="distill", version=__version__, lifespan=service.lifespan, redoc_url=None,
         description="Predictions of exported students.",
     )  # fmt: skip
-
+    app.router.route_class = PlainRoute
     app.add_middleware(Door, service=service)
 
     @app.exception_handler(HTTPException)
@@ -210,30 +224,34 @@ def create_app(service: Service) -> FastAPI:
             return refuse(404, f"there are several models: post to /NAME/predict, NAME one of {names(service)}")
         return await service.predict(model, request)
 
-    @app.post("/{name}/predict", openapi_extra={"requestBody": BODY}, summary="Predictions of one of several models")
-    async def predict_with(name: str, request: Request) -> Response:
+    @app.post(
+        "/{name}/predict", openapi_extra={"requestBody": BODY, "parameters": [NAME]},
+        summary="Predictions of one of several models",
+    )  # fmt: skip
+    async def predict_with(request: Request) -> Response:
+        name = request.path_params["name"]
         if name not in service.models:
             return refuse(404, f"there is no model {shorten(name)}, expected one of {names(service)}")
         return await service.predict(service.models[name], request)
 
     @app.get("/models", summary="The models and what they predict")
-    async def models() -> Response:
+    async def models(request: Request) -> Response:
         return JSONResponse({"models": [model.describe() for model in service.models.values()]})
 
     @app.get("/health", summary="Whether the process runs")
-    async def health() -> Response:
+    async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     @app.get("/ready", summary="Whether requests are answered")
-    async def ready() -> Response:
+    async def ready(request: Request) -> Response:
         return JSONResponse({"status": "ready"}) if service.is_ready else refuse(503, "the server is stopping")
 
     @app.get("/metrics", summary="Counters for Prometheus")
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         return Response(generate_latest(service.measurements.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/", include_in_schema=False)
-    async def page() -> Response:
+    async def page(request: Request) -> Response:
         return HTMLResponse(files("distill.serve").joinpath("page.html").read_text(encoding="utf-8"))
 
     return app

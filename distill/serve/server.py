@@ -24,7 +24,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(service), host=host, port=port, log_level="warning", access_log=False, server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS, proxy_headers=False,
             )
         )  # fmt: skip
         self.service = service

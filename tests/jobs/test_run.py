@@ -143,6 +143,7 @@ def test_the_bundle_predicts_from_text(chain: dict[str, Any]) -> None:
         assert sum(prediction["probabilities"].values()) == pytest.approx(1)  # type: ignore[attr-defined]
     card = (directory / "bundle" / "README.md").read_text()
     assert record["teacher"]["resolved"] in card
+    assert bundle.manifest["teacher"]["name"] == record["teacher"]["requested"]  # Not the directory of this machine.
 
 
 def test_no_checkpoint_contains_the_teacher(chain: dict[str, Any]) -> None:
