@@ -36,7 +36,7 @@ needs_openvino = pytest.mark.skipif(
 )
 NAMES = ("openvino", "openvino-int8")
 
-pytestmark = pytest.mark.slow  # A process that has run OpenVINO may die in a later test of training.
+pytestmark = pytest.mark.alone  # A process that has run OpenVINO may die in a later test of training.
 
 
 @pytest.fixture(scope="module")
