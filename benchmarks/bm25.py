@@ -7,6 +7,7 @@ It needs `pip install bm25s PyStemmer`: English stems without stop words, and Lu
 
 import argparse
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
@@ -24,8 +25,9 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="a retrieval set in the layout of BEIR")
     parser.add_argument("--split", default="test")
     options = parser.parse_args()
-    given = {"splits": {"train": [options.split]}} if not (options.directory / "qrels" / "train.tsv").is_file() else {}
-    data = read_retrieval(Embedding(data_dir=options.directory, metrics=list(METRICS), **given).source)
+    has_train = (options.directory / "qrels" / "train.tsv").is_file()
+    splits = None if has_train else {"train": [options.split]}
+    data = read_retrieval(Embedding(data_dir=options.directory, metrics=cast(Any, list(METRICS)), splits=splits).source)
     split = data.splits[options.split if options.split in data.splits else "dev"]
     assert isinstance(split, RetrievalSplit)
     is_query = split.labels >= 0

@@ -107,7 +107,7 @@ def main() -> None:
 def read_texts(bundle: Path) -> list[str]:
     """Returns sentences of dev, from the predictions of the bundle's run."""
     rows = pd.read_parquet(bundle.resolve().parent / "predictions.parquet")
-    return rows[rows["split"] == "dev"]["text"].head(SENTENCES).tolist()
+    return [str(text) for text in rows[rows["split"] == "dev"]["text"].head(SENTENCES)]
 
 
 def take_screenshots(page: Any, texts: list[str], path: Path) -> None:

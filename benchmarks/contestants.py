@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -106,7 +106,7 @@ def make_loader(setup: Setup, token_counts: list[int]) -> Any:
 
     generator = torch.Generator().manual_seed(setup.seed)
     return torch.utils.data.DataLoader(
-        rows, batch_size=BATCH, shuffle=True, collate_fn=collate_and_count, generator=generator
+        cast(Any, rows), batch_size=BATCH, shuffle=True, collate_fn=collate_and_count, generator=generator
     )
 
 
@@ -137,14 +137,15 @@ def plain(setup: Setup, bf16: bool = False) -> Result:
     batches = make_loader(setup, token_counts)
     optimizer, schedule = make_optimizer_and_schedule(setup, len(batches) * setup.epochs)
     setup.student.train()
-    teacher_seconds = 0.0
+    teacher, teacher_seconds = setup.teacher, 0.0
+    assert teacher is not None
     for _ in range(setup.epochs):
         for batch in batches:
             labels = batch.pop("labels")
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 start = time.perf_counter()
                 with torch.no_grad():
-                    teacher_logits = setup.teacher(**batch).logits.float()
+                    teacher_logits = teacher(**batch).logits.float()
                 teacher_seconds += time.perf_counter() - start
                 student_logits = setup.student(**batch).logits.float()
             soft_and_hard_loss(student_logits, teacher_logits, labels, TEMPERATURE).backward()
@@ -160,6 +161,7 @@ def trainer(setup: Setup, bf16: bool = False) -> Result:
 
     token_counts: list[int] = []
     batches = make_loader(setup, token_counts)
+    teacher: Any = setup.teacher
     teacher_seconds = [0.0]
 
     class DistillationTrainer(Trainer):
@@ -167,7 +169,7 @@ def trainer(setup: Setup, bf16: bool = False) -> Result:
             labels = inputs.pop("labels")
             start = time.perf_counter()
             with torch.no_grad():
-                teacher_logits = setup.teacher(**inputs).logits
+                teacher_logits = teacher(**inputs).logits
             teacher_seconds[0] += time.perf_counter() - start
             student_output = model(**inputs)
             loss = soft_and_hard_loss(student_output.logits, teacher_logits, labels, TEMPERATURE)
@@ -193,6 +195,7 @@ def textbrewer(setup: Setup, caching: bool = False) -> Result:
     optimizer, _ = make_optimizer_and_schedule(setup, 1)
     steps = len(batches) * setup.epochs
     teacher_seconds = [0.0]
+    assert setup.teacher is not None
     forward = setup.teacher.forward
 
     def timed_forward(*args: Any, **kwargs: Any) -> Any:

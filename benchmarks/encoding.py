@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from machine import environment
+from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
 
@@ -38,7 +38,7 @@ def load_variants(run: Path, threads: int) -> dict[str, Callable[[Sequence[str]]
     from sentence_transformers import SentenceTransformer
 
     reference = SentenceTransformer(str(run / "student"), device="cpu", model_kwargs={"dtype": "float32"})
-    fp32, int8 = (Bundle(run / "bundle", model=f"model{suffix}.onnx", threads=threads) for suffix in ("", ".int8"))
+    fp32, int8 = (Bundle(run / "bundle", model=name, threads=threads) for name in ("fp32", "int8"))
     return {
         "sentence-transformers": lambda texts: reference.encode(list(texts), batch_size=BATCH, show_progress_bar=False),
         "fp32": lambda texts: fp32.encode(texts, batch_size=BATCH),
@@ -80,7 +80,7 @@ def main() -> None:
     words = [len(text.split()) for text in texts]
     console.print(f"{len(texts):,} texts of {min(words)} to {max(words)} words, median {statistics.median(words):.0f}")
     console.print(f"largest difference of a vector to sentence-transformers: {np.abs(found - expected).max():.1e}")
-    console.print(environment())
+    console.print(describe_machine())
 
 
 if __name__ == "__main__":

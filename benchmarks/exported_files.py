@@ -18,13 +18,14 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from machine import describe_machine
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -145,7 +146,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     Console(width=140).print(table)
 
 
-def describe(values: ArrayLike) -> str:
+def describe(values: Sequence[float] | NDArray[np.floating]) -> str:
     """Returns the median and the quartiles of the rounds."""
     if not np.size(values):
         return ""

@@ -75,7 +75,8 @@ def compute_plain_loss(student: Any, teacher: Any, batch: dict[str, Tensor], pos
     mlm = nn.functional.cross_entropy(student_output.logits.flatten(0, 1).float(), batch["labels"].flatten())
     student_states, teacher_states = student_output.hidden_states[-1], teacher_output.hidden_states[-1]
     cosine = 1 - nn.functional.cosine_similarity(student_states.float(), teacher_states.float(), dim=-1)
-    return -SOFT * TEMPERATURE**2 * soft.sum(-1).mean() + MLM * mlm + COSINE * cosine.mean()
+    loss: Tensor = -SOFT * TEMPERATURE**2 * soft.sum(-1).mean() + MLM * mlm + COSINE * cosine.mean()
+    return loss
 
 
 def build_teachers(options: argparse.Namespace, device: str) -> tuple[BertForMaskedLM, BertForMaskedLM]:
@@ -176,7 +177,7 @@ def count_needed_flops(
     """Returns the operations of the teacher's pass, the student's training step, and both heads at `items` tokens."""
     lengths = np.full(options.batch, options.length)
     width = teacher.config.hidden_size
-    head = 2 * items * (width * teacher.config.vocab_size + width**2)
+    head: float = 2 * items * (width * teacher.config.vocab_size + width**2)
     return count_forward_flops(teacher, lengths) + 3 * count_forward_flops(student, lengths) + 4 * head
 
 

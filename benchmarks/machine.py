@@ -1,5 +1,6 @@
 """Peak speed of the machine, operations of a model, and a plain training step, shared by the benchmarks."""
 
+import functools
 import statistics
 import sys
 import time
@@ -41,7 +42,7 @@ def measure_peak_flops(dtype: torch.dtype, device: str = "cpu") -> float:
     best = 0.0
     for size in (1024, 2048) if device == "cpu" else (4096, 8192):
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        best = max(best, 2 * size**3 / measure_median_seconds(lambda left=left, right=right: left @ right))
+        best = max(best, 2 * size**3 / measure_median_seconds(functools.partial(torch.matmul, left, right)))
     return best
 
 

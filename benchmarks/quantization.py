@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import environment
+from machine import describe_machine
 from omegaconf import DictConfig, OmegaConf
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 import students
-from distill.benchmark.latency import load_onnx_candidate, measure_latency
+from distill.benchmark.latency import load_candidate, measure_latency
 from distill.console import silence_libraries
 from distill.contracts import Scores
 from distill.edge import Bundle
@@ -36,11 +36,12 @@ from distill.export import graph, quantization
 from distill.export.bundle import Scorer
 from distill.export.onnx import export_onnx
 from distill.export.recipe_ladder import RecipeLadder
+from distill.export.settings import Recipe
 from distill.jobs import build
 from distill.jobs.upgrade import upgrade
 
 assert students
-RECIPES = ("dynamic", "smoothed", "mixed", "static", "weight_only", "float16")
+RECIPES: tuple[Recipe, ...] = ("dynamic", "smoothed", "mixed", "static", "weight_only", "float16")
 BATCHES = (1, 8)
 
 
@@ -53,8 +54,8 @@ def measure(run: Path, directory: Path, arguments: argparse.Namespace) -> list[d
     bundle = Bundle(run / "bundle", model="fp32")
     dev = splits.scored()["dev"]
     labels = np.asarray(dev.labels)
-    reference = {"dev": Scores({"logits": bundle.logits(dev.texts, dev.pairs)}, labels, np.arange(len(labels)))}
-    scorer, fp32 = Scorer(bundle, splits, reference), run / "bundle" / bundle.manifest["models"]["fp32"]
+    reference = {"dev": Scores({"logits": bundle.logits(dev.records())}, labels, np.arange(len(labels)))}
+    scorer, fp32 = Scorer(bundle, splits, reference, plan.task), run / "bundle" / bundle.manifest["models"]["fp32"]
     material, target = (
         quantization.Material(fp32, weight_bits(this_target()), scorer.calibration(plan.export)),
         this_target(),
@@ -100,7 +101,7 @@ def add_times(
 ) -> None:
     """Adds the size and the median latencies of its file to each row."""
     candidates = [
-        load_onnx_candidate("student", row["recipe"], path, inputs, arguments.threads)
+        load_candidate("student", row["recipe"], path, inputs, arguments.threads)
         for row, path in zip(rows, files, strict=True)
     ]
     times = measure_latency(
@@ -153,7 +154,7 @@ def main() -> None:
         print(f"\n{title}\n\n{table(rows)}", flush=True)
         results += rows
     if arguments.json:
-        arguments.json.write_text(json.dumps({"environment": environment(), "rows": results}, indent=1))
+        arguments.json.write_text(json.dumps({"machine": describe_machine(), "rows": results}, indent=1))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def prepare_teacher(options: argparse.Namespace) -> Path:
              f"cache_dir={options.work}", f"output_dir={runs}"],
             check=True, stdout=sys.stderr, env=make_environment(options),
         )  # fmt: skip
-    return next(runs.rglob("teacher/model/config.json")).parent
+    return Path(next(runs.rglob("teacher/model/config.json"))).parent
 
 
 def run_contestant(

@@ -24,6 +24,7 @@ from distill.contracts import Items, Outputs
 from distill.losses import SoftTargets
 from distill.tasks import MaskedLM
 from distill.teaching.top_k import TopKOutputs, bytes_per_item, take_top_k
+from distill.text.sequences import Sequences
 from distill.training.module import freeze
 from students.distilbert import from_teacher
 
@@ -46,6 +47,7 @@ def compute_masked_logits(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
     with tempfile.TemporaryDirectory() as directory:
         cache_dir = Path(directory)
         dev = task.encode(task.read(cache_dir), tokenizer, cache_dir)["dev"]
+        assert isinstance(dev, Sequences)
         batch = dev[list(range(len(dev)))]
     teacher: PreTrainedModel = freeze(BertForMaskedLM.from_pretrained(options.teacher, dtype=torch.float32))
     student = from_teacher(teacher).eval()
