@@ -46,7 +46,6 @@ from distill.export.quantization import Material, write_dynamic
 from distill.files import write_json
 
 INPUTS = ["input_ids", "attention_mask"]
-BATCHES, LENGTHS = (1, 8), (32, 128)
 # Optimum is given torch as it is here, and the version of ONNX Runtime.
 PEER = ("torch", "onnxruntime")
 # argv: the model, the directory of the files, the configuration of quantization.
@@ -80,13 +79,18 @@ def install_peer(directory: Path) -> Path:
 
 
 def export_files(student: DistilBertForSequenceClassification, directory: Path) -> dict[str, Path]:
-    """Returns the files of this project by format. The ranges of `smoothed` are those of random tokens."""
+    """Returns the files of this project by format. The ranges of `smoothed` are those of random tokens.
+
+    `int8-dynamic` is the recipe `dynamic`, which does without them, as Optimum's quantization does.
+    """
     files = {name: directory / file for name, file in FILES.items()}
     export_onnx(student, files["fp32"])
     pieces = np.random.default_rng(0).integers(999, student.config.vocab_size, (8, 128))
     feed = {"input_ids": pieces, "attention_mask": np.ones_like(pieces)}
     material = Material(files["fp32"], weight_bits(this_target()), lambda: [feed])
     write_dynamic(material, files["int8"], smoothed=True)
+    files["int8-dynamic"] = directory / "dynamic.onnx"
+    write_dynamic(material, files["int8-dynamic"])
     return files
 
 
@@ -112,8 +116,8 @@ def measure(files: dict[str, dict[str, Path]], options: argparse.Namespace) -> l
         peaks.append(peak.measure_peak(options.threads))
         rounds.append(
             latency.measure_latency(
-                candidates, batches=BATCHES, lengths=LENGTHS, threads=options.threads, seconds=options.seconds,
-                vocabulary=teacher.config.vocab_size,
+                candidates, batches=options.batches, lengths=options.lengths, threads=options.threads,
+                seconds=options.seconds, vocabulary=teacher.config.vocab_size,
             )
         )  # fmt: skip
     rows = []
@@ -137,7 +141,8 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     times = {(of["model"], of["format"], of["batch"], of["length"]): of["p50_ms"] for of in rows}
     for row in rows:
         own, size = np.array(row["p50_ms"]), (row["batch"], row["length"])
-        teacher, peer = (times.get((*of, *size), ()) for of in (("BERT-base", "torch"), ("Optimum", row["format"])))
+        equivalent = row["format"].removesuffix("-dynamic")
+        teacher, peer = (times.get((*of, *size), ()) for of in (("BERT-base", "torch"), ("Optimum", equivalent)))
         table.add_row(
             str(row["batch"]), str(row["length"]), row["model"], row["format"], f"{row['bytes'] / 1e6:.0f}",
             f"{np.median(own):.2f}", describe(teacher / own), describe(peer / own if peer else ()),
@@ -160,6 +165,8 @@ def main() -> None:
     parser.add_argument("--install", action="store_true", help="make that environment")
     parser.add_argument("--work", type=Path, help="directory of the environment; temporary by default")
     parser.add_argument("--threads", type=int, default=latency.count_cores())
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[32, 128])
     parser.add_argument("--rounds", type=int, default=9, help="of all files and sizes; ratios are those of a round")
     parser.add_argument("--seconds", type=float, default=1.0, help="measuring time per model, size and round")
     parser.add_argument("--json", type=Path, help="a file for all rows")
