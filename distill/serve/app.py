@@ -51,7 +51,7 @@ BODY = {
         }
     },
 }
-NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+NAME_PARAMETER = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 class RefusedError(Exception):
@@ -225,7 +225,7 @@ def create_app(service: Service) -> FastAPI:
         return await service.predict(model, request)
 
     @app.post(
-        "/{name}/predict", openapi_extra={"requestBody": BODY, "parameters": [NAME]},
+        "/{name}/predict", openapi_extra={"requestBody": BODY, "parameters": [NAME_PARAMETER]},
         summary="Predictions of one of several models",
     )  # fmt: skip
     async def predict_with(request: Request) -> Response:

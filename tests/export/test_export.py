@@ -3,12 +3,14 @@
 import copy
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from transformers import BertConfig, BertForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
@@ -64,6 +66,19 @@ def test_a_teacher_reads_token_types_and_a_student_does_not(exported: dict[str, 
     names = {name: [v.name for v in session.get_inputs()] for name, session in exported["sessions"].items()}
     assert "token_type_ids" in names["teacher"]
     assert "token_type_ids" not in names["student"]
+
+
+def test_the_graph_has_plain_attention_and_residual_sums_that_are_not_fused(
+    exported: dict[str, Any], tmp_path: Path
+) -> None:
+    options, file = onnxruntime.SessionOptions(), str(exported["directory"] / "student.onnx")
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    graph = onnx.load(str(tmp_path / "optimized.onnx")).graph
+    operations = Counter(node.op_type for node in graph.node)
+    assert operations["Softmax"] == 2  # Layers.
+    assert operations["LayerNormalization"] == 5
+    assert not {"IsNaN", "SkipLayerNormalization"} & set(operations)
 
 
 def test_exporting_leaves_the_model_in_training_mode(exported: dict[str, Any], tmp_path: Path) -> None:

@@ -120,6 +120,9 @@ def test_several_models_have_paths_of_their_own(
     assert (answer.status, answer.body) == (
         404, {"error": "there are several models: post to /NAME/predict, NAME one of films, amounts"},
     )  # fmt: skip
+    paths = running.get("/openapi.json").body["paths"]
+    assert "requestBody" in paths["/predict"]["post"]
+    assert [each["name"] for each in paths["/{name}/predict"]["post"]["parameters"]] == ["name"]
     described = running.get("/models").body["models"]
     assert [(model["name"], model["labels"], model["batch_size"]) for model in described] == [
         ("films", ["long", "short"], 32), ("amounts", ["much", "little"], 1),
