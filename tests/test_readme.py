@@ -35,7 +35,7 @@ def test_the_readme_fits_on_three_screens() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_python_block_parses(document: Path) -> None:
     for block in blocks("python", document):
-        ast.parse(block)
+        assert ast.parse(block).body
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -39,29 +39,47 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog=f"The environment variable {TOKEN} is the bearer token of the requests.",
     )  # fmt: skip
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="directory with bundle.json, or NAME=DIRECTORY")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others than loopback need a token")
-    parser.add_argument("--port", type=int, default=8000, help="0 for any that is free")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; default %(default)s; others than loopback need a token",
+    )
+    parser.add_argument("--port", type=int, default=8000, help="default %(default)s; 0 for any that is free")
     parser.add_argument("--model", help="such as fp32, int8 or openvino; by default the recommended one")
     parser.add_argument("--threads", type=int, help="number of threads of onnxruntime")
     parser.add_argument("--batch-size", type=int, help="records in a forward pass; by default as the bundle recommends")
     parser.add_argument(
-        "--batch-records", type=int, default=Limits.batch_records, help="records of all requests that run together"
+        "--batch-records",
+        type=int,
+        default=Limits.batch_records,
+        help="records of all requests that run together (%(default)s)",
     )
     parser.add_argument(
-        "--waiting", type=int, default=Limits.waiting, help="requests that may wait; others get the status 503"
+        "--waiting",
+        type=int,
+        default=Limits.waiting,
+        help="requests that may wait (%(default)s); others get the status 503",
     )
-    parser.add_argument("--records", type=int, default=Limits.records, help="most records in a request")
-    parser.add_argument("--characters", type=int, default=Limits.characters, help="most characters in a text")
-    parser.add_argument("--body", type=int, default=Limits.body, help="most bytes in a request")
+    parser.add_argument("--records", type=int, default=Limits.records, help="most records in a request (%(default)s)")
     parser.add_argument(
-        "--seconds", type=float, default=Limits.seconds, help="most for a body to arrive, and for an answer"
+        "--characters", type=int, default=Limits.characters, help="most characters in a text (%(default)s)"
+    )
+    parser.add_argument("--body", type=int, default=Limits.body, help="most bytes in a request (%(default)s)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=Limits.seconds,
+        help="most for a body to arrive, and for an answer (%(default)s)",
     )
     parser.add_argument(
         "--refuse-long", action="store_true",
         help="refuse a text of more tokens than the bundle reads; by default it is cut",
     )  # fmt: skip
     parser.add_argument(
-        "--reload", type=float, default=1.0, help="seconds between two looks for a changed bundle; 0: none"
+        "--reload",
+        type=float,
+        default=1.0,
+        help="seconds between two looks for a changed bundle (%(default)s); 0: none",
     )
     return parser.parse_args(arguments)
 

@@ -51,7 +51,8 @@ BODY = {
         }
     },
 }
-NAME_PARAMETER = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+OF_ONLY, OF_NAMED = {"requestBody": BODY}, {"requestBody": BODY, "parameters": [NAME]}  # In the description (OpenAPI).
 
 
 class RefusedError(Exception):
@@ -217,17 +218,14 @@ def create_app(service: Service) -> FastAPI:
     async def unknown(request: Request, error: HTTPException) -> Response:
         return refuse(error.status_code, f"{request.method} {request.url.path}: {error.detail}", error.headers)
 
-    @app.post("/predict", openapi_extra={"requestBody": BODY}, summary="Predictions of the only model")
+    @app.post("/predict", openapi_extra=OF_ONLY, summary="Predictions of the only model")
     async def predict(request: Request) -> Response:
         model = only(service.models)
         if model is None:
             return refuse(404, f"there are several models: post to /NAME/predict, NAME one of {names(service)}")
         return await service.predict(model, request)
 
-    @app.post(
-        "/{name}/predict", openapi_extra={"requestBody": BODY, "parameters": [NAME_PARAMETER]},
-        summary="Predictions of one of several models",
-    )  # fmt: skip
+    @app.post("/{name}/predict", openapi_extra=OF_NAMED, summary="Predictions of one of several models")
     async def predict_with(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in service.models:
