@@ -26,7 +26,7 @@ from tests.conftest import MakeToy, equal, run_here, weights
 from tests.jobs.sweeps import LIMIT, ROOT, read_runs, start, wait_for_checkpoint
 
 pytest.importorskip("ray", reason="needs the extra distill[ray]")
-pytestmark = pytest.mark.alone  # With a head of Ray.
+pytestmark = pytest.mark.slow  # Minutes, and a head of Ray in the process of the tests.
 
 
 @pytest.fixture(scope="module")
