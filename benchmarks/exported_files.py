@@ -14,6 +14,7 @@ shown.
 
 import argparse
 import contextlib
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import describe_machine
+from machine import describe_machine, random_material
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
@@ -39,10 +40,10 @@ from transformers import (
 from distill.benchmark import latency, peak
 from distill.benchmark.comparison import torch_candidate
 from distill.console import silence_libraries
-from distill.edge.processor import this_target, weight_bits
+from distill.edge.processor import this_target
 from distill.export.bundle import FILES
 from distill.export.onnx import export_onnx
-from distill.export.quantization import Material, write_dynamic
+from distill.export.quantization import write_dynamic
 from distill.files import write_json
 
 INPUTS = ["input_ids", "attention_mask"]
@@ -85,9 +86,7 @@ def export_files(student: DistilBertForSequenceClassification, directory: Path) 
     """
     files = {name: directory / file for name, file in FILES.items()}
     export_onnx(student, files["fp32"])
-    pieces = np.random.default_rng(0).integers(999, student.config.vocab_size, (8, 128))
-    feed = {"input_ids": pieces, "attention_mask": np.ones_like(pieces)}
-    material = Material(files["fp32"], weight_bits(this_target()), lambda: [feed])
+    material = random_material(files["fp32"], student.config.vocab_size, 128)
     write_dynamic(material, files["int8"], smoothed=True)
     files["int8-dynamic"] = directory / "dynamic.onnx"
     write_dynamic(material, files["int8-dynamic"])
@@ -120,15 +119,19 @@ def measure(files: dict[str, dict[str, Path]], options: argparse.Namespace) -> l
                 seconds=options.seconds, vocabulary=teacher.config.vocab_size,
             )
         )  # fmt: skip
+    operations = {}
+    for batch, length in itertools.product(options.batches, options.lengths):
+        feed = latency.make_inputs((batch, length), teacher.config.vocab_size)
+        inputs = {name: feed[name] for name in INPUTS}
+        operations[batch, length] = peak.count_operations(files["distill"]["fp32"], inputs)
     rows = []
     for timings in zip(*rounds, strict=True):
         row = {key: timings[0][key] for key in ("model", "format", "batch", "length", "threads", "bytes")}
         row["p50_ms"] = [timing["p50_ms"] for timing in timings]
         if row["format"] != "torch":
-            feed = latency.make_inputs((row["batch"], row["length"]), teacher.config.vocab_size)
-            operations = peak.count_operations(files["distill"]["fp32"], {name: feed[name] for name in INPUTS})
+            needed = operations[row["batch"], row["length"]]
             row["share_of_peak"] = [
-                peak.share_of_peak(operations, timing["p50_ms"] / 1000, best, row["format"])
+                peak.share_of_peak(needed, timing["p50_ms"] / 1000, best, row["format"])
                 for timing, best in zip(timings, peaks, strict=True)
             ]
         rows.append(row)

@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Imports this checkout, not an installed distill.
 
+from distill.edge.processor import this_target, weight_bits
+from distill.export.quantization import Material
 from distill.records.record import environment
 from distill.training import settings
 
@@ -65,6 +67,13 @@ def count_forward_flops(model: PreTrainedModel, lengths: np.ndarray) -> float:
     config = model.config
     tokens = lengths.astype(np.float64)
     return float(2 * weights * tokens.sum() + 4 * config.num_hidden_layers * config.hidden_size * (tokens**2).sum())
+
+
+def random_material(fp32: Path, vocabulary: int, length: int) -> Material:
+    """Returns a float32 file for quantization, with the ranges of activations from 8 texts of random tokens."""
+    pieces = np.random.default_rng(0).integers(999, vocabulary, (8, length))
+    feed = {"input_ids": pieces, "attention_mask": np.ones_like(pieces)}
+    return Material(fp32, weight_bits(this_target()), lambda: [feed])
 
 
 def soft_and_hard_loss(student_logits: Tensor, teacher_logits: Tensor, labels: Tensor, temperature: float) -> Tensor:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import describe_machine
+from machine import describe_machine, random_material
 from omegaconf import DictConfig, OmegaConf
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
@@ -43,6 +43,7 @@ from distill.jobs.upgrade import upgrade
 assert students
 RECIPES: tuple[Recipe, ...] = ("dynamic", "smoothed", "mixed", "static", "weight_only", "float16")
 BATCHES = (1, 8)
+INPUTS = ["input_ids", "attention_mask"]  # Of a student with random weights.
 
 
 def measure(run: Path, directory: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -81,9 +82,7 @@ def measure_shape(directory: Path, arguments: argparse.Namespace) -> list[dict[s
     config = DistilBertConfig(n_layers=layers, dim=width, hidden_dim=4 * width, n_heads=heads)
     fp32 = directory / "float32.onnx"
     export_onnx(DistilBertForSequenceClassification(config).eval(), fp32)
-    pieces = np.random.default_rng(0).integers(999, config.vocab_size, (8, arguments.length))
-    feed = {"input_ids": pieces, "attention_mask": np.ones_like(pieces)}
-    material = quantization.Material(fp32, weight_bits(this_target()), lambda: [feed])
+    material = random_material(fp32, config.vocab_size, arguments.length)
     matrices = {tensor.name: tensor.dims for tensor in material.graph().graph.initializer}
     products = graph.find_products(material.graph())
     kept = [product.name for product in products if matrices[product.weight][0] == 4 * width][: max(1, layers // 3)]
@@ -92,7 +91,7 @@ def measure_shape(directory: Path, arguments: argparse.Namespace) -> list[dict[s
         path = directory / f"{recipe}.onnx"
         quantization.write_dynamic(material, path, keep=keep, smoothed=recipe != "dynamic")
         rows.append({"recipe": recipe, "kept": keep})
-    add_times(rows, [directory / f"{row['recipe']}.onnx" for row in rows], list(feed), config.vocab_size, arguments)
+    add_times(rows, [directory / f"{row['recipe']}.onnx" for row in rows], INPUTS, config.vocab_size, arguments)
     return rows
 
 
