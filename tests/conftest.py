@@ -4,8 +4,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
-if "PYTEST_XDIST_WORKER" in os.environ:  # One thread for each test, which its subprocesses inherit.
-    os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"  # For each test, and for the subprocesses that inherit it.
 
 import io
 import logging
