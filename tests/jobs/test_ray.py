@@ -1,6 +1,6 @@
 """Tests of sweeps and trainings on a local Ray cluster: equal numbers, lost workers, Ctrl-C, wrong options.
 
-pytest -m slow -n 0 tests/jobs/test_ray.py
+python -m pytest -m alone -n 0 tests/jobs/test_ray.py
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ from tests.conftest import MakeToy, equal, run_here, weights
 from tests.jobs.sweeps import LIMIT, ROOT, read_runs, start, wait_for_checkpoint
 
 pytest.importorskip("ray", reason="needs the extra distill[ray]")
-pytestmark = pytest.mark.slow  # Minutes, and a head of Ray in the process of the tests.
+pytestmark = pytest.mark.alone  # A head of Ray and its workers stay in the process of the tests.
 
 
 @pytest.fixture(scope="module")
