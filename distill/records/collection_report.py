@@ -3,20 +3,23 @@
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from distill.errors import UserError
 from distill.files import JsonObject, write_text
-from distill.records import comparison, sweep_plots
+from distill.records import comparison, curve_plots, sweep_plots
 from distill.records.collection import Runs
 from distill.records.comparison import Row
+from distill.records.curves import read_curves
 from distill.records.figures import Figure
 from distill.records.headline import describe_result
 from distill.records.page import render_page
 from distill.records.paper import PaperTable, compare_with_paper
+from distill.records.prediction_analysis import Analysis, analyze_predictions
 from distill.records.report import MISSING, SOFTWARE, render_template
-from distill.records.run_report import MARKDOWN, PAGE, draw_files, write_report
+from distill.records.run_report import MARKDOWN, PAGE, draw_files, draw_predictions, write_report
 
 CSV = "report.csv"
 MOST_PARAMETERS = 8  # With a figure of their own.
@@ -32,12 +35,20 @@ class Group:
         headline: one sentence about the best row; None without a result.
         rows: those of the table, the best ones first.
         paper: the numbers of a paper beside ours; None if no experiment names them.
+        analysis: statistics of the predictions of the first row; None without its predictions.
+        notes: what could not be read.
     """
 
     title: str
     headline: str | None
     rows: Sequence[Row]
     paper: PaperTable | None
+    analysis: Analysis | None = None
+    notes: Sequence[str] = ()
+
+    def predictions_title(self) -> str:
+        """Returns the heading of the section about the predictions."""
+        return f"Predictions of {self.title}"
 
     def table(self) -> list[tuple[str, ...]]:
         """Returns the cells of the table, the header first."""
@@ -62,6 +73,7 @@ def write_collection(runs: Runs, directory: Path, *, refresh: int | None = None)
         markdown = render_template("collection.md.jinja", **_describe(runs, groups, directory))
         write_text(directory / MARKDOWN, markdown)
         figures = {group.title: draw_group(group.rows) for group in groups}
+        figures |= {group.predictions_title(): draw_predictions(of) for group in groups if (of := group.analysis)}
         write_text(page, render_page(markdown, figures, refresh=refresh))
     if rows:
         write_text(directory / CSV, comparison.to_csv(rows))
@@ -83,23 +95,46 @@ def _group_by_task(runs: Sequence[tuple[Path, JsonObject]]) -> Iterator[Group]:
     for title, of_task in by_task.items():
         rows = comparison.compare_runs(of_task)
         headline = next((found for row in rows if (found := describe_result(row))), None)
-        yield Group(title, headline, rows, compare_with_paper(rows))
+        yield _analyze_best(Group(title, headline, rows, compare_with_paper(rows)))
+
+
+def _analyze_best(group: Group) -> Group:
+    """Returns the group with the predictions of the first run of its first row."""
+    if not group.rows or not group.rows[0].values:
+        return group
+    try:
+        return replace(group, analysis=analyze_predictions(group.rows[0].directories[0]))
+    except UserError as error:
+        return replace(group, notes=[str(error)])
 
 
 def draw_group(rows: Sequence[Row]) -> list[Figure]:
-    """Returns the figures of one task: cost, each swept parameter, and the combinations of two."""
+    """Returns the figures of one task: cost, the swept parameters, and the trainings of the best rows."""
     scored = [row for row in rows if row.values]
     cost = draw_files(scored)
-    figures = [cost] if cost else []
+    return [*([cost] if cost else []), *_draw_parameters(scored), *_draw_trainings(scored)]
+
+
+def _draw_trainings(rows: Sequence[Row]) -> list[Figure]:
+    """Returns the metric and the losses over the steps, of the first run of each of the first rows."""
+    if len(rows) < 2:
+        return []
+    curves = {row.label: read_curves(row.directories[0]) for row in rows[: sweep_plots.MOST_SERIES]}
+    return curve_plots.compare_trainings(curves, metric=str(rows[0].task["metric"]))
+
+
+def _draw_parameters(rows: Sequence[Row]) -> list[Figure]:
+    """Returns the metric against each swept parameter, and against the combinations of two."""
+    figures: list[Figure] = []
     settings = [
-        sweep_plots.Setting(row.options, spread["mean"], spread["std"]) for row in scored if (spread := row.spread())
+        sweep_plots.Setting(row.options, spread["mean"], spread["std"]) for row in rows if (spread := row.spread())
     ]
     names = dict.fromkeys(name for setting in settings for name in setting.values)
     swept = [name for name in names if len(sweep_plots.order_values([of.values.get(name) for of in settings])) > 1]
     if len(settings) < 2 or not swept:
         return figures
-    metric = str(scored[0].task["metric"])
-    teachers = {row.teacher.metric for row in scored if row.teacher}
+    metric = str(rows[0].task["metric"])
+    teachers = {row.teacher.metric for row in rows if row.teacher}
     reference = teachers.pop() if len(teachers) == 1 else None
     if len(swept) == 2 and len(settings) > 3:
         figures.append(sweep_plots.draw_heat_map(settings, (swept[0], swept[1]), metric=metric))

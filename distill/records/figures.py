@@ -1,11 +1,12 @@
 """Draws figures with matplotlib as SVG, whose colours follow the page that shows them: light, dark or printed."""
 
 import io
+import math
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,6 +77,23 @@ def add_legend(axes: "Axes", *, columns: int = 2) -> None:
     if names:
         columns = 1 if max(map(len, names)) > LONGEST_IN_COLUMNS else columns
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2, handlelength=2.4)
+
+
+def set_logarithmic(axes: "Axes", direction: Literal["x", "y"], values: Sequence[float]) -> None:
+    """Makes an axis logarithmic, with plain numbers at its ticks."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    low, high = min(values) / 1.25, max(values) * 1.25
+    axes.set(**{f"{direction}scale": "log", f"{direction}lim": (low, high)})
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = [1.0, 2.0, 5.0] if high / low > 4 else [1.0, 1.5, 2.0, 2.5, *map(float, range(3, 10))]
+    if high / low > 1000:
+        factors = [1.0]
+    ticks = [factor * 10.0**exponent for exponent in exponents for factor in factors]
+    axis = axes.xaxis if direction == "x" else axes.yaxis
+    axis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high] or [values[0]]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def standalone(figure: Figure) -> str:

@@ -1,18 +1,16 @@
-"""Figures of one run: its files, seeds, training and predictions."""
+"""Figures of one run: its seeds and predictions."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distill.records.curves import Curve
 from distill.records.figures import GRID, HEIGHT, INK, SERIES, Figure, add_legend, draw, label, style_of
 from distill.records.prediction_analysis import Calibration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-CURVE_POINTS = 80  # Of a curve; each one is the mean of as many steps.
 POINTS = 400  # Of a scatter plot, which would be slow to open with more.
 
 
@@ -32,39 +30,6 @@ def draw_seeds(models: Mapping[str, Sequence[float]], *, metric: str, teacher: f
         add_legend(axes)
 
     return draw(f"{metric} on dev of every seed, with the mean", plot, height=2.6)
-
-
-def draw_losses(curves: Mapping[str, Curve]) -> Figure | None:
-    """Returns the loss of each term over the steps; None without any."""
-    terms = {name.removeprefix("train/"): curve for name, curve in curves.items() if name.startswith("train/")}
-    if not terms:
-        return None
-
-    def plot(axes: "Axes") -> None:
-        for number, (name, curve) in enumerate(terms.items()):
-            steps, values = np.array(_thin(curve)).T
-            style = {key: value for key, value in style_of(number).items() if key != "marker"}
-            axes.plot(steps, values, label=label(name), linewidth=1.3, **style)
-        if all(value > 0 for curve in terms.values() for _, value in curve):
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel("optimizer step")
-        axes.set_ylabel("loss")
-        add_legend(axes, columns=3)
-
-    return draw("Loss by term over the training", plot)
-
-
-def draw_dev(curve: Curve, *, metric: str) -> Figure:
-    """Returns the metric on dev over the steps."""
-
-    def plot(axes: "Axes") -> None:
-        steps, values = np.array(curve).T
-        axes.plot(steps, values, linewidth=1.3, markersize=4, **style_of(0))
-        axes.set_xlabel("optimizer step")
-        axes.set_ylabel(label(metric))
-
-    return draw(f"{metric} on dev over the training", plot)
 
 
 def draw_calibration(models: Mapping[str, Calibration]) -> Figure:
@@ -140,10 +105,3 @@ def draw_lengths(lengths: Sequence[int]) -> Figure:
         add_legend(axes)
 
     return draw("Length of the examples of dev; the last bar has all longer ones", plot, height=2.6)
-
-
-def _thin(curve: Curve) -> Curve:
-    """Returns at most `CURVE_POINTS` points of a curve, each the mean of as many neighbours."""
-    step = -(-len(curve) // CURVE_POINTS)
-    groups = (curve[start : start + step] for start in range(0, len(curve), step))
-    return [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from distill.errors import UserError
 from distill.files import JsonObject, write_text
-from distill.records import run_plots, sweep_plots
+from distill.records import curve_plots, run_plots, sweep_plots
 from distill.records.comparison import Row, compare_runs
 from distill.records.curves import read_curves
 from distill.records.figures import Figure
@@ -81,9 +81,9 @@ def draw_run(directory: Path, record: JsonObject, row: Row, analysis: Analysis |
         models = {name: list(file.values.values()) for name, file in row.files.items() if file.values}
         models = {"student": list(row.values.values())} | {name: of for name, of in models.items() if name != "fp32"}
         figures["Seeds"] = [run_plots.draw_seeds(models, metric=task["metric"], teacher=teacher)]
-    training = [losses] if (losses := run_plots.draw_losses(curves)) else []
+    training = [losses] if (losses := curve_plots.draw_losses(curves)) else []
     if scored := curves.get(f"dev/{task.get('metric')}"):
-        training.append(run_plots.draw_dev(scored, metric=task["metric"]))
+        training.append(curve_plots.draw_dev(scored, metric=task["metric"]))
     figures["Training"] = training
     figures["Predictions"] = draw_predictions(analysis) if analysis else []
     return figures

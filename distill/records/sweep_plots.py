@@ -1,12 +1,11 @@
 """Figures of several models: metric against latency or size, and against each swept parameter."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distill.options import show_value
-from distill.records.figures import HEIGHT, INK, SERIES, Figure, add_legend, draw, label, style_of
+from distill.records.figures import HEIGHT, INK, SERIES, Figure, add_legend, draw, label, set_logarithmic, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,29 +82,12 @@ def draw_cost(
             )  # fmt: skip
         if reference is not None:
             axes.axhline(reference, color=INK, linestyle="--", linewidth=1, label="teacher's metric", zorder=1)
-        _set_logarithmic(axes, [point.cost for point in points])
+        set_logarithmic(axes, "x", [point.cost for point in points])
         axes.set_xlabel(cost)
         axes.set_ylabel(label(metric))
         add_legend(axes)
 
     return draw(caption, plot, height=HEIGHT + 0.12 * len(series))
-
-
-def _set_logarithmic(axes: "Axes", values: Sequence[float]) -> None:
-    """Makes the horizontal axis logarithmic, with plain numbers at its ticks."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    axes.set_xscale("log")
-    low, high = min(values) / 1.25, max(values) * 1.25
-    axes.set_xlim(low, high)
-    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = [1.0, 2.0, 5.0] if high / low > 4 else [1.0, 1.5, 2.0, 2.5, *map(float, range(3, 10))]
-    if high / low > 1000:
-        factors = [1.0]
-    ticks = [factor * 10.0**exponent for exponent in exponents for factor in factors]
-    axes.xaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high] or [values[0]]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def draw_parameter(settings: Sequence[Setting], name: str, *, metric: str, reference: float | None) -> Figure:

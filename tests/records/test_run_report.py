@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from distill.errors import UserError
-from distill.records import figures, run_plots, sweep_plots
+from distill.records import curve_plots, figures, run_plots, sweep_plots
 from distill.records.collection import read_record
 from distill.records.curves import read_curves
 from distill.records.prediction_analysis import analyze_predictions
@@ -122,8 +122,8 @@ def test_every_figure_is_drawn_with_any_names() -> None:
     settings = [sweep_plots.Setting({name: a, "b": b}, 0.5 + a / 10, 0.1) for a in (1, 2) for b in ("x", None)]
     drawn = [
         run_plots.draw_seeds({name: [0.5, 0.6], "b": [0.5]}, metric=name, teacher=0.7),
-        run_plots.draw_losses({f"train/{name}": [(step, 1 / step) for step in range(1, 999)], "train/b": [(1, 0.0)]}),
-        run_plots.draw_dev([(1, 0.5)], metric=name),
+        curve_plots.draw_losses({f"train/{name}": [(step, 1 / step) for step in range(1, 999)], "train/b": [(1, 0.0)]}),
+        curve_plots.draw_dev([(1, 0.5)], metric=name),
         run_plots.draw_confusion([name, "b"], np.array([[3, 0], [0, 0]]), model=name),
         run_plots.draw_numbers(np.array([[1.0, 1.0]]), model=name),
         run_plots.draw_lengths([0]),
