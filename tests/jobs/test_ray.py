@@ -4,6 +4,7 @@ python -m pytest -m alone -n 0 tests/jobs/test_ray.py
 """
 
 import importlib.util
+import os
 import re
 import signal
 import socket
@@ -110,6 +111,17 @@ def test_interrupt_stops_the_runs_with_a_checkpoint(
     assert worker.wait(LIMIT) is None  # It ends with its driver.
 
 
+class LosesItsWorker(CSVLogger):
+    """Kills its process once, in the third step."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        lost = Path(self.log_dir) / "lost"
+        if step == 2 and not lost.exists():
+            lost.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().log_metrics(metrics, step)
+
+
 def test_training_equals_ddp(ray_cluster: str, make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
     handler = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
@@ -126,6 +138,21 @@ def test_training_equals_ddp(ray_cluster: str, make_toy: MakeToy, monkeypatch: p
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handler
     with pytest.raises(UserError, match=r"^got trainer\.devices=9, expected at most 2, the CPUs of the Ray cluster$"):
         make_toy(devices=9, strategy="ray").fit()
+
+
+def test_training_goes_on_from_its_checkpoint_when_a_worker_is_lost(
+    ray_cluster: str, make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
+    options = {"devices": 2, "batch_size": 8, "max_epochs": 1, "checkpoint_steps": 1}
+    ddp, ray = (make_toy(**options, strategy=strategy) for strategy in ("ddp", "ray"))
+    ddp.fit()
+    fit = ray.fit(logger=LosesItsWorker(str(ray.directory), name="", version=""))
+    assert (ray.directory / "lost").exists()
+    assert fit.steps == 4
+    assert equal(weights(ray.module), weights(ddp.module))
+    rows = (ray.directory / "metrics.csv").read_text()
+    assert "\n0,0," not in rows  # The first step was not repeated.
 
 
 @pytest.mark.parametrize(
