@@ -127,23 +127,33 @@ def test_terms_of_several_objectives_make_one_together() -> None:
     assert objective.teacher_needs >= {"attention_vectors.2", "attention_vectors.4"}
 
 
-def test_each_ablation_changes_only_its_terms_or_its_init() -> None:
-    recipe = compose_config("+experiment=distilbert_ablation", "+teacher=embedded", "+student=distilbert")
-    whole = (5.0, 2.0, 1.0, "teacher")
-    expected = {
-        "none": whole, "no_soft": (0.0, *whole[1:]), "no_mlm": (5.0, 0.0, *whole[2:]),
-        "no_cosine": (5.0, 2.0, 0.0, "teacher"), "random_weights": (*whole[:3], "random"),
-        "mlm_alone": (0.0, 2.0, 0.0, "teacher"),
-    }  # fmt: skip
-    assert {path.stem for path in (CONF / "ablation").glob("*.yaml")} == set(expected)
+# Of each experiment: the term that reads the data's own targets, and the rows that the other one does not have.
+ABLATIONS = {
+    "distilbert_ablation": ("mlm", {"no_mlm": (5.0, 0.0, 1.0, "teacher"), "mlm_alone": (0.0, 2.0, 0.0, "teacher")}),
+    "task_ablation": ("hard", {"no_hard": (5.0, 0.0, 1.0, "teacher")}),
+}
+COMMON_ROWS = {
+    "none": (5.0, 2.0, 1.0, "teacher"), "no_soft": (0.0, 2.0, 1.0, "teacher"), "no_cosine": (5.0, 2.0, 0.0, "teacher"),
+    "random_weights": (5.0, 2.0, 1.0, "random"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("experiment", ABLATIONS)
+def test_each_ablation_changes_only_its_terms_or_its_init(experiment: str) -> None:
+    recipe = compose_config(f"+experiment={experiment}", "+teacher=embedded", "+student=distilbert")
+    label_term, own = ABLATIONS[experiment]
+    expected = COMMON_ROWS | own
+    others = {name for _, rows in ABLATIONS.values() for name in rows}
+    assert {path.stem for path in (CONF / "ablation").glob("*.yaml")} == COMMON_ROWS.keys() | others
     for name, values in expected.items():
         # A sweep puts the ablation first.
         row = compose_config(
-            f"+ablation={name}", "+experiment=distilbert_ablation", "+teacher=embedded", "+student=distilbert"
+            f"+ablation={name}", f"+experiment={experiment}", "+teacher=embedded", "+student=distilbert"
         )
         terms = row.objective.terms
-        assert (terms.soft.weight, terms.mlm.weight, terms.cosine.weight, row.student.init) == values
+        assert (terms.soft.weight, terms[label_term].weight, terms.cosine.weight, row.student.init) == values
         assert row.trainer == recipe.trainer
+        assert name in recipe.paper["values"] or name in (recipe.paper.reference, "mlm_alone")
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        hydra_config = compose("config", ["+experiment=distilbert_ablation"], return_hydra_config=True).hydra
+        hydra_config = compose("config", [f"+experiment={experiment}"], return_hydra_config=True).hydra
     assert set(hydra_config.sweeper.params["+ablation"].split(",")) == set(expected)
