@@ -139,6 +139,10 @@ def _check_options(config: DictConfig, job: str, *, over_vocabulary: bool) -> No
     prefixes = (_IGNORED_ON_TEXT if over_vocabulary else _IGNORED).get(job, ())
     if over_vocabulary and config.export.enabled is True:
         prefixes = tuple(prefix for prefix in prefixes if prefix != "export")
+    trains = {"trainer": "teacher.finetune.*", "seed": "teacher.finetune.*", "teacher.finetune": "trainer.*"}
+    if OmegaConf.select(config, "teacher.features"):
+        prefixes = (*prefixes, "teacher.finetune")
+        trains["teacher.finetune"] = "teacher.bilstm.trainer.*"
     names = {option: option.lstrip("+~").partition("=")[0] for option in HydraConfig.get().overrides.task}
     ignored = [
         option
@@ -147,7 +151,6 @@ def _check_options(config: DictConfig, job: str, *, over_vocabulary: bool) -> No
     ]
     if not ignored:
         return
-    trains = {"trainer": "teacher.finetune.*", "seed": "teacher.finetune.*", "teacher.finetune": "trainer.*"}
     hint = next((there for prefix, there in trains.items() if names[ignored[0]].startswith(prefix)), None)
     raise UserError(
         f"{' and '.join(ignored)} would change nothing in job={job} task={config.task.name}: leave it out"

@@ -795,6 +795,11 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("teacher.features=last", "task=mlm"),
         "teacher.features=last is for labels of texts or words and for answers in a text, and task mlm is masked_lm",
     ),
+    "options of a fine-tuning that features do without": (
+        _options("teacher.features=last", "teacher.finetune.max_epochs=2"),
+        "teacher.finetune.max_epochs=2 would change nothing in job=distill task=classification: leave it out, "
+        "teacher.bilstm.trainer.* is what trains here",
+    ),
     "features that are not cached": (
         _options("teacher.features=last", "teacher.cache.enabled=false"),
         "got teacher.cache.enabled=false, expected auto or true because features are cached",
