@@ -70,6 +70,7 @@ def write_collection(runs: Runs, directory: Path, *, refresh: int | None = None)
         page = write_report(path, record, to=directory, refresh=refresh)
     else:
         page = directory / PAGE
+        groups = [_analyze_best(group) for group in groups]
         markdown = render_template("collection.md.jinja", **_describe(runs, groups, directory))
         write_text(directory / MARKDOWN, markdown)
         figures = {group.title: draw_group(group.rows) for group in groups}
@@ -95,7 +96,7 @@ def _group_by_task(runs: Sequence[tuple[Path, JsonObject]]) -> Iterator[Group]:
     for title, of_task in by_task.items():
         rows = comparison.compare_runs(of_task)
         headline = next((found for row in rows if (found := describe_result(row))), None)
-        yield _analyze_best(Group(title, headline, rows, compare_with_paper(rows)))
+        yield Group(title, headline, rows, compare_with_paper(rows))
 
 
 def _analyze_best(group: Group) -> Group:
