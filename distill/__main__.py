@@ -25,6 +25,7 @@ from distill.errors import (
 )
 from distill.files import is_full_disk
 from distill.jobs import slurm
+from distill.mirror import is_url, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,7 +70,7 @@ def main() -> int:
             stream.reconfigure(errors="backslashreplace")
     # Hydra's parser takes no options between two overrides.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
-    sys.argv[1:] = [argument for given in sys.argv[1:] for argument in expand_tasks(given)]
+    sys.argv[1:] = [copy_sweep(argument) for given in sys.argv[1:] for argument in expand_tasks(given)]
     hydra_full_error = os.environ.get("HYDRA_FULL_ERROR")
     show_traceback = hydra_full_error == "1"
     store = None
@@ -112,6 +113,12 @@ def expand_tasks(argument: str) -> list[str]:
     if names is None:
         return [argument]
     return [f"+task@task.tasks.{name.strip()}={name.strip()}" for name in names.group(1).split(",") if name.strip()]
+
+
+def copy_sweep(argument: str) -> str:
+    """Returns `hydra.sweep.dir=URL` with the directory that is its copy, because Hydra writes there itself."""
+    name, _, place = argument.partition("=")
+    return f"{name}={local_path(place)}" if name == "hydra.sweep.dir" and is_url(place) else argument
 
 
 def _run(show_traceback: bool) -> int:
@@ -200,10 +207,10 @@ class Job:
 
 
 def register_resolvers() -> None:
-    """Makes the functions known that a YAML calls as `${expanduser:PATH}` and `${complement:SHARE}`."""
+    """Makes the functions known that a YAML calls as `${local_path:PATH}` and `${complement:SHARE}`."""
     from omegaconf import OmegaConf
 
-    OmegaConf.register_new_resolver("expanduser", os.path.expanduser, replace=True)
+    OmegaConf.register_new_resolver("local_path", lambda place: str(local_path(place)), replace=True)
     OmegaConf.register_new_resolver("complement", lambda share: round(1 - share, 12), replace=True)
 
 

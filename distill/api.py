@@ -25,7 +25,7 @@ from typing import Any, Literal, cast
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import students as _students  # Registers the architectures that transformers does not know.
-from distill import chain
+from distill import chain, mirror
 from distill.benchmark.budget import Budget
 from distill.benchmark.settings import BenchmarkSettings
 from distill.chain import Result
@@ -63,7 +63,7 @@ BENCHMARK = BenchmarkSettings(batches=[1, 8], lengths=[32, 128])
 
 def default_cache_dir() -> Path:
     """The directory of everything that runs share: `DISTILL_CACHE`, or `~/.cache/distill`."""
-    return Path(os.environ.get("DISTILL_CACHE", "~/.cache/distill")).expanduser()
+    return mirror.local_path(os.environ.get("DISTILL_CACHE", "~/.cache/distill"))
 
 
 class Teacher:
@@ -136,7 +136,7 @@ class Teacher:
         self.source = TeacherSource(
             weights=weights, finetune=None, cache=cache or OutputCache(), accept_weak=accept_weak
         )
-        self.cache_dir = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
+        self.cache_dir = default_cache_dir() if cache_dir is None else mirror.local_path(cache_dir)
 
     @classmethod
     def ensemble(cls, teachers: "Sequence[Teacher]", *, weights: Sequence[float] | None = None) -> "Teacher":
@@ -338,5 +338,6 @@ def _open_run(plan: Plan, teacher: Teacher, student: Student, directory: str | P
         if plan.resume:
             raise UserError("got resume=True without a directory, expected the directory of the run to go on with")
         return create_run(Path("runs") / plan.task.name / f"{teacher.source.weights.name}-{student.name}", **fields)
-    path = Path(directory).expanduser()
+    path = mirror.local_path(directory)
+    mirror.fetch(path)
     return open_run(path) if plan.resume else create_run_in(path, **fields)

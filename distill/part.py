@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import preflight, seeds
 from distill.benchmark.comparison import compare_models
+from distill.cache import has_entry, new_entry
 from distill.console import print_line, print_notice
 from distill.contracts import EncodedSplits, Examples, ScoredSplits, Scores, Splits, Task
 from distill.data.mixing import MixedExamples
@@ -30,7 +31,6 @@ from distill.files import (
     JsonObject,
     atomic_directory,
     is_full_disk,
-    is_intact,
     make_directory,
     replace_file,
     write_text,
@@ -210,9 +210,9 @@ class Part:
             " ".join([self.teacher.weights, *exported_inputs(teacher, tokenizer)]).encode()
         ).hexdigest()
         directory = self.plan.cache_dir / "onnx" / f"{key[:16]}-rows-{bits}"
-        if not is_intact(directory):
+        if not has_entry(directory):
             try:
-                with atomic_directory(directory, reuse_intact=True) as temporary:
+                with new_entry(directory) as temporary:
                     export_onnx(teacher, temporary / FILES["fp32"], tokenizer=tokenizer)
                     write_dynamic(Material(temporary / FILES["fp32"], bits), temporary / FILES["int8"])
                     for file in FILES.values():

@@ -88,7 +88,7 @@ def remember(patch: pytest.MonkeyPatch, root: Path, name: str) -> None:
         shutil.copytree(made, copy, ignore=shutil.ignore_patterns(CHECKSUMS))
 
         def finetune(*arguments: Any) -> float:
-            with teaching.atomic_directory(arguments[-1], reuse_intact=True) as directory:
+            with teaching.new_entry(arguments[-1]) as directory:
                 shutil.copytree(copy, directory, dirs_exist_ok=True)
             return 1.0
 

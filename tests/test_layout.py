@@ -15,7 +15,7 @@ ROOT = Path(distill.__file__).resolve().parents[1]
 PACKAGES = ("distill", "students", "teachers")
 # A unit, a file or folder right below `distill`, imports itself and units of lower levels.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("errors", "sentences", "files", "options", "console", "hub"),
+    ("errors", "sentences", "files", "options", "console", "hub", "mirror", "cache"),
     ("contracts",),
     ("edge", "losses", "data"),
     ("models", "text"),
@@ -31,6 +31,8 @@ WITHIN = {
     "files": {"errors"},
     "console": {"errors", "files"},
     "hub": {"errors", "files"},
+    "mirror": {"errors", "files", "console"},
+    "cache": {"files", "mirror"},
     "options": {"errors"},
     "depth_ladder": {"plan"},
     "seeds": {"plan"},

@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from distill.cache import has_entry, new_entry
 from distill.console import ProgressMeter, print_line, print_notice
 from distill.contracts import Splits
 from distill.data.tables import LabelledData, Split
 from distill.data.unlabelled import clean, describe_removed
 from distill.errors import OptionError, UserError
-from distill.files import atomic_directory, is_intact
 from distill.options import check_arguments
 
 FORMAT = 1  # Of the files of copies.
@@ -212,13 +212,13 @@ def cached_copies(
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
     directory = cache_dir / "augmented" / key
     path = directory / "copies.arrow"
-    if not is_intact(directory):
+    if not has_entry(directory):
         if directory.is_dir():
             print_notice(f"{directory} is damaged: the copies are made again")
         columns = make_copies(split, augmentation, mask_token, device)
         table = pa.table({name: pa.array(column) for name, column in zip(("text", "pair"), columns, strict=False)})
         with (
-            atomic_directory(directory, reuse_intact=True) as temporary,
+            new_entry(directory) as temporary,
             pa.OSFile(str(temporary / path.name), "wb") as sink,
             pa.ipc.new_file(sink, table.schema) as writer,
         ):

@@ -19,8 +19,9 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from distill import files
+from distill.cache import has_entry, new_entry
 from distill.console import print_notice
+from distill.files import write_text
 from distill.sentences import split_sentences
 
 LABELS: tuple[str, ...] = ("python", "numpy", "pandas", "torch", "transformers", "sympy", "networkx")
@@ -97,14 +98,14 @@ def prepare_dataset(cache_dir: Path, *, sentences_per_class: int = 3000, seed: i
         raise ValueError(f"sentences_per_class is {sentences_per_class}, expected at least 10 (a tenth becomes dev)")
     roots = {label: find_sources(label) for label in LABELS}
     target = Path(cache_dir) / "data" / f"docstrings-{compute_fingerprint(sentences_per_class, seed)}"
+    if has_entry(target):
+        return target
     if target.exists():
-        if files.is_intact(target):
-            return target
         print_notice(f"the data set in {target} is damaged, its checksums do not match: building it again")
     splits = build_splits(roots, sentences_per_class=sentences_per_class, seed=seed)
-    with files.atomic_directory(target) as draft:
+    with new_entry(target) as draft:
         for name, rows in splits.items():
-            files.write_text(draft / name, "".join(json.dumps(row) + "\n" for row in rows))
+            write_text(draft / name, "".join(json.dumps(row) + "\n" for row in rows))
     return target
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from distill.cache import has_entry, new_entry
 from distill.data.tables import Split
-from distill.files import atomic_directory, is_intact
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,9 +93,9 @@ def cached_tokens(digest: str, tokenize: Callable[[], pa.Table], cache_dir: Path
         return _to_tokens(tokenize(), digest)
     directory = cache_dir / "tokens" / digest[:20]
     path = directory / "tokens.arrow"
-    if not is_intact(directory):
+    if not has_entry(directory):
         table = tokenize()
-        with atomic_directory(directory, reuse_intact=True) as temporary:
+        with new_entry(directory) as temporary:
             _write_table(table, temporary / path.name)
     return read_tokens(path, digest)
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import __version__
+from distill import __version__, mirror
 from distill.benchmark import latency
 from distill.benchmark.bundles import CHOICES, MeasuredBundle, list_formats, measure_bundles
 from distill.benchmark.comparison import torch_candidate
@@ -60,7 +60,7 @@ def run_benchmark(config: DictConfig) -> None:
             result = measure_bundles(
                 bundles, settings, threads=threads, others=teacher.candidates, vocabulary=teacher.vocabulary
             )
-    run = create_run(Path(str(config.output_dir)).expanduser() / "benchmarks", job="benchmark", seed=0)
+    run = create_run(mirror.local_path(config.output_dir) / "benchmarks", job="benchmark", seed=0)
     content = {
         "schema": 1, "version": __version__, "command": ["python", "-m", "distill", *sys.argv[1:]],
         "environment": run.record["environment"], **result,
@@ -68,7 +68,8 @@ def run_benchmark(config: DictConfig) -> None:
     write_json(run.directory / "benchmark.json", content)
     _write_tables(content, run.directory)
     _write_plots(content, run.directory)
-    print_line(f"Results  {run.directory}")
+    mirror.send(run.directory)
+    print_line(f"Results  {mirror.address(run.directory)}")
 
 
 def _check_options(config: DictConfig) -> None:

@@ -11,6 +11,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
+from distill import mirror
 from distill.errors import UserError
 from distill.plan import Plan, Student
 from distill.records.loggers import Tracking
@@ -26,7 +27,7 @@ def instantiate(config: DictConfig) -> Any:
 
 def cache_dir(config: DictConfig) -> Path:
     """Returns the directory that all runs share."""
-    return Path(str(config.cache_dir)).expanduser()
+    return mirror.local_path(config.cache_dir)
 
 
 def plan(config: DictConfig) -> Plan:
@@ -111,7 +112,7 @@ def tracking(config: DictConfig) -> Tracking:
     assert isinstance(content, dict)
     nodes = config.get("logger") or {}
     loggers = Tracking(
-        settings=[instantiate(node) for node in nodes.values()], root=Path(str(config.output_dir)).expanduser(),
+        settings=[instantiate(node) for node in nodes.values()], root=mirror.local_path(config.output_dir),
         group=Path(str(sweep.sweep.dir)).name if sweep is not None and sweep.mode == RunMode.MULTIRUN else None,
         config=cast(dict[str, Any], content),
     )  # fmt: skip

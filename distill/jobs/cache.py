@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from rich.filesize import decimal
 from rich.table import Table
 
+from distill import mirror
 from distill.console import console, print_line, print_notice
 from distill.errors import UserError
 from distill.jobs.overrides import refuse_other_options
@@ -85,7 +86,12 @@ def run_cache(config: DictConfig) -> None:
     to_gb = _limit("to_gb", config.job.to_gb)
     dry_run = config.job.dry_run
     _check_options(older_than_days, to_gb, dry_run)
-    cache_dir = Path(str(config.cache_dir)).expanduser()
+    cache_dir = mirror.local_path(config.cache_dir)
+    if mirror.is_copy(cache_dir):
+        raise UserError(
+            f"job=cache lists directories of this machine: cache_dir={cache_dir} is the copy of {config.cache_dir}, "
+            "where entries are removed with the tools of that storage"
+        )
     if not cache_dir.is_dir():
         raise UserError(
             f"cache_dir={cache_dir} is not a directory, expected the cache of earlier runs: set cache_dir=DIR or "

@@ -11,7 +11,8 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from distill.errors import DistillError, Failure, Interrupted, first_line
+from distill import mirror
+from distill.errors import DistillError, Failure, Interrupted, UserError, first_line
 from distill.jobs import slurm
 from distill.jobs.ray_launcher import name_runs
 
@@ -30,6 +31,7 @@ class GridSweeper(BasicSweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Receives the sweep from Hydra."""
+        check_directory(config)
         slurm.prepare(config)
         self._job = cast(Job, task_function)
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
@@ -45,6 +47,14 @@ class GridSweeper(BasicSweeper):
             batches = super().sweep(arguments)
         report_failures(self._job, [result for batch in batches for result in batch])
         return batches
+
+
+def check_directory(config: DictConfig) -> None:
+    """Raises UserError for a URL of a YAML file, which Hydra would take for a path."""
+    if mirror.is_url(config.hydra.sweep.dir):
+        raise UserError(
+            f"hydra.sweep.dir={config.hydra.sweep.dir} of a YAML file is no path: give the URL on the command line"
+        )
 
 
 @contextmanager

@@ -20,10 +20,11 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from distill import mirror
 from distill.errors import OptionError, UserError, first_line
 from distill.files import JsonObject, make_directory
 from distill.jobs import slurm
-from distill.jobs.grid_sweeper import Job, lost_workers, report_failures
+from distill.jobs.grid_sweeper import Job, check_directory, lost_workers, report_failures
 from distill.options import require_package, show_value
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class OptunaSweeper(Sweeper):
             raise OptionError(f"{_OPTION}.objectives", show_value(self.objectives), expected)
         if self.pruning and self.objectives != ["metric"]:
             raise OptionError(f"{_OPTION}.pruning", "true", "false with other objectives than [metric]")
+        check_directory(config)
         slurm.prepare(config)
         self._config, self._context, self._job = config, hydra_context, cast(Job, task_function)
         self._launcher = Plugins.instance().instantiate_launcher(
@@ -90,12 +92,14 @@ class OptunaSweeper(Sweeper):
         fixed, space = self._read_space(arguments)
         directory = Path(str(self._config.hydra.sweep.dir))
         make_directory(directory)
+        mirror.fetch(directory, skip=mirror.BELOW)
         try:
             with FileLock(directory / ".optuna.lock", timeout=0):
                 OmegaConf.save(self._config, directory / "multirun.yaml")
                 study = self._open_study(directory, space)
                 while (left := self.trials - _count(study)) > 0:
                     self._run(study, fixed, space, min(left, self.parallel))
+                    mirror.try_send(directory)
                 self._show(study)
         except Timeout as error:
             raise UserError(f"another search works in {directory}: wait for it, or give another hydra.sweep.dir") from (
@@ -178,11 +182,12 @@ class OptunaSweeper(Sweeper):
 
     def _read_values(self, directory: Path | None) -> list[float] | None:
         """Returns the objectives of a finished run; None for one that failed or has a value that is no number."""
-        from distill.records.collection import read_record
+        from distill.records.collection import UNREAD, read_record
 
         if directory is None:
             return None
         try:
+            mirror.fetch(directory, skip=UNREAD)
             record = read_record(directory)
         except UserError:
             return None

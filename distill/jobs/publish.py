@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from rich.filesize import decimal
 from rich.table import Table
 
+from distill import mirror
 from distill.console import console, print_line, print_notice, silence_libraries
 from distill.errors import OptionError, UserError, first_line
 from distill.export.gate import recommended
@@ -44,7 +45,8 @@ def run_publish(config: DictConfig) -> None:
         UserError: for options that have no effect, a run that cannot be published, and what the Hub refuses.
     """
     _check_options(config)
-    run = Path(str(config.run)).expanduser()
+    run = mirror.local_path(config.run)
+    mirror.fetch(run)
     _check_run(run)
     with tempfile.TemporaryDirectory() as directory:
         card = Path(directory) / CARD

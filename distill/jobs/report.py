@@ -2,18 +2,19 @@
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
+from distill import mirror
 from distill.console import console, print_line
 from distill.errors import OptionError, UserError
 from distill.files import make_directory
 from distill.jobs.overrides import refuse_other_options
 from distill.records import comparison
-from distill.records.collection import find_runs
-from distill.records.collection_report import write_collection
+from distill.records.collection import Runs, find_runs
+from distill.records.collection_report import Group, write_collection
 
 READ = ("job=", "runs=", "report_dir=", "refresh=")
 
@@ -32,8 +33,8 @@ def run_report(config: DictConfig, *, wait: Callable[[float], None] = time.sleep
         raise UserError("job=report has no runs to report: add runs=DIR, the directory of a run, of a sweep or of runs")
     if config.refresh is not None and (type(config.refresh) is not int or config.refresh < 1):
         raise OptionError("refresh", config.refresh, "a whole number of seconds of at least 1, or null")
-    runs = Path(str(config.runs)).expanduser()
-    to = runs if config.report_dir is None else Path(str(config.report_dir)).expanduser()
+    runs = mirror.local_path(config.runs)
+    to = runs if config.report_dir is None else mirror.local_path(config.report_dir)
     write(runs, to, refresh=config.refresh)
     if config.refresh is None:
         return
@@ -42,9 +43,9 @@ def run_report(config: DictConfig, *, wait: Callable[[float], None] = time.sleep
     try:
         while True:
             wait(config.refresh)
-            write_collection(find_runs(runs), to, refresh=config.refresh)
+            _write(find_runs(runs), to, refresh=config.refresh)
     except KeyboardInterrupt:
-        write_collection(find_runs(runs), to)  # A page that no longer loads itself again.
+        _write(find_runs(runs), to)  # A page that no longer loads itself again.
     finally:
         signal.signal(signal.SIGINT, previous)
 
@@ -57,7 +58,7 @@ def write(runs: Path, to: Path, *, refresh: int | None = None) -> None:
     """
     found = find_runs(runs)
     make_directory(to)
-    page, groups = write_collection(found, to, refresh=refresh)
+    page, groups = _write(found, to, refresh=refresh)
     for group in groups:
         console.print(comparison.terminal_table(group.rows, title=group.title))
     if groups:
@@ -65,3 +66,10 @@ def write(runs: Path, to: Path, *, refresh: int | None = None) -> None:
     for message in found.unreadable:
         print_line(f"Left out {message}")
     print_line(f"Report   {page}")
+
+
+def _write(found: Runs, to: Path, *, refresh: int | None = None) -> tuple[Path, Sequence[Group]]:
+    """Writes the report as `write_collection` does, and sends it to the URL that `to` is the copy of."""
+    written = write_collection(found, to, refresh=refresh)
+    mirror.try_send(to, skip=mirror.BELOW)
+    return written

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from distill import mirror
 from distill.console import print_line, print_notice
 from distill.errors import UserError, first_line
 from distill.files import make_directory, write_text
@@ -24,7 +25,7 @@ from distill.jobs.distill import run_distill
 from distill.jobs.finetune import run_finetune
 from distill.jobs.pretrain import run_pretrain
 from distill.jobs.upgrade import upgrade
-from distill.records.collection import add_run, find_launched
+from distill.records.collection import UNREAD, add_run, find_launched
 from distill.records.record import RECORD, Run, create_run, open_run
 from distill.records.tracking import tracked
 
@@ -83,6 +84,8 @@ def run_job(config: DictConfig, *, launch: str = "") -> Path | None:
     Args:
         launch: identifies the run among all of its sweep, also when a launcher starts it again after a lost worker.
     """
+    for place in (config.cache_dir, config.output_dir):
+        mirror.check(mirror.local_path(place))
     if config.dry_run:
         _dry_run(config)
         return None
@@ -92,17 +95,21 @@ def run_job(config: DictConfig, *, launch: str = "") -> Path | None:
         job = _select_job(config)
         _list_in_sweep(run, launch)
         if run.record["status"] == "finished":
+            mirror.send(run.directory)
             print_line(f"{run.directory} is finished already: see {run.directory / 'report.html'}")
             return run.directory
         _check_paths(config, run)
-        print_line(f"Resuming {run.directory}")
+        mirror.fetch(run.directory)
+        print_line(f"Resuming {mirror.address(run.directory)}")
     else:
         job = _select_job(config)
         run = _create_run(config)
         _list_in_sweep(run, launch)
     record = build.instantiate(config.record)
-    with tracked(run, resume_with=f"python -m distill resume={run.directory}", texts=record.texts):
+    with tracked(run, resume_with=f"python -m distill resume={mirror.address(run.directory)}", texts=record.texts):
         job(config, run)
+    if mirror.is_copy(run.directory):
+        print_line(f"Sent     {mirror.address(run.directory)}")
     return run.directory
 
 
@@ -180,7 +187,7 @@ def _with_absolute_paths(config: DictConfig) -> DictConfig:
     for option in _path_options(config):
         value = OmegaConf.select(config, option)
         path = Path(str(value)).expanduser()
-        if value is not None and (path.exists() or option == "cache_dir"):
+        if value is not None and not mirror.is_url(value) and (path.exists() or option == "cache_dir"):
             OmegaConf.update(absolute, option, str(path.absolute()))
     return absolute
 
@@ -200,7 +207,7 @@ def _parent_directory(config: DictConfig) -> Path:
     names = [config.teacher.name]
     if config.job.name == "distill":
         names.append(config.student.name)
-    return Path(str(config.output_dir)).expanduser() / str(config.task.name) / "-".join(names)
+    return mirror.local_path(config.output_dir) / str(config.task.name) / "-".join(names)
 
 
 def _create_run(config: DictConfig) -> Run:
@@ -231,11 +238,15 @@ def _find_begun(launch: str) -> tuple[DictConfig, Run] | None:
     """Returns the configuration and the run of a worker that was lost, if the launcher starts its run again."""
     sweep = _sweep_directory()
     directory = find_launched(sweep, launch) if sweep is not None else None
-    return _open_to_resume(directory) if directory is not None and (directory / RECORD).is_file() else None
+    if directory is None:
+        return None
+    mirror.fetch(directory, skip=UNREAD)
+    return _open_to_resume(directory) if (directory / RECORD).is_file() else None
 
 
 def _open_to_resume(directory: Path) -> tuple[DictConfig, Run]:
     """Returns the configuration and the run of a directory."""
+    mirror.fetch(directory, skip=UNREAD)
     run = open_run(directory, needs=RUN_FILES)
     run_config = _load_config(run)
     run_config.resume = True
@@ -245,7 +256,7 @@ def _open_to_resume(directory: Path) -> tuple[DictConfig, Run]:
 def _find_run(config: DictConfig) -> tuple[DictConfig, Run] | None:
     """Returns the configuration and the run to resume; None for a run of a sweep that was not started yet."""
     if config.resume is not True:
-        return _open_to_resume(Path(str(config.resume)).expanduser())
+        return _open_to_resume(mirror.local_path(config.resume))
     runs = _runs_of(config)
     unfinished = [run for run in runs if run.record["status"] != "finished"]
     if HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -262,6 +273,7 @@ def _find_run(config: DictConfig) -> tuple[DictConfig, Run] | None:
 def _runs_of(config: DictConfig) -> list[Run]:
     """Returns the runs of this configuration, oldest first."""
     expected, runs = digest(config), []
+    mirror.fetch_holders(_parent_directory(config), RECORD, skip=UNREAD)
     for path in sorted(_parent_directory(config).glob("*/run.json")):
         try:
             run = open_run(path.parent, needs=RUN_FILES)

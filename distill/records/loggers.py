@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pydantic.dataclasses import dataclass
 
+from distill import mirror
 from distill.edge.model_files import timed_name
 from distill.errors import UserError, first_line
 from distill.files import JsonObject, write_json
@@ -155,8 +156,13 @@ class MLflow:
     bundle: bool = True
 
     def check(self) -> None:
-        """Raises UserError if mlflow is not installed."""
+        """Raises UserError if mlflow is not installed, or its database would be behind a URL."""
         require_package("mlflow", "logger=mlflow", extra="mlflow", advice=LEAVE_OUT)
+        if self.tracking_uri is None and mirror.is_url(self.directory):
+            raise UserError(
+                f"logger=mlflow cannot write its database to {self.directory}: set logger.mlflow.directory=DIR on this "
+                "machine, or MLFLOW_TRACKING_URI to that of a server"
+            )
 
     def open(self, entry: Entry) -> tuple[Logger, str | None]:
         """Returns the logger of a run of the experiment, with the name of its sweep in the tag `sweep`."""

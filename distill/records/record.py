@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from distill import __version__
+from distill import __version__, mirror
 from distill.errors import UserError, first_line
 from distill.files import JsonObject, make_directory, write_json
 
@@ -49,6 +50,7 @@ class Run:
             return
         self.record["sha256"] = digest(self.record)
         write_json(self.directory / self.file, self.record)
+        mirror.send_changes(self.directory)
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -114,6 +116,8 @@ def open_run(directory: Path, *, needs: tuple[str, ...] = (), file: str = RECORD
 def create_run(parent: Path, **fields: object) -> Run:
     """Creates a directory under `parent`, named after the time, with a number for further runs of the same second.
 
+    In the copy of a URL the name ends in a random number, because other machines may use the same one.
+
     The record is not written yet, because a run.json on disk always receives its final status.
 
     Raises:
@@ -121,6 +125,8 @@ def create_run(parent: Path, **fields: object) -> Run:
     """
     make_directory(parent)
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    if mirror.is_copy(parent):
+        stamp += f"_{uuid.uuid4().hex[:8]}"
     for number in range(1, 10_000):
         directory = parent / (stamp if number == 1 else f"{stamp}-{number}")
         try:

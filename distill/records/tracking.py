@@ -8,6 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from distill import mirror
 from distill.errors import DistillError, Interrupted, UserError, find_cause
 from distill.records.record import LOCK, Run
 from distill.training.checkpoints import handle_signals
@@ -22,10 +23,10 @@ def tracked(run: Run, *, resume_with: str, texts: bool = True) -> Iterator[None]
         texts: whether the record has the message of an error, which may quote a text of the data.
 
     Raises:
-        UserError: if another process has locked the run.
+        UserError: if another process has locked the run, or the URL of its directory cannot be written.
         Interrupted: on Ctrl-C and SIGTERM.
     """
-    with _locked(run.directory):
+    with _locked(run.directory), mirror.sent(run.directory):
         yield from _track(run, resume_with, texts=texts)
 
 

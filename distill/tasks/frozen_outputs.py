@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from distill.cache import has_entry, new_entry
 from distill.console import print_line
 from distill.data import token_cache
 from distill.data.batching import TokenizedExamples, scoring_steps
 from distill.data.tables import Split
 from distill.errors import UserError
-from distill.files import atomic_directory, hash_file, is_intact
+from distill.files import hash_file
 from distill.models.checks import longest
 from distill.models.forward import count_outputs, run_model, to_device
 from distill.models.loading import Start
@@ -44,10 +45,10 @@ def cached_outputs(
     files = {path.name: hash_file(path) for path in sorted(source.glob("*.safetensors"))}
     parts = [VERSION, tokens.digest, files, hash_file(source / "config.json"), vector_settings(start.model.config)]
     directory = cache_dir / "frozen_outputs" / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
-    if not is_intact(directory):
+    if not has_entry(directory):
         print_line(f"{name}: reads {len(examples):,} examples of train once, for {directory}")
         outputs = _compute_outputs(start, examples, name)
-        with atomic_directory(directory, reuse_intact=True) as temporary:
+        with new_entry(directory) as temporary:
             np.save(temporary / FILE, outputs)
     return np.asarray(np.load(directory / FILE))
 

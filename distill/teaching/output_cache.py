@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from distill import mirror
 from distill.contracts import Batch, Items, Outputs
 from distill.errors import UserError
 from distill.files import atomic_file, make_directory
@@ -148,6 +149,7 @@ class OutputCache:
             hidden: the hidden states, None without them.
             top_k: whether only the largest logits are stored.
         """
+        mirror.try_fetch(directory)
         return CachedOutputs(directory, lengths, hidden=hidden, top_k=top_k)
 
     def item_bytes(self, classes: float, *, over_vocabulary: bool) -> float:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from distill import mirror
 from distill.console import ProgressMeter, print_line, print_notice
 from distill.contracts import Batch, EncodedSplits, Examples, Items, Outputs, Scores, Stream, Task, TeacherOutputs
 from distill.data.batching import scored_tokens, scoring_steps
@@ -368,6 +369,7 @@ def _fill(
             )  # fmt: skip
             _check_finite(columns, states)
             outputs.add(first, columns, states)
+    mirror.try_send(outputs.directory)
     return ComputedOutputs(outputs, time.perf_counter() - start)
 
 

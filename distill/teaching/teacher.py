@@ -16,12 +16,13 @@ import transformers
 from lightning.pytorch.loggers import CSVLogger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.cache import has_entry, new_entry
 from distill.console import console, format_duration, print_line, print_notice
 from distill.contracts import EncodedSplits, Examples, Scores, Splits, Task
 from distill.data import batching
 from distill.data.mixing import labelled_only
 from distill.errors import OptionError, UnreachableError, UserError
-from distill.files import CHECKSUMS, atomic_directory, hash_file, is_intact, write_json
+from distill.files import CHECKSUMS, hash_file, write_json
 from distill.losses import Objective
 from distill.models.checks import check_length, encoder_size
 from distill.models.loading import Start
@@ -591,7 +592,7 @@ def _finetune(
         identity={"data": splits.sha256, "start": source.weights.fingerprint()},
         resume=preparation.resume,
     )  # fmt: skip
-    with atomic_directory(target, reuse_intact=True) as temporary:
+    with new_entry(target) as temporary:
         start.model.save_pretrained(temporary)
         start.tokenizer.save_pretrained(temporary)
         metadata = {"task": task.name, "data": splits.sha256, "settings": asdict(settings)}
@@ -604,10 +605,11 @@ def _finetune(
 
 def _is_cached(directory: Path) -> bool:
     """Returns whether the fine-tuned teacher is in the cache and intact."""
-    if directory.is_dir() and not is_intact(directory):
+    if has_entry(directory):
+        return True
+    if directory.is_dir():
         print_notice(f"the fine-tuned teacher {directory} is damaged and made again")
-        return False
-    return directory.is_dir()
+    return False
 
 
 def _load(directory: Path, task: Task, *, trust_remote_code: bool) -> PreTrainedModel:

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from distill.cache import has_entry, new_entry
 from distill.console import print_line
 from distill.contracts import IGNORED, BatchOptions, Loader
 from distill.data import docstrings, token_cache
 from distill.data.batching import Batch, bucket_loader, pad_columns, padding_values, token_positions
 from distill.errors import UserError
-from distill.files import atomic_directory, is_intact
 from distill.text.corpus import DOCUMENT_UNITS, Corpus, choose_held_out, is_held_out
 from distill.text.masking import Masker, Masking, check_span
 from distill.text.packing import Packer, TokenSequence, find_continuations
@@ -219,10 +219,10 @@ def _cache_tokens(
     """Returns the tokens of both splits from the cache, and tokenizes and packs them if they are missing."""
     digest = _compute_digest(corpus, settings, tokenizer)
     directory = cache_dir / "tokens" / digest[:20]
-    if not is_intact(directory):
+    if not has_entry(directory):
         print_line(f"Tokens: {corpus.describe()} is tokenized once, in {directory}")
         held_out = held_out_of(corpus, settings)
-        with atomic_directory(directory, reuse_intact=True) as temporary:
+        with new_entry(directory) as temporary:
             packers = {split: make_packer(settings, tokenizer, settings.seed) for split in ("train", "dev")}
             writers = {split: token_cache.TokenWriter(temporary / f"{split}.arrow") for split in packers}
             for document in corpus.read_documents():

@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from distill import mirror
 from distill.errors import UserError
 from distill.files import atomic_file
 from distill.training import distributed
@@ -38,6 +39,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(target) as temporary, open(temporary, "wb") as file:
             torch.save(checkpoint, file)
+        mirror.send_changes(target.parent)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

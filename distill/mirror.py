@@ -1,0 +1,313 @@
+"""Directories that are given as URLs, and their copies on this machine.
+
+`cache_dir` and `output_dir` may be URLs of any file system that fsspec knows, such as `s3://bucket/runs`. All of
+distill works on paths: a URL has a copy below `root()`, in a directory that spells it, so that each path there says by
+itself what it is a copy of. `fetch` brings a directory from its URL and `send` takes it there. They do nothing for
+other paths.
+
+A file is replaced by renaming, here and there, so that nobody reads half of one. Hidden files are not copied.
+"""
+
+import contextlib
+import datetime
+import fnmatch
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from distill.errors import UserError, first_line
+from distill.files import CHECKSUMS, atomic_file, make_directory, write_json
+
+# In a copy: for each file its size and time here when it was last copied, and its size and stamp there.
+STATE = ".copied.json"
+LAST = (CHECKSUMS, "run.json")  # They say that other files are complete, so that they are copied after those.
+BELOW = ("*/*",)  # The pattern of all files that are not right in a directory.
+_URL = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]+)://(?P<rest>.*)")
+_NO_HOST = "-"  # In place of the host, where a URL has none: file:///data.
+# What file systems call the property of a file that changes with its content, in the order in which it is taken.
+_STAMPS = ("ETag", "etag", "md5Hash", "generation", "mtime", "LastModified", "last_modified", "updated", "created")
+State = dict[str, Any]
+
+
+def is_url(place: object) -> bool:
+    """Returns whether an option is a URL and no path."""
+    return _URL.fullmatch(str(place)) is not None
+
+
+def root() -> Path:
+    """Returns the directory of all copies: `DISTILL_MIRROR`, or `~/.cache/distill/mirror`."""
+    return Path(os.environ.get("DISTILL_MIRROR", "~/.cache/distill/mirror")).expanduser().absolute()
+
+
+def local_path(place: object) -> Path:
+    """Returns the directory on this machine of an option that is a path or a URL.
+
+    Raises:
+        UserError: for a URL of several file systems.
+    """
+    if re.match(r"[a-z0-9+.-]+::", str(place)):
+        raise UserError(f"{place} joins several file systems: give the URL of one, such as s3://bucket/runs")
+    url = _URL.fullmatch(str(place))
+    if url is None:
+        return Path(str(place)).expanduser()
+    rest = url["rest"] if not url["rest"].startswith("/") else _NO_HOST + url["rest"]
+    return root() / url["protocol"] / rest
+
+
+def address(path: Path) -> str:
+    """Returns the URL that a directory is a copy of, and any other path as it is."""
+    parts = path.absolute().relative_to(root()).parts if path.absolute().is_relative_to(root()) else ()
+    if len(parts) < 2:
+        return str(path)
+    protocol, *rest = parts
+    if rest[:1] == [_NO_HOST]:
+        rest[0] = ""
+    return f"{protocol}://{'/'.join(rest)}"
+
+
+def is_copy(path: Path) -> bool:
+    """Returns whether a directory is the copy of a URL."""
+    return is_url(address(path))
+
+
+def check(path: Path) -> None:
+    """Raises UserError for a copy whose URL cannot be read, or whose bucket is missing: a typo would make one."""
+    if is_copy(path):
+        with _explained(path, "read"):
+            fs, there = _connect(path)
+            fs.exists(there)
+            bucket = there.partition("/")[0]  # Empty where directories can be anywhere.
+            with contextlib.suppress(PermissionError):  # Of keys that are for a part of the bucket.
+                if bucket and not fs.exists(bucket):
+                    raise FileNotFoundError(f"there is no bucket {bucket}")
+
+
+def fetch(directory: Path, *, skip: Iterable[str] = ()) -> None:
+    """Fetches the files that are missing here or changed at the URL, and removes those that were removed there.
+
+    If a file changed there, changes here that were not sent are given up: another machine has gone on.
+
+    Args:
+        skip: patterns of names that are not fetched.
+
+    Raises:
+        UserError: if the URL cannot be read.
+    """
+    if is_copy(directory):
+        with _explained(directory, "read"):
+            fs, there = _connect(directory)
+            _fetch(fs, there, directory, _list_remote(fs, there), skip)
+
+
+def fetch_holders(directory: Path, name: str, *, skip: Iterable[str] = ()) -> None:
+    """Fetches each directory below this one that holds a file of this name, as `fetch` does.
+
+    Raises:
+        UserError: if the URL cannot be read.
+    """
+    if not is_copy(directory):
+        return
+    with _explained(directory, "read"):
+        fs, there = _connect(directory)
+        listed = _list_remote(fs, there)
+        for holder in sorted(Path(file).parent for file in listed if Path(file).name == name):
+            inside = {
+                Path(file).relative_to(holder).as_posix(): version
+                for file, version in listed.items()
+                if Path(file).is_relative_to(holder)
+            }
+            _fetch(fs, f"{there}/{holder.as_posix()}".removesuffix("/."), directory / holder, inside, skip)
+
+
+def send(directory: Path, *, skip: Iterable[str] = ()) -> None:
+    """Sends the files that changed here since they were last copied, and removes those that were removed here.
+
+    Args:
+        skip: patterns of names that are left alone.
+
+    Raises:
+        UserError: if the URL cannot be written; everything is still here.
+    """
+    if is_copy(directory):
+        with _explained(directory, "written"):
+            _send(*_connect(directory), directory, skip)
+
+
+def send_changes(path: Path) -> None:
+    """Sends the directory around `path` that was sent before. Without a connection it prints that it was not sent."""
+    if is_copy(path):
+        for directory in (path, *path.parents):
+            if (directory / STATE).is_file():
+                _or_notice(send, directory)
+                return
+
+
+def try_fetch(directory: Path) -> None:
+    """Fetches a directory that can also be computed. Without a connection it prints that it was not fetched."""
+    _or_notice(fetch, directory)
+
+
+def try_send(directory: Path, *, skip: Iterable[str] = ()) -> None:
+    """Sends a directory that is of use here alone, too. Without a connection it prints that it was not sent."""
+    _or_notice(partial(send, skip=skip), directory)
+
+
+@contextmanager
+def sent(directory: Path) -> Iterator[None]:
+    """Sends a directory at the start and at the end, also after an error.
+
+    Raises:
+        UserError: if the URL cannot be written at the start, or at the end of what raised no error.
+    """
+    send(directory)
+    try:
+        yield
+    except BaseException:
+        try_send(directory)
+        raise
+    send(directory)
+
+
+def _or_notice(copy: Callable[[Path], None], directory: Path) -> None:
+    from distill.console import print_notice
+
+    try:
+        copy(directory)
+    except UserError as error:
+        print_notice(str(error))
+
+
+@contextmanager
+def _explained(directory: Path, verb: str) -> Iterator[None]:
+    """Raises any error of a file system as a UserError: each has its own classes."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{address(directory)} cannot be {verb} ({reason}); its copy is {directory}") from error
+
+
+def _connect(directory: Path) -> tuple[Any, str]:
+    """Returns the file system of a copy's URL, and the path of the directory there."""
+    import fsspec
+
+    fs, there = fsspec.url_to_fs(address(directory))
+    fs.invalidate_cache()  # Other machines change what is listed.
+    return fs, there
+
+
+def _fetch(fs: Any, there: str, directory: Path, listed: Mapping[str, list[Any]], skip: Iterable[str]) -> None:
+    wanted = {name: version for name, version in listed.items() if not _is_skipped(name, skip)}
+    state = _read_state(directory)
+    here = _list_local(directory)
+    missing = {name for name in wanted if name not in here}
+    changed = {name for name, version in wanted.items() if name not in state or state[name]["there"] != version}
+    if changed:
+        changed |= {name for name in wanted if name in state and state[name]["here"] != here.get(name)}
+    removed = [name for name in state if name not in listed and state[name]["here"] == here.get(name)]
+    if not missing | changed and not removed:
+        return
+    try:
+        for name in _in_order(missing | changed):
+            target = directory / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(target) as temporary:
+                fs.get_file(f"{there}/{name}", str(temporary))
+            state[name] = {"here": _stamp(target), "there": wanted[name]}
+        for name in removed:
+            (directory / name).unlink(missing_ok=True)
+            del state[name]
+    finally:
+        if directory.is_dir():
+            write_json(directory / STATE, state)
+
+
+def _send(fs: Any, there: str, directory: Path, skip: Iterable[str]) -> None:
+    make_directory(directory)
+    state = _read_state(directory)
+    here = {name: stamp for name, stamp in _list_local(directory).items() if not _is_skipped(name, skip)}
+    changed = [name for name, stamp in here.items() if name not in state or state[name]["here"] != stamp]
+    try:
+        for name in _in_order(changed):
+            _put(fs, directory / name, f"{there}/{name}")
+            state[name] = {"here": here[name], "there": _version(fs.info(f"{there}/{name}"))}
+        for name in [name for name in state if name not in here and not _is_skipped(name, skip)]:
+            with contextlib.suppress(FileNotFoundError):
+                fs.rm_file(f"{there}/{name}")
+            del state[name]
+    finally:
+        write_json(directory / STATE, state)
+
+
+def _put(fs: Any, path: Path, target: str) -> None:
+    """Uploads a file under another name and renames it."""
+    parent, _, name = target.rpartition("/")
+    temporary = f"{parent}/.{name}.{uuid.uuid4().hex}"
+    fs.makedirs(parent, exist_ok=True)
+    try:
+        fs.put_file(str(path), temporary)
+        fs.mv(temporary, target)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            fs.rm_file(temporary)
+        raise
+
+
+def _list_remote(fs: Any, there: str) -> dict[str, list[Any]]:
+    """Returns the version of each file at a URL, by its name relative to it; nothing for one that is not there."""
+    if not fs.exists(there):
+        return {}
+    prefix = there.rstrip("/") + "/"
+    files = {path.removeprefix(prefix): info for path, info in fs.find(there, detail=True).items()}
+    return {name: _version(info) for name, info in files.items() if not _is_hidden(name)}
+
+
+def _list_local(directory: Path) -> dict[str, list[int]]:
+    """Returns size and time of each file of a directory, by its name relative to it."""
+    found = {}
+    for path in directory.rglob("*"):
+        name = path.relative_to(directory).as_posix()
+        with contextlib.suppress(FileNotFoundError):  # Another process has removed it.
+            if not _is_hidden(name) and path.is_file() and not path.is_symlink():
+                found[name] = _stamp(path)
+    return found
+
+
+def _stamp(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _version(info: Mapping[str, Any]) -> list[Any]:
+    """Returns what changes when a file at a URL changes: its size, and the first property of `_STAMPS`."""
+    stamp = next((info[name] for name in _STAMPS if info.get(name) is not None), None)
+    # A file system may list a time in another form than the one in which it tells that of one file.
+    return [info["size"], str(stamp.timestamp() if isinstance(stamp, datetime.datetime) else stamp)]
+
+
+def _read_state(directory: Path) -> State:
+    try:
+        state = json.loads((directory / STATE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    return sorted(names, key=lambda name: (Path(name).name in LAST, Path(name).name == LAST[-1], name))
+
+
+def _is_skipped(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))

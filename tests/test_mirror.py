@@ -1,0 +1,244 @@
+"""Tests of directories behind URLs, whose copies two machines have: what is fetched, sent, removed and given up."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import pytest
+
+from distill import mirror
+from distill.cache import has_entry, new_entry
+from distill.errors import UserError
+
+
+class Machine:
+    """A machine with copies of its own; all of its calls see the same URL."""
+
+    def __init__(self, root: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.url, self.monkeypatch = root, url, monkeypatch
+
+    @property
+    def copy(self) -> Path:
+        """The copy of the URL on this machine, on which all calls work until that of another one is asked for."""
+        self.monkeypatch.setenv("DISTILL_MIRROR", str(self.root))
+        return mirror.local_path(self.url)
+
+    def write(self, **files: str) -> None:
+        for name, text in files.items():
+            path = self.copy / name.replace("__", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    def read(self) -> dict[str, str]:
+        paths = [path for path in self.copy.rglob("*") if path.is_file() and path.name != mirror.STATE]
+        return {path.relative_to(self.copy).as_posix(): path.read_text() for path in paths}
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A URL of a file system with directories, and of one without them, as object stores are."""
+    yield f"file://{tmp_path}/there" if request.param == "file" else f"memory://bucket/{tmp_path.name}"
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture
+def machines(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Machine, Machine]:
+    return Machine(tmp_path / "first", url, monkeypatch), Machine(tmp_path / "second", url, monkeypatch)
+
+
+def list_there(url: str) -> list[str]:
+    fs, there = fsspec.url_to_fs(url)
+    return sorted(path.removeprefix(f"{there}/") for path in fs.find(there))
+
+
+@pytest.mark.parametrize(
+    ("url", "below"),
+    [
+        ("s3://bucket/runs", "s3/bucket/runs"),
+        ("file:///data/runs", "file/-/data/runs"),
+        ("hdfs://node:8020/runs", "hdfs/node:8020/runs"),
+        ("hdfs:///runs", "hdfs/-/runs"),
+    ],
+)
+def test_a_path_says_what_url_it_is_a_copy_of(
+    url: str, below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTILL_MIRROR", str(tmp_path))
+    path = mirror.local_path(url)
+    assert path == tmp_path / below
+    assert (mirror.address(path), mirror.address(path / "sst2" / "run")) == (url, f"{url}/sst2/run")
+    assert mirror.is_copy(path)
+
+
+def test_paths_are_no_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTILL_MIRROR", str(tmp_path / "mirror"))
+    assert mirror.local_path("~/runs") == Path.home() / "runs"
+    assert not mirror.is_copy(tmp_path / "mirror")
+    assert not mirror.is_copy(tmp_path / "mirror" / "outputs")
+    assert (mirror.local_path("runs"), mirror.address(Path("runs"))) == (Path("runs"), "runs")
+    (tmp_path / "file").write_text("here")
+    for copy in (mirror.fetch, mirror.send, mirror.send_changes, mirror.check):
+        copy(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_only_what_changed_is_copied_and_what_was_removed_is_removed(
+    machines: tuple[Machine, Machine], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = machines
+    first.write(metrics="1", checkpoints__last="a", gone="b", **{".hidden": "c"})
+    mirror.send(first.copy)
+    mirror.fetch(second.copy)
+    assert second.read() == {"metrics": "1", "checkpoints/last": "a", "gone": "b"}
+    second.write(metrics="1 2")
+    (second.copy / "gone").unlink()
+    copied: list[str] = []
+    put = mirror._put
+    monkeypatch.setattr(mirror, "_put", lambda fs, path, target: (copied.append(path.name), put(fs, path, target)))
+    mirror.send(second.copy)
+    assert copied == ["metrics"]
+    mirror.fetch(first.copy)
+    assert first.read() == {"metrics": "1 2", "checkpoints/last": "a", ".hidden": "c"}
+    assert list_there(url) == ["checkpoints/last", "metrics"]
+
+
+def test_changes_that_were_not_sent_stay_until_another_machine_goes_on(machines: tuple[Machine, Machine]) -> None:
+    first, second = machines
+    first.write(metrics="1", last="1")
+    mirror.send(first.copy)
+    first.write(metrics="not sent", last="not sent")
+    mirror.fetch(first.copy)
+    assert first.read() == {"metrics": "not sent", "last": "not sent"}
+    mirror.fetch(second.copy)
+    second.write(metrics="1 2")
+    mirror.send(second.copy)
+    mirror.fetch(first.copy)  # Files of two machines would not fit each other.
+    assert first.read() == {"metrics": "1 2", "last": "1"}
+
+
+def test_files_that_are_skipped_come_later_and_are_not_removed(machines: tuple[Machine, Machine], url: str) -> None:
+    first, second = machines
+    first.write(record="1", checkpoints__last="a")
+    mirror.send(first.copy)
+    mirror.fetch(second.copy, skip=mirror.BELOW)
+    assert second.read() == {"record": "1"}
+    second.write(record="2")
+    mirror.send(second.copy)
+    mirror.fetch(second.copy)
+    assert second.read() == {"record": "2", "checkpoints/last": "a"}
+    (second.copy / "checkpoints" / "last").unlink()
+    mirror.send(second.copy, skip=mirror.BELOW)
+    assert list_there(url) == ["checkpoints/last", "record"]
+
+
+def test_each_directory_with_a_file_of_a_name_is_fetched(machines: tuple[Machine, Machine]) -> None:
+    first, second = machines
+    first.write(a__run="1", a__sub__part="2", b__run="3", c__other="4")
+    for name in "abc":
+        mirror.send(first.copy / name)
+    mirror.fetch_holders(second.copy, "run", skip=("*part",))
+    assert second.read() == {"a/run": "1", "b/run": "3"}
+    mirror.fetch(second.copy / "a")
+    assert second.read() == {"a/run": "1", "a/sub/part": "2", "b/run": "3"}
+
+
+def test_an_upload_that_fails_leaves_the_old_file_and_is_sent_later(
+    machines: tuple[Machine, Machine], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = machines
+    first.write(**{"a": "1", "b": "1", "run.json": "1"})
+    mirror.send(first.copy)
+    first.write(**{"a": "2", "b": "2", "run.json": "2"})
+    file_system = type(fsspec.url_to_fs(url)[0])
+    moved: Any = file_system.mv
+
+    def move(fs: Any, source: str, target: str, **options: object) -> None:
+        if target.endswith("/b"):
+            raise OSError("the connection\nis lost")
+        moved(fs, source, target, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file_system, "mv", move)
+        with pytest.raises(
+            UserError, match=r"cannot be written \(OSError: the connection\); its copy is .*first"
+        ) as info:
+            mirror.send(first.copy)
+        assert "\n" not in str(info.value)
+        assert list_there(url) == ["a", "b", "run.json"]
+        mirror.send_changes(first.copy / "checkpoints")  # It prints the same as a notice.
+    mirror.fetch(second.copy)
+    assert second.read() == {"a": "2", "b": "1", "run.json": "1"}  # The record never is the first.
+    mirror.send(first.copy)
+    mirror.fetch(second.copy)
+    assert second.read() == {"a": "2", "b": "2", "run.json": "2"}
+
+
+def test_a_directory_is_sent_at_the_start_at_the_end_and_after_an_error(machines: tuple[Machine, Machine]) -> None:
+    first, second = machines
+
+    def fail() -> None:
+        first.write(run="1")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), mirror.sent(first.copy):
+        fail()
+    mirror.fetch(second.copy)
+    assert second.read() == {"run": "1"}
+    with mirror.sent(first.copy):
+        first.write(run="2")
+        mirror.send_changes(first.copy / "seeds" / "1")  # From any directory inside.
+        mirror.fetch(second.copy)
+        assert second.read() == {"run": "2"}
+        first.write(run="3")
+    mirror.fetch(second.copy)
+    assert second.read() == {"run": "3"}
+
+
+def test_entries_of_a_shared_cache_are_fetched_and_damaged_ones_are_made_again(
+    machines: tuple[Machine, Machine], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = machines
+    assert not has_entry(first.copy / "teacher")
+    with new_entry(first.copy / "teacher") as entry:
+        (entry / "weights").write_text("1")
+    assert has_entry(second.copy / "teacher")
+    assert (second.copy / "teacher" / "weights").read_text() == "1"
+    with monkeypatch.context() as patch:  # What is here needs no connection.
+        patch.setattr(mirror, "_connect", lambda directory: 1 / 0)
+        assert has_entry(second.copy / "teacher")
+    fs, there = fsspec.url_to_fs(url)
+    fs.pipe_file(f"{there}/teacher/weights", b"damaged")
+    third = Machine(first.root.parent / "third", url, monkeypatch)
+    assert not has_entry(third.copy / "teacher")
+    with new_entry(third.copy / "teacher") as entry:
+        (entry / "weights").write_text("1")
+    fourth = Machine(first.root.parent / "fourth", url, monkeypatch)
+    assert has_entry(fourth.copy / "teacher")
+
+
+def test_a_bucket_that_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTILL_MIRROR", str(tmp_path))
+    store = SimpleNamespace(exists=lambda path: path == "bucket")
+    monkeypatch.setattr(mirror, "_connect", lambda path: (store, mirror.address(path).removeprefix("s3://")))
+    mirror.check(mirror.local_path("s3://bucket/runs"))
+    with pytest.raises(UserError, match="^s3://typo/runs cannot be read .*: there is no bucket typo"):
+        mirror.check(mirror.local_path("s3://typo/runs"))
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nosuch://bucket", "nosuch://bucket cannot be read (ValueError: Protocol not known: nosuch); its copy is"),
+        ("dropbox://folder", "dropbox://folder cannot be read (ImportError: "),
+        ("filecache::s3://bucket", "filecache::s3://bucket joins several file systems: give the URL of one"),
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_in_one_line(
+    url: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTILL_MIRROR", str(tmp_path))
+    with pytest.raises(UserError, match=f"^{re.escape(message)}.*$"):
+        mirror.check(mirror.local_path(url))
