@@ -91,7 +91,8 @@ def check(path: Path) -> None:
 def fetch(directory: Path, *, skip: Iterable[str] = ()) -> None:
     """Fetches the files that are missing here or changed at the URL, and removes those that were removed there.
 
-    If a file changed there, changes here that were not sent are given up: another machine has gone on.
+    If a file changed there, changes here that were not sent are given up: the files of a run belong together, and
+    another machine has gone on.
 
     Args:
         skip: patterns of names that are not fetched.
@@ -103,6 +104,23 @@ def fetch(directory: Path, *, skip: Iterable[str] = ()) -> None:
         with _explained(directory, "read"):
             fs, there = _connect(directory)
             _fetch(fs, there, directory, _list_remote(fs, there), skip)
+
+
+def fetch_files(directory: Path, pattern: str) -> None:
+    """Fetches the files right in a directory whose names match, if they are missing here or changed at the URL.
+
+    Each is on its own: what changed here alone stays.
+
+    Raises:
+        UserError: if the URL cannot be read.
+    """
+    if is_copy(directory):
+        with _explained(directory, "read"):
+            fs, there = _connect(directory)
+            listed = _list_remote(fs, there, maxdepth=1)
+            wanted = {name: listed[name] for name in fnmatch.filter(listed, pattern)}
+            state, missing = _read_state(directory), wanted.keys() - _list_local(directory).keys()
+            _download(fs, there, directory, missing | _changed_there(wanted, state), wanted, state)
 
 
 def fetch_holders(directory: Path, name: str, *, skip: Iterable[str] = ()) -> None:
@@ -206,27 +224,37 @@ def _connect(directory: Path) -> tuple[Any, str]:
 
 def _fetch(fs: Any, there: str, directory: Path, listed: Mapping[str, list[Any]], skip: Iterable[str]) -> None:
     wanted = {name: version for name, version in listed.items() if not _is_skipped(name, skip)}
-    state = _read_state(directory)
-    here = _list_local(directory)
-    missing = {name for name in wanted if name not in here}
-    changed = {name for name, version in wanted.items() if name not in state or state[name]["there"] != version}
+    state, here = _read_state(directory), _list_local(directory)
+    changed = _changed_there(wanted, state)
     if changed:
         changed |= {name for name in wanted if name in state and state[name]["here"] != here.get(name)}
     removed = [name for name in state if name not in listed and state[name]["here"] == here.get(name)]
-    if not missing | changed and not removed:
-        return
+    for name in removed:
+        (directory / name).unlink(missing_ok=True)
+        del state[name]
+    if removed:
+        write_json(directory / STATE, state)
+    _download(fs, there, directory, changed | (wanted.keys() - here.keys()), wanted, state)
+
+
+def _changed_there(listed: Mapping[str, list[Any]], state: State) -> set[str]:
+    """Returns the files at a URL whose version is not the one that was copied last."""
+    return {name for name, version in listed.items() if name not in state or state[name]["there"] != version}
+
+
+def _download(
+    fs: Any, there: str, directory: Path, names: set[str], listed: Mapping[str, list[Any]], state: State
+) -> None:
+    """Fetches files, each of which is replaced at once, and writes the state."""
     try:
-        for name in _in_order(missing | changed):
+        for name in _in_order(names):
             target = directory / name
             target.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(target) as temporary:
                 fs.get_file(f"{there}/{name}", str(temporary))
-            state[name] = {"here": _stamp(target), "there": wanted[name]}
-        for name in removed:
-            (directory / name).unlink(missing_ok=True)
-            del state[name]
+            state[name] = {"here": _stamp(target), "there": listed[name]}
     finally:
-        if directory.is_dir():
+        if names:
             write_json(directory / STATE, state)
 
 
@@ -261,12 +289,12 @@ def _put(fs: Any, path: Path, target: str) -> None:
         raise
 
 
-def _list_remote(fs: Any, there: str) -> dict[str, list[Any]]:
+def _list_remote(fs: Any, there: str, maxdepth: int | None = None) -> dict[str, list[Any]]:
     """Returns the version of each file at a URL, by its name relative to it; nothing for one that is not there."""
     if not fs.exists(there):
         return {}
     prefix = there.rstrip("/") + "/"
-    files = {path.removeprefix(prefix): info for path, info in fs.find(there, detail=True).items()}
+    files = {path.removeprefix(prefix): info for path, info in fs.find(there, maxdepth=maxdepth, detail=True).items()}
     return {name: _version(info) for name, info in files.items() if not _is_hidden(name)}
 
 

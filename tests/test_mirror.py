@@ -134,6 +134,19 @@ def test_files_that_are_skipped_come_later_and_are_not_removed(machines: tuple[M
     assert list_there(url) == ["checkpoints/last", "record"]
 
 
+def test_files_of_several_processes_are_each_on_their_own(machines: tuple[Machine, Machine]) -> None:
+    first, second = machines
+    first.write(**{"runs.1.txt": "a", "optuna.db": "1"})
+    mirror.send(first.copy)
+    first.write(**{"runs.1.txt": "a b", "optuna.db": "not sent"})
+    mirror.fetch_files(second.copy, "runs*.txt")
+    assert second.read() == {"runs.1.txt": "a"}
+    second.write(**{"runs.2.txt": "c", "sweep__runs.3.txt": "d"})
+    mirror.send(second.copy)
+    mirror.fetch_files(first.copy, "runs*.txt")
+    assert first.read() == {"runs.1.txt": "a b", "runs.2.txt": "c", "optuna.db": "not sent"}
+
+
 def test_each_directory_with_a_file_of_a_name_is_fetched(machines: tuple[Machine, Machine]) -> None:
     first, second = machines
     first.write(a__run="1", a__sub__part="2", b__run="3", c__other="4")

@@ -92,7 +92,7 @@ class OptunaSweeper(Sweeper):
         fixed, space = self._read_space(arguments)
         directory = Path(str(self._config.hydra.sweep.dir))
         make_directory(directory)
-        mirror.fetch(directory, skip=mirror.BELOW)
+        mirror.fetch_files(directory, STUDY)
         try:
             with FileLock(directory / ".optuna.lock", timeout=0):
                 OmegaConf.save(self._config, directory / "multirun.yaml")

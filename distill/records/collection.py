@@ -35,7 +35,7 @@ def add_run(sweep: Path, directory: Path, launch: str) -> None:
 
 def find_launched(sweep: Path, launch: str) -> Path | None:
     """Returns the directory of the run that an earlier worker began with this `launch`."""
-    mirror.try_fetch(sweep)
+    mirror.fetch_files(sweep, SWEEP_RUNS)
     found = [path for path, other in _read_launches(sweep) if other == launch]
     return found[-1] if found else None
 
@@ -89,7 +89,7 @@ def fetch_runs(directory: Path) -> None:
     """
     if not mirror.is_copy(directory):
         return
-    mirror.fetch(directory, skip=mirror.BELOW)
+    mirror.fetch_files(directory, SWEEP_RUNS)
     if not any(directory.glob(SWEEP_RUNS)):
         mirror.fetch_holders(directory, RECORD, skip=UNREAD)
     for path in dict.fromkeys(path for path, _ in _read_launches(directory)):
