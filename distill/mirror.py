@@ -15,7 +15,8 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -79,8 +80,7 @@ def is_copy(path: Path) -> bool:
 def check(path: Path) -> None:
     """Raises UserError for a copy whose URL cannot be read, or whose bucket is missing: a typo would make one."""
     if is_copy(path):
-        with _explained(path, "read"):
-            fs, there = _connect(path)
+        with _connected(path, "read") as (fs, there):
             fs.exists(there)
             bucket = there.partition("/")[0]  # Empty where directories can be anywhere.
             with contextlib.suppress(PermissionError):  # Of keys that are for a part of the bucket.
@@ -88,7 +88,7 @@ def check(path: Path) -> None:
                     raise FileNotFoundError(f"there is no bucket {bucket}")
 
 
-def fetch(directory: Path, *, skip: Iterable[str] = ()) -> None:
+def fetch(directory: Path, *, skip: Sequence[str] = ()) -> None:
     """Fetches the files that are missing here or changed at the URL, and removes those that were removed there.
 
     If a file changed there, changes here that were not sent are given up: the files of a run belong together, and
@@ -101,8 +101,7 @@ def fetch(directory: Path, *, skip: Iterable[str] = ()) -> None:
         UserError: if the URL cannot be read.
     """
     if is_copy(directory):
-        with _explained(directory, "read"):
-            fs, there = _connect(directory)
+        with _connected(directory, "read") as (fs, there):
             _fetch(fs, there, directory, _list_remote(fs, there), skip)
 
 
@@ -115,15 +114,14 @@ def fetch_files(directory: Path, pattern: str) -> None:
         UserError: if the URL cannot be read.
     """
     if is_copy(directory):
-        with _explained(directory, "read"):
-            fs, there = _connect(directory)
+        with _connected(directory, "read") as (fs, there):
             listed = _list_remote(fs, there, maxdepth=1)
             wanted = {name: listed[name] for name in fnmatch.filter(listed, pattern)}
             state, missing = _read_state(directory), wanted.keys() - _list_local(directory).keys()
             _download(fs, there, directory, missing | _changed_there(wanted, state), wanted, state)
 
 
-def fetch_holders(directory: Path, name: str, *, skip: Iterable[str] = ()) -> None:
+def fetch_holders(directory: Path, name: str, *, skip: Sequence[str] = ()) -> None:
     """Fetches each directory below this one that holds a file of this name, as `fetch` does.
 
     Raises:
@@ -131,19 +129,18 @@ def fetch_holders(directory: Path, name: str, *, skip: Iterable[str] = ()) -> No
     """
     if not is_copy(directory):
         return
-    with _explained(directory, "read"):
-        fs, there = _connect(directory)
+    with _connected(directory, "read") as (fs, there):
         listed = _list_remote(fs, there)
-        for holder in sorted(Path(file).parent for file in listed if Path(file).name == name):
-            inside = {
-                Path(file).relative_to(holder).as_posix(): version
-                for file, version in listed.items()
-                if Path(file).is_relative_to(holder)
-            }
-            _fetch(fs, f"{there}/{holder.as_posix()}".removesuffix("/."), directory / holder, inside, skip)
+        holders = {Path(file).parent for file in listed if Path(file).name == name}
+        inside: dict[Path, dict[str, list[Any]]] = defaultdict(dict)
+        for file, version in listed.items():
+            for holder in holders.intersection(Path(file).parents):
+                inside[holder][Path(file).relative_to(holder).as_posix()] = version
+        for holder in sorted(holders):
+            _fetch(fs, f"{there}/{holder.as_posix()}".removesuffix("/."), directory / holder, inside[holder], skip)
 
 
-def send(directory: Path, *, skip: Iterable[str] = ()) -> None:
+def send(directory: Path, *, skip: Sequence[str] = ()) -> None:
     """Sends the files that changed here since they were last copied, and removes those that were removed here.
 
     Args:
@@ -153,8 +150,8 @@ def send(directory: Path, *, skip: Iterable[str] = ()) -> None:
         UserError: if the URL cannot be written; everything is still here.
     """
     if is_copy(directory):
-        with _explained(directory, "written"):
-            _send(*_connect(directory), directory, skip)
+        with _connected(directory, "written") as (fs, there):
+            _send(fs, there, directory, skip)
 
 
 def send_changes(path: Path) -> None:
@@ -171,7 +168,7 @@ def try_fetch(directory: Path) -> None:
     _or_notice(fetch, directory)
 
 
-def try_send(directory: Path, *, skip: Iterable[str] = ()) -> None:
+def try_send(directory: Path, *, skip: Sequence[str] = ()) -> None:
     """Sends a directory that is of use here alone, too. Without a connection it prints that it was not sent."""
     _or_notice(partial(send, skip=skip), directory)
 
@@ -202,10 +199,10 @@ def _or_notice(copy: Callable[[Path], None], directory: Path) -> None:
 
 
 @contextmanager
-def _explained(directory: Path, verb: str) -> Iterator[None]:
-    """Raises any error of a file system as a UserError: each has its own classes."""
+def _connected(directory: Path, verb: str) -> Iterator[tuple[Any, str]]:
+    """Yields what `_connect` returns, and raises any error of the file system as a UserError: each has own classes."""
     try:
-        yield
+        yield _connect(directory)
     except UserError:
         raise
     except Exception as error:
@@ -222,7 +219,7 @@ def _connect(directory: Path) -> tuple[Any, str]:
     return fs, there
 
 
-def _fetch(fs: Any, there: str, directory: Path, listed: Mapping[str, list[Any]], skip: Iterable[str]) -> None:
+def _fetch(fs: Any, there: str, directory: Path, listed: Mapping[str, list[Any]], skip: Sequence[str]) -> None:
     wanted = {name: version for name, version in listed.items() if not _is_skipped(name, skip)}
     state, here = _read_state(directory), _list_local(directory)
     changed = _changed_there(wanted, state)
@@ -258,7 +255,7 @@ def _download(
             write_json(directory / STATE, state)
 
 
-def _send(fs: Any, there: str, directory: Path, skip: Iterable[str]) -> None:
+def _send(fs: Any, there: str, directory: Path, skip: Sequence[str]) -> None:
     make_directory(directory)
     state = _read_state(directory)
     here = {name: stamp for name, stamp in _list_local(directory).items() if not _is_skipped(name, skip)}
@@ -333,7 +330,7 @@ def _in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (Path(name).name in LAST, Path(name).name == LAST[-1], name))
 
 
-def _is_skipped(name: str, patterns: Iterable[str]) -> bool:
+def _is_skipped(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 

@@ -246,7 +246,6 @@ def _find_begun(launch: str) -> tuple[DictConfig, Run] | None:
 
 def _open_to_resume(directory: Path) -> tuple[DictConfig, Run]:
     """Returns the configuration and the run of a directory."""
-    mirror.fetch(directory, skip=UNREAD)
     run = open_run(directory, needs=RUN_FILES)
     run_config = _load_config(run)
     run_config.resume = True
@@ -256,7 +255,9 @@ def _open_to_resume(directory: Path) -> tuple[DictConfig, Run]:
 def _find_run(config: DictConfig) -> tuple[DictConfig, Run] | None:
     """Returns the configuration and the run to resume; None for a run of a sweep that was not started yet."""
     if config.resume is not True:
-        return _open_to_resume(mirror.local_path(config.resume))
+        directory = mirror.local_path(config.resume)
+        mirror.fetch(directory, skip=UNREAD)
+        return _open_to_resume(directory)
     runs = _runs_of(config)
     unfinished = [run for run in runs if run.record["status"] != "finished"]
     if HydraConfig.get().mode == RunMode.MULTIRUN:
