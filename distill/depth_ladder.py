@@ -16,7 +16,6 @@ from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark import latency
-from distill.benchmark.comparison import NOISE
 from distill.console import console, print_line, print_notice
 from distill.edge.model_files import count_bytes
 from distill.edge.processor import weight_bits
@@ -97,7 +96,7 @@ class DepthLadder:
                 [candidate], batches=[1], lengths=[length], threads=threads, seconds=settings.seconds,
                 vocabulary=len(tokenizer), choices=self.plan.task.choices,
             )  # fmt: skip
-            if row["p90_ms"] > NOISE * row["p50_ms"]:
+            if row["disturbed"]:
                 print_notice("the machine is busy, so that the student's time may be too long for its depth")
             return {
                 "format": "int8", "bytes": row["bytes"], "p50_ms": row["p50_ms"], "length": length,

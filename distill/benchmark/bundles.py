@@ -108,6 +108,8 @@ def measure_bundles(
                 {"model": each.name, "threads": count, **row} for row in time_texts(of_bundle, each.records, settings)
             ]
     _add_share_of_peak(timings, bundles, peaks)
+    if disturbance := latency.describe_disturbance(timings):
+        print_notice(disturbance)
     return {
         "peak": [{"threads": count, **of_kind} for count, of_kind in peaks.items()],
         "bundles": [_describe(each, threads[0]) for each in bundles], "timings": timings, "texts": texts,

@@ -13,8 +13,6 @@ from distill.console import print_line, print_notice
 from distill.models.checks import longest
 from distill.models.forward import exported_inputs, run_exported
 
-NOISE = 2.0  # Of p90 over p50; at most 1.2 in a run on a quiet machine.
-
 
 def compare_models(
     models: Mapping[str, tuple[PreTrainedModel, Mapping[str, Path]]],
@@ -52,11 +50,8 @@ def compare_models(
         )  # fmt: skip
     finally:
         torch.set_num_threads(torch_threads)
-    noise = max(row["p90_ms"] / row["p50_ms"] for row in rows)
-    if noise > NOISE:
-        print_notice(
-            f"the machine was busy: a tenth of the runs took over {noise:.1f} times the median, time them again"
-        )
+    if disturbance := latency.describe_disturbance(rows):
+        print_notice(disturbance)
     return rows
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from distill.edge.model_files import count_bytes, session, timed_name
@@ -16,6 +17,8 @@ TURNS = 4
 RUNS_PER_TURN = 3  # At least.
 # The threads of both runtimes spin for a while after a run, which would slow down the next candidate.
 PAUSE_SECONDS = 0.05
+NOISE = 2.0  # Of p90 over p50; at most 1.2 in a run on a quiet machine.
+OTHER_WORK = 0.25  # Of a core, by other processes beyond the cores that the measured threads leave free.
 
 Inputs = Mapping[str, NDArray[np.int64]]
 
@@ -56,6 +59,8 @@ def measure_latency(
 ) -> list[dict[str, Any]]:
     """Returns the rows of run.json's `benchmark`: p50, p90 and p99 in ms of each candidate, batch size and length.
 
+    `disturbed` says whether other processes kept busy the cores that were needed, or the times varied as if they had.
+    A steady load shows in no spread, but slows down runtimes whose threads wait for each other by far more than others.
     With `choices`, an example is as many sequences of this length.
 
     The candidates take turns, because a machine that is slow for a while then slows down all of them. The first run of
@@ -65,17 +70,50 @@ def measure_latency(
     for batch in batches:
         for length in lengths:
             feed = make_inputs((batch, length) if choices is None else (batch, choices, length), vocabulary)
+            meter = _OtherWork(threads)
             times = _time_in_turns(candidates, feed, seconds)
+            is_busy = meter.is_busy()
             for candidate, durations in zip(candidates, times, strict=True):
                 p50, p90, p99 = (1000 * float(np.percentile(durations, q)) for q in (50, 90, 99))
                 rows.append(
                     {
                         "model": candidate.model, "format": candidate.format, "batch": batch, "length": length,
                         "threads": threads, "runs": len(durations), "p50_ms": p50, "p90_ms": p90, "p99_ms": p99,
-                        "bytes": candidate.bytes,
+                        "bytes": candidate.bytes, "disturbed": is_busy or p90 > NOISE * p50,
                     }
                 )  # fmt: skip
     return rows
+
+
+def describe_disturbance(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Returns a sentence on rows that other work disturbed; None if there are none."""
+    disturbed = sum(row["disturbed"] for row in rows)
+    if not disturbed:
+        return None
+    return (
+        f"the machine was busy during {disturbed} of {len(rows)} timings, so that times and speed-ups may be wrong by "
+        "far: time them again when it is quiet"
+    )
+
+
+class _OtherWork:
+    """The processor time that other processes, and other machines on the same cores, use from its creation on."""
+
+    def __init__(self, threads: int) -> None:
+        self.limit = max(0, (psutil.cpu_count() or threads) - threads) + OTHER_WORK
+        self._start = self._read()
+
+    def is_busy(self) -> bool:
+        """Returns whether they used more cores than the measured threads left free."""
+        now, others = (end - start for end, start in zip(self._read(), self._start, strict=True))
+        return others > self.limit * now
+
+    @staticmethod
+    def _read() -> tuple[float, float]:
+        """Returns the time and the processor time of others, in s. Each is counted in steps of 10 ms."""
+        total, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        counted = ("user", "nice", "system", "irq", "softirq", "steal")  # `guest` is part of `user`.
+        return time.perf_counter(), sum(getattr(total, name, 0.0) for name in counted) - own.user - own.system
 
 
 def _time_in_turns(candidates: Sequence[Candidate], feed: Inputs, seconds: float) -> list[list[float]]:

@@ -78,7 +78,7 @@ class Row:
         values: the metric of each seed.
         files: the exported files by format.
         teacher: None if no run has one yet.
-        conditions: of the times, with the processor; None without times.
+        conditions: of the times, with the processor and whether it was busy; None without times.
         kept: share of the teacher's metric, the mean over seeds.
         difference: from the reference; None for the reference itself and without one.
         seconds: of one training, the mean over seeds.
@@ -273,12 +273,18 @@ def _describe_teacher(record: JsonObject, task: JsonObject) -> TeacherResult | N
 
 
 def _describe_conditions(record: JsonObject) -> str | None:
-    """Returns batch size, length, threads and processor of the times of a run; None without times."""
+    """Returns batch size, length, threads and processor of the times of a run, and whether it was busy with other work.
+
+    None without times.
+    """
     timing = min(record.get("benchmark") or (), key=lambda row: (row["batch"], row["length"]), default=None)
     if timing is None:
         return None
     processor = (record.get("environment") or {}).get("cpu") or "an unknown processor"
-    return f"batch {timing['batch']}, length {timing['length']}, {timing['threads']} thread(s) of {processor}"
+    shape = timing["batch"], timing["length"]
+    busy = any(row.get("disturbed") for row in record["benchmark"] if (row["batch"], row["length"]) == shape)
+    where = f"{timing['threads']} thread(s) of {processor}{', busy with other work' if busy else ''}"
+    return f"batch {timing['batch']}, length {timing['length']}, {where}"
 
 
 def _collect_files(entries: Mapping[int, JsonObject], task: JsonObject, timed: JsonObject) -> dict[str, FileResult]:

@@ -78,6 +78,7 @@ class _Timing(TypedDict, total=False):
     p90_ms: Required[float]
     p99_ms: Required[float]
     runs: int
+    disturbed: bool
 
 
 class _Rung(TypedDict, total=False):

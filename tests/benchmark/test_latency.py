@@ -1,6 +1,7 @@
 """Tests that all models are timed on the same inputs, each from its own runs."""
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +52,36 @@ def test_percentiles_are_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     assert (row["p50_ms"], row["runs"]) == (pytest.approx(2.0), 3)
     assert row["p99_ms"] == pytest.approx(2.98)
+
+
+@pytest.mark.parametrize(
+    ("times", "others", "is_disturbed"),
+    [
+        ([0.001] * 9 + [0.0019], 0.0, False),
+        ([0.001] * 8 + [0.003] * 2, 0.0, True),  # The 90th percentile is three times the median.
+        ([0.001] * 10, 2.2, False),  # Of four cores, two of which are measured.
+        ([0.001] * 10, 2.3, True),  # The times are steady, and slow.
+    ],
+)
+def test_other_work_on_the_cores_is_recorded(
+    times: list[float], others: float, is_disturbed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = iter([(5.0, 7.0), (15.0, 7.0 + 10 * others)])
+    monkeypatch.setattr(latency._OtherWork, "_read", staticmethod(lambda: next(readings)))
+    monkeypatch.setattr(latency.psutil, "cpu_count", lambda: 4)
+    monkeypatch.setattr(latency, "_time_in_turns", lambda candidates, feed, seconds: [times])
+    [row] = latency.measure_latency(
+        [candidate("student", 0, [], ())], batches=[1], lengths=[1], threads=2, seconds=0, vocabulary=9
+    )
+    assert row["disturbed"] == is_disturbed
+
+
+def test_processor_time_of_others_is_that_of_the_machine_without_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = SimpleNamespace(user=10.0, nice=1.0, system=2.0, idle=99.0, iowait=5.0, steal=0.5, guest=4.0)
+    monkeypatch.setattr(latency.psutil, "cpu_times", lambda: machine)
+    own = SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=3.0, system=1.0))
+    monkeypatch.setattr(latency.psutil, "Process", lambda: own)
+    assert latency._OtherWork._read()[1] == 9.5
 
 
 @pytest.mark.parametrize(

@@ -203,3 +203,15 @@ def test_the_page_fits_a_telephone_is_dark_at_night_and_sorts_its_tables(tmp_pat
             page.click("section:has(h2:text('All runs')) th button >> nth=0")
             assert page.locator(runs).all_inner_texts() == expected
         browser.close()
+
+
+@pytest.mark.parametrize(("length", "is_named"), [(32, True), (128, False)])
+def test_a_speed_up_on_a_busy_machine_says_so(length: int, is_named: bool, tmp_path: Path) -> None:
+    timings = [row | {"disturbed": row["length"] == length} for row in record()["benchmark"]]
+    files = record()["export"]
+    files["int8"]["gate"] = "passed"
+    for name in ("a", "b"):
+        save(tmp_path / name, benchmark=timings, export=files)
+    text = report_of(tmp_path)
+    assert "8.0x as fast (2.50 ms for 20.00 ms: batch 1, length 32, 2 thread(s) of a processor" in text
+    assert ("of a processor, busy with other work)" in text) == is_named

@@ -400,3 +400,13 @@ def test_the_report_says_how_the_weights_and_the_options_were_chosen() -> None:
     assert "- Weights: those of the best evaluation, because the average of the last 3 is worse on dev\n" in document
     assert "Chosen" not in document
     assert "Stopped" not in document
+
+
+def test_times_of_a_busy_machine_are_named_as_such() -> None:
+    content = record()
+    quiet = report.render_report(content)
+    assert "## Latency" in quiet
+    assert "busy" not in quiet
+    content["benchmark"][1]["disturbed"] = True
+    text = report.render_report(content)
+    assert "Other work kept the machine busy during 1 of these 5 timings: they may be wrong by far." in text
