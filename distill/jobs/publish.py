@@ -15,10 +15,11 @@ from distill import mirror
 from distill.console import console, print_line, print_notice, silence_libraries
 from distill.errors import OptionError, UserError, first_line
 from distill.export.gate import recommended
-from distill.files import CHECKSUMS, is_intact, write_text
+from distill.files import CHECKSUMS, JsonObject, is_intact, write_text
 from distill.jobs.overrides import refuse_other_options
 from distill.options import show_value
 from distill.records.collection import read_record
+from distill.records.report import render_overview_card
 
 READ = ("job=", "job.", "run=", "repo=", "private=", "dry_run=")
 CARD = "README.md"
@@ -47,10 +48,10 @@ def run_publish(config: DictConfig) -> None:
     _check_options(config)
     run = mirror.local_path(config.run)
     mirror.fetch(run)
-    _check_run(run)
+    card_text = _read_card(run, _check_run(run))
     with tempfile.TemporaryDirectory() as directory:
         card = Path(directory) / CARD
-        write_text(card, _write_license(_find_card(run).read_text(encoding="utf-8"), config.job.license))
+        write_text(card, _write_license(card_text, config.job.license))
         upload = Upload(config.repo, config.private, _list_files(run) | {CARD: card})
         _show(upload)
         if config.dry_run:
@@ -84,41 +85,49 @@ def _check_repo(repo: str) -> None:
         raise OptionError("repo", repo, "owner/name, with your name or that of an organization before the slash")
 
 
-def _check_run(run: Path) -> None:
-    """Raises UserError for a run that is not finished, has no student, failed its gate, or is damaged."""
+def _check_run(run: Path) -> JsonObject:
+    """Returns the record of a run.
+
+    Raises:
+        UserError: for a run that is not finished, failed a gate, or is damaged.
+    """
     record = read_record(run)
     if record["status"] != "finished":
         raise UserError(
             f"{run} is not finished, its status is {record['status']}: python -m distill resume={run} goes on with it"
         )
-    _find_card(run)
-    export = record["export"]
-    if export and recommended(export) is None:
-        failed = ", ".join(f"{file['file']} {file['gate']}" for file in export.values())
-        raise UserError(
-            f"no exported file of {run} passed its gate ({failed}): distil the student again with other options, or "
-            "with export.enabled=false to publish it without a bundle"
-        )
-    if export and record["teacher"].get("substituted"):
+    sections = (record.get("tasks") or {"": record}).items()
+    exports = {name: section["export"] for name, section in sections if section["export"]}
+    for name, export in exports.items():
+        if recommended(export) is None:
+            failed = ", ".join(f"{file['file']} {file['gate']}" for file in export.values())
+            raise UserError(
+                f"no exported file of {run}{f' for {name}' if name else ''} passed its gate ({failed}): distil the "
+                "student again with other options, or with export.enabled=false to publish it without a bundle"
+            )
+    if exports and record["teacher"].get("substituted"):
         print_notice(f"the teacher of {run} is a substitute, which the model card says")
-    for name in ("student", *(["bundle"] if export else [])):
+    for name in ("student", *(["bundle"] if exports else [])):
         for directory in {path.parent for path in (run / name).rglob(CHECKSUMS)} or {run / name}:
             if not is_intact(directory):
                 raise UserError(
                     f"{directory} is damaged or was changed, because its checksums do not match: run it again"
                 )
+    return record
 
 
-def _find_card(run: Path) -> Path:
-    """Returns the model card of a run; that of several tasks is beside their bundles.
+def _read_card(run: Path, record: JsonObject) -> str:
+    """Returns the model card of a run, or of several tasks an overview of their directories.
 
     Raises:
         UserError: for a run without a student, or of an earlier version.
     """
-    for name in ("student", "bundle"):
-        if (run / "student").is_dir() and (run / name / CARD).is_file():
-            return run / name / CARD
-    raise UserError(f"{run} has no student with a model card: give a run of job=distill of this version")
+    if record.get("tasks") and (run / "student").is_dir():
+        return render_overview_card(record, is_repository=True)
+    card = run / "student" / CARD
+    if not card.is_file():
+        raise UserError(f"{run} has no student with a model card: give a run of job=distill of this version")
+    return card.read_text(encoding="utf-8")
 
 
 def _list_files(run: Path) -> dict[str, Path]:

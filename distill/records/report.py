@@ -87,9 +87,15 @@ def task_sections(record: Record) -> dict[str, Record]:
     }
 
 
-def render_overview_card(record: Record) -> str:
-    """Returns the README.md beside the bundles of several tasks: how much of its teacher each head kept."""
-    return _render("overview_card.md.jinja", record, names=list(record["tasks"]), shared=record.get("shared") or {})
+def render_overview_card(record: Record, *, is_repository: bool = False) -> str:
+    """Returns the README.md beside the bundles of several tasks: how much of its teacher each head kept.
+
+    With `is_repository` it is that of a repository, which has the bundles in `bundle` and the heads in torch beside it.
+    """
+    return _render(
+        "overview_card.md.jinja", record, names=list(record["tasks"]), shared=record.get("shared") or {},
+        is_repository=is_repository,
+    )  # fmt: skip
 
 
 def render_model_card(record: Record, labels: Sequence[str], *, auto_class: str | None = None) -> str:

@@ -1,5 +1,6 @@
 """Tests of several tasks with one student: metrics, losses, refusals, and a whole run up to its bundles."""
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from distill.contracts import TASK_ID, Scores
 from distill.edge.__main__ import main
 from distill.errors import Interrupted, OptionError, UserError
 from distill.models.heads import SeveralHeads, share_encoder
-from distill.records.report import summary_rows
+from distill.records.record import Run
+from distill.records.report import render_overview_card, summary_rows
 from distill.tasks import Classification, MaskedLM, MultiTask, Regression
 from distill.teaching.several import check_teachers
 from distill.training.module import DistillationModule
@@ -224,6 +226,37 @@ def test_weights_are_shared_and_checked(result: d.Result, tmp_path: Path, capsys
     data.unlink()
     with pytest.raises(UserError, match=r"pairs is incomplete: \.\./model\.onnx\.data is missing"):
         d.Bundle(bundle / "pairs", model="fp32")
+
+
+def test_a_run_is_published_if_the_files_of_every_task_are_whole_and_passed(
+    result: d.Result, tmp_path: Path, command: Command
+) -> None:
+    run = Run(shutil.copytree(result.directory, tmp_path / "run"), copy.deepcopy(result.record))
+    publish = ["job=publish", f"run={run.directory}", "repo=me/toy", "dry_run=true"]
+    files = [file for name in NAMES for file in run.record["tasks"][name]["export"].values()]
+    for file in files:
+        file["gate"] = "passed"
+    run.save()
+    code, output, error = command(*publish)
+    assert code == 0, error
+    names = {line.split()[1] for line in output.splitlines() if line.startswith("│")}
+    assert names >= {"films/model.safetensors", "pairs/model.safetensors", "bundle/films/model.int8.onnx"}
+    assert names >= {"README.md", "bundle/README.md", "bundle/model.onnx.data", "bundle/pairs/bundle.json"}
+    card = render_overview_card(run.record, is_repository=True)
+    assert "distill.edge path/to/this/repository/bundle/films" in card
+    for file in files[2:]:
+        file["gate"] = "failed"
+    run.save()
+    code, _, error = command(*publish)
+    assert (code, len(error.splitlines())) == (2, 1), error
+    assert "run for pairs passed its gate (model.onnx failed, model.int8.onnx failed)" in error
+    for file in files:
+        file["gate"] = "passed"
+    run.save()
+    (run.directory / "bundle" / "model.onnx.data").write_bytes(b"other weights")
+    code, _, error = command(*publish)
+    assert (code, len(error.splitlines())) == (2, 1), error
+    assert "bundle is damaged or was changed" in error
 
 
 def test_an_interrupted_run_goes_on_to_the_same_weights(
