@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 VECTOR_SETTINGS = "sentence_vector"  # The entry of a model's configuration that says how vectors of texts are pooled.
 ENCODER_FEATURES = "inputs_embeds"  # The column of batches with the features of tokens, `[S, L, F]`.
+PAIR_CLASSES = "pair_classes"  # The column of batches with the class of a pair of texts, NaN for examples without one.
 CROSS_SCORES = "cross_scores"  # The column of batches with a cross-encoder's targets, NaN for examples without one.
 SOURCE_VECTORS = "source_vectors"  # The column `[B, D]` of the source encoder's vectors, NaN for examples without one.
 IGNORED = -100  # The label of an item without one, as in torch's cross-entropy.

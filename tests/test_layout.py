@@ -17,7 +17,7 @@ PACKAGES = ("distill", "students", "teachers")
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "sentences", "files", "options", "console", "hub", "mirror", "cache"),
     ("contracts",),
-    ("edge", "losses", "data"),
+    ("data", "edge", "losses"),
     ("models", "text"),
     ("tasks",),
     ("training",),
@@ -34,6 +34,7 @@ WITHIN = {
     "mirror": {"errors", "files", "console"},
     "cache": {"files", "mirror"},
     "options": {"errors"},
+    "data": {"edge"},  # Labels are read as on a device.
     "depth_ladder": {"plan"},
     "seeds": {"plan"},
     "part": {"preflight", "plan", "depth_ladder", "seeds"},

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, repeat
@@ -25,9 +25,9 @@ from distill.data.tables import (
     report_shared_texts,
 )
 from distill.data.unlabelled import Unlabelled, UnlabelledTables, fill_pool
+from distill.edge.choices import READINGS, Answer, choose_reading, describe_expected, split_choices
 from distill.errors import UserError
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 ADVICE = "name yours with task.question=..., task.choices=... and task.answer=..."
 
 
@@ -226,25 +226,12 @@ def _read_lists(table: Table, column: str) -> Values:
                 f"{place} is {reprlib.repr(value)}, expected a list of choices: columns of single choices are "
                 "task.choices=[FIRST,SECOND,...]"
             )
-        texts, names = _split_value(value)
+        texts, names = split_choices(value)
         _check_choices(texts, f"{place} is {reprlib.repr(value)}", place)
         if names is not None and (len(set(map(str, names))) < len(texts) or len(names) != len(texts)):
             raise UserError(f"{place} names its choices {reprlib.repr(names)}, expected {len(texts)} different names")
         values.append((cast(list[str], texts), None if names is None else list(map(str, names))))
     return values
-
-
-def _split_value(value: object) -> tuple[list[object], list[object] | None]:
-    """Returns the texts and the names of choices, whatever their types are."""
-    if isinstance(value, Mapping) and isinstance(value.get("text"), list):
-        names = value.get("label")
-        return value["text"], names if isinstance(names, list) else None
-    if not isinstance(value, list | tuple):
-        return [], None
-    entries = list(value)
-    if entries and all(isinstance(entry, Mapping) for entry in entries):
-        return [entry.get("text") for entry in entries], [entry.get("label") for entry in entries]
-    return entries, None
 
 
 def _join_columns(table: Table, columns: Sequence[str]) -> Values:
@@ -270,56 +257,6 @@ def _check_choices(texts: Sequence[object], found: str, place: str) -> None:
             raise UserError(f"{place}: choice {position} is {reprlib.repr(text)}, expected text")
 
 
-# Readings of an answer, given the choices and their names: each returns the index of a choice, or None.
-Reading = Callable[[object, Sequence[str], "Sequence[str] | None"], "int | None"]
-
-
-def _as_name(value: object, choices: Sequence[str], names: Sequence[str] | None) -> int | None:
-    return names.index(str(value)) if names is not None and str(value) in names else None
-
-
-def _as_index(value: object, choices: Sequence[str], names: Sequence[str] | None) -> int | None:
-    number = _to_integer(value)
-    return number if number is not None and 0 <= number < len(choices) else None
-
-
-def _as_number(value: object, choices: Sequence[str], names: Sequence[str] | None) -> int | None:
-    number = _to_integer(value)
-    return number - 1 if number is not None and 1 <= number <= len(choices) else None
-
-
-def _as_letter(value: object, choices: Sequence[str], names: Sequence[str] | None) -> int | None:
-    index = LETTERS.find(value.strip().upper()) if isinstance(value, str) and len(value.strip()) == 1 else -1
-    return index if 0 <= index < len(choices) else None
-
-
-def _as_text(value: object, choices: Sequence[str], names: Sequence[str] | None) -> int | None:
-    return choices.index(value) if isinstance(value, str) and choices.count(value) == 1 else None
-
-
-def _to_integer(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return int(number) if number.is_integer() else None
-
-
-# In this order: the first one that has an index for every answer of every split is taken.
-READINGS: Mapping[str, Reading] = {
-    "name": _as_name, "index": _as_index, "number": _as_number, "letter": _as_letter, "text": _as_text,
-}  # fmt: skip
-EXPECTED = {
-    "name": lambda choices, names: f"one of the names {', '.join(names or ())}",
-    "index": lambda choices, names: f"an index from 0 to {len(choices) - 1}",
-    "number": lambda choices, names: f"a number from 1 to {len(choices)}",
-    "letter": lambda choices, names: f"a letter from A to {LETTERS[min(len(choices), len(LETTERS)) - 1]}",
-    "text": lambda choices, names: f"the text of one of {reprlib.repr(list(choices))}",
-}
-
-
 def find_answers(splits: Mapping[str, Answers]) -> dict[str, np.ndarray]:
     """Returns the index of the right choice of every example, by split.
 
@@ -336,30 +273,22 @@ def find_answers(splits: Mapping[str, Answers]) -> dict[str, np.ndarray]:
                     f"{answers.source}, example {row + 1}: answer {value!r} is empty, expected one of its choices: "
                     "remove rows without an answer"
                 )
-    has_names = any(names is not None for of in splits.values() for names in of.names)
-    readings = {name: read for name, read in READINGS.items() if has_names or name != "name"}
-    found = {name: {split: _read_answers(of, read) for split, of in splits.items()} for name, read in readings.items()}
-    unread = {name: list(chain.from_iterable(by_split.values())).count(None) for name, by_split in found.items()}
-    best = min(unread, key=lambda name: unread[name])  # The first one of several.
-    if unread[best]:
-        raise _unknown_answer(splits, found[best], best)
-    if best == "number":
+    every = {name: list(map(Answer, of.values, of.choices, of.names)) for name, of in splits.items()}
+    reading = choose_reading(chain.from_iterable(every.values()))
+    found = {split: [READINGS[reading](answer) for answer in answers] for split, answers in every.items()}
+    for split, indices in found.items():
+        if None in indices:
+            row = indices.index(None)
+            raise _unknown_answer(splits[split].source, row, every[split][row], reading)
+    if reading == "number":
         print_notice("the answers are read as numbers of the choices, counted from 1")
-    return {split: np.array(indices, dtype=np.int64) for split, indices in found[best].items()}
+    return {split: np.array(indices, dtype=np.int64) for split, indices in found.items()}
 
 
-def _read_answers(answers: Answers, read: Reading) -> list[int | None]:
-    return [read(*row) for row in zip(answers.values, answers.choices, answers.names, strict=True)]
-
-
-def _unknown_answer(splits: Mapping[str, Answers], found: Mapping[str, Sequence[int | None]], best: str) -> UserError:
-    """Returns the error about the first answer that the best reading does not find."""
-    split, row = next((split, row) for split, of in found.items() for row, index in enumerate(of) if index is None)
-    answers = splits[split]
-    expected = EXPECTED[best](answers.choices[row], answers.names[row])
+def _unknown_answer(source: str, row: int, answer: Answer, reading: str) -> UserError:
     return UserError(
-        f"{answers.source}, example {row + 1}: answer {reprlib.repr(answers.values[row])} is none of its "
-        f"{len(answers.choices[row])} choices, expected {expected}"
+        f"{source}, example {row + 1}: answer {reprlib.repr(answer.value)} is none of its {len(answer.choices)} "
+        f"choices, expected {describe_expected(answer, reading)}"
     )
 
 

@@ -241,13 +241,18 @@ def _find_negatives(
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     vectorizer = TfidfVectorizer(sublinear_tf=True)
-    documents = vectorizer.fit_transform(corpus.texts)
+    try:
+        documents = vectorizer.fit_transform(corpus.texts)
+    except ValueError as error:  # Of single letters alone.
+        raise UserError(f"{corpus.path} has no words to find negatives by: set task.negatives=0") from error
     found: dict[int, list[int | None]] = {}
     for query, gains in judged.items():
         cosines = (documents @ vectorizer.transform([queries.texts[query]]).T).toarray()[:, 0]
         cosines[[document for document, text in enumerate(corpus.texts) if not text or document in gains]] = -1
         order = np.argsort(-cosines, kind="stable")[:number]
         found[query] = [int(document) for document in order if cosines[document] >= 0]
+    if alone := sum(not documents for documents in found.values()):
+        print_notice(f"train: queries that are left out, because all documents are relevant to them: {alone:,}")
     return found
 
 

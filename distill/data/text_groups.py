@@ -121,10 +121,17 @@ class GroupColumns:
         if not any(name in table.names for name in self.train_label):
             return (), np.full(count, np.nan, dtype=np.float32)
         column = get_labels(table, self.train_label)
-        if self.classes is None and column.classes is None and any(map(_is_number, column.values)):
-            return (), labels.to_numbers(column)
-        names, indices = labels.to_classes({"train": column}, self.classes)
-        return names, indices["train"].astype(np.float32)
+        given = [row for row, value in enumerate(column.values) if not _is_missing(value)]
+        numbers = np.full(count, np.nan, dtype=np.float32)
+        known = replace(column, values=[column.values[row] for row in given], rows=given)
+        if self.classes is None and column.classes is None and any(map(_is_number, known.values)):
+            numbers[given] = labels.to_numbers(known)
+            return (), numbers
+        if not given:
+            return (), numbers
+        names, indices = labels.to_classes({"train": known}, self.classes)
+        numbers[given] = indices["train"]
+        return names, numbers
 
     def _read_scored(self, table: Table, read_labels: ReadLabels | None) -> GroupSplit:
         columns = [(name,) for name in self.text]
@@ -133,6 +140,10 @@ class GroupColumns:
         if read_labels is not None:
             return GroupSplit(groups, read_labels(table))
         return GroupSplit(groups, labels.to_numbers(get_labels(table, self.label)))
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def _is_number(value: object) -> bool:

@@ -29,7 +29,16 @@ SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_i
 
 
 class RecordError(UserError):
-    """A record that the model has no input for."""
+    """A record that the model has no input for.
+
+    Args:
+        number: of the record, from 1.
+        reason: in words.
+    """
+
+    def __init__(self, number: int, reason: object) -> None:
+        super().__init__(f"record {number}: {reason}")
+        self.number, self.reason = number, str(reason)
 
 
 class LongTextError(RecordError):
@@ -177,7 +186,7 @@ class Bundle:
         for number, one in enumerate(encoded, 1):
             if one.is_truncated:
                 length = self.manifest["max_length"]
-                raise LongTextError(f"record {number} has more tokens than the {length} that the bundle reads: cut it")
+                raise LongTextError(number, f"it has more tokens than the {length} that the bundle reads: cut it")
 
     def encode(self, texts: Sequence[str], *, batch_size: int | None = None) -> NDArray[np.float32]:
         """Returns the vectors `[texts, D]` (float32) of texts.
@@ -275,7 +284,7 @@ class Bundle:
                 rows = self.decoder.cut(example, row, **limits, side=self.truncation_side)
             except ValueError as error:
                 refused = LongTextError if isinstance(error, TooLongError) else RecordError
-                raise refused(f"record {number}: {error}") from error
+                raise refused(number, error) from error
             is_cut = _count_tokens([row]) > _count_tokens(rows)  # Windows share tokens, and lose none.
             encoded.append(Encoded(rows, is_cut or any(sequence.overflowing for sequence in row)))
         return encoded

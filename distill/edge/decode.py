@@ -20,7 +20,7 @@ from distill.edge.words import (
     CutEncoding,
     TagScheme,
     cut_between_words,
-    find_first_pieces,
+    join_words,
     locate_words,
     split_words,
 )
@@ -185,9 +185,8 @@ class Tags:
 
     def select(self, example: Example, row: Row, logits: Floats) -> Items:
         [encoding] = row
-        pieces = find_first_pieces(example.words, encoding.offsets, encoding.special_tokens_mask)
-        tagged = [(word, piece) for word, piece in zip(example.words, pieces, strict=True) if piece is not None]
-        return [word for word, _ in tagged], logits[0, [piece for _, piece in tagged]]
+        words, pieces = join_words(example.words, encoding.offsets, encoding.special_tokens_mask)
+        return words, logits[0, pieces]
 
     def truncated_item(self) -> Floats | None:
         return np.array([0.0 if label == OUTSIDE else IMPOSSIBLE for label in self.labels], dtype=np.float32)

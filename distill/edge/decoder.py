@@ -144,6 +144,9 @@ class Decoder(Protocol):
 
 
 def pair_choices(question: str, context: str | None, choices: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields the two texts of each choice: the question and the choice, or the context and both of them."""
+    """Yields the two texts of each choice: the question and the choice, or the context and both of them.
+
+    An empty context is none.
+    """
     for choice in choices:
-        yield (question, choice) if context is None else (context, f"{question} {choice}")
+        yield (context, f"{question} {choice}") if context else (question, choice)

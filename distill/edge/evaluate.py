@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distill.edge.answer_metrics import normalize_references, score_answer
-from distill.edge.bundle import Bundle
+from distill.edge.bundle import Bundle, RecordError
+from distill.edge.choices import READINGS, Answer, choose_reading, describe_expected, split_choices
 from distill.edge.decoder import Prediction, Record
 from distill.edge.search import match_pairs
 from distill.edge.strings import shorten
@@ -24,6 +25,7 @@ from distill.errors import UserError, first_line
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 CHUNK = 1024  # Rows that are predicted together.
+SHORTEST = 1e-12  # Length of a vector; shorter ones have a cosine of 0.
 Values = Mapping[str, object]
 Metrics = dict[str, float]
 
@@ -66,7 +68,7 @@ def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | 
     numbered = list(read_table(path))
     if not numbered:
         raise UserError(f"{path} has no rows, expected labelled ones")
-    reader = READERS[bundle.manifest["decoder"]](bundle, columns, list(numbered[0][1]))
+    reader = READERS[bundle.manifest["decoder"]](bundle, columns, [row for _, row in numbered])
     records, labels = [], []
     for line, row in numbered:
         try:
@@ -76,11 +78,13 @@ def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | 
             raise UserError(f"{path}, line {line}: {error}") from error
         records.append(record)
         labels.append(label)
-    predictions = [
-        prediction
-        for start in range(0, len(records), CHUNK)
-        for prediction in bundle.predict(records[start : start + CHUNK], batch_size=batch_size)
-    ]
+    predictions: list[Prediction] = []
+    for start in range(0, len(records), CHUNK):
+        try:
+            predictions += bundle.predict(records[start : start + CHUNK], batch_size=batch_size)
+        except RecordError as error:
+            line, _ = numbered[start + error.number - 1]
+            raise UserError(f"{path}, line {line}: {error.reason}") from error
     metrics = reader.score(predictions, labels)
     known = [name for name in bundle.manifest.get("metrics", {}).get(bundle.model, {}) if name in metrics]
     truncated = sum(prediction.get("truncated", False) for prediction in predictions)
@@ -135,10 +139,10 @@ class _Texts:
 
     compares = False  # True: two texts, whatever the bundle reads.
 
-    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
         self.labels, self.positive = bundle.labels, bundle.manifest.get("positive")
         self.label = columns.label or "label"
-        self.texts = columns.texts or [name for name in names if name != self.label]
+        self.texts = columns.texts or [name for name in rows[0] if name != self.label]
         is_pair = bundle.pair or self.compares
         if len(self.texts) != (2 if is_pair else 1):
             expected = "two columns of text" if is_pair else "one column of text"
@@ -170,16 +174,15 @@ class ClassRows(_Texts):
 class LabelRows(_Texts):
     """Rows with any number of labels: a list, or a text with the separator of the task between them."""
 
-    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
-        super().__init__(bundle, columns, names)
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
+        super().__init__(bundle, columns, rows)
         self.separator = str(bundle.manifest["decoding"].get("separator") or "|")
 
     def read(self, row: Values) -> tuple[Record, NDArray[np.bool_]]:
         value = _value(row, self.label)
-        labels = value if isinstance(value, list) else [] if value is None else str(value).split(self.separator)
+        labels = value if isinstance(value, list) else [] if value is None else _split_labels(value, self.separator)
         chosen = np.zeros(len(self.labels), dtype=bool)
-        if labels != [""]:
-            chosen[[find_label(label, self.labels) for label in labels]] = True
+        chosen[[find_label(label, self.labels) for label in labels]] = True
         return self.record(row), chosen
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[NDArray[np.bool_]]) -> Metrics:
@@ -193,6 +196,10 @@ class LabelRows(_Texts):
             "macro_f1": float((2 * correct / np.maximum(1, total)).mean()),
             "subset_accuracy": float((found == expected).all(axis=-1).mean()),
         }
+
+
+def _split_labels(value: object, separator: str) -> list[str]:
+    return [label.strip() for label in str(value).split(separator)] if str(value).strip() else []
 
 
 class NumberRows(_Texts):
@@ -222,9 +229,9 @@ class VectorRows(NumberRows):
 
     compares = True
 
-    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
         self.translates = "accuracy" in bundle.manifest.get("metrics", {}).get(bundle.model, {})
-        super().__init__(bundle, columns, names)
+        super().__init__(bundle, columns, rows)
 
     def read(self, row: Values) -> tuple[Record, Any]:
         return (self.record(row), str(row.get(self.label, ""))) if self.translates else super().read(row)
@@ -239,14 +246,14 @@ class VectorRows(NumberRows):
             nearest = match_pairs(first, second, np.array(labels))
             return {"accuracy": float((nearest == np.arange(len(labels))).mean())}
         lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
-        cosines, expected = (first * second).sum(axis=-1) / lengths, np.array(labels)
+        cosines, expected = (first * second).sum(axis=-1) / np.maximum(lengths, SHORTEST), np.array(labels)
         return {"pearson": correlate(cosines, expected), "spearman": correlate(rank(cosines), rank(expected))}
 
 
 class TagRows:
     """Rows with a list of words and a list of their tags."""
 
-    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
         self.labels, self.scheme = bundle.labels, TagScheme(bundle.labels)
         self.tokens, self.label = (columns.texts or ["tokens"])[0], columns.label or "tags"
 
@@ -273,7 +280,7 @@ class TagRows:
 class SpanRows:
     """Rows with a question, its context, and the correct answers: texts, or `{"text": [...]}` as in SQuAD."""
 
-    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
         self.texts, self.label = columns.texts or ["question", "context"], columns.label or "answers"
         self.options = {"may_be_unanswerable": bundle.manifest["decoding"]["null_threshold"] is not None}
         if len(self.texts) != 2:
@@ -299,17 +306,37 @@ class SpanRows:
 
 
 class ChoiceRows:
-    """Rows with a question, the list of its choices, and the right one: its index from 0, or its text."""
+    """Rows with a question, the list of its choices, perhaps a context, and the right choice.
 
-    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
+    All answers are read in the same way, which is the one of a run: as names of the choices, as indices from 0, as
+    numbers from 1, as letters, or as texts.
+    """
+
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
+        self.names = dict(zip(("question", "choices", "context"), columns.texts or (), strict=False))
         self.label = columns.label or "answer"
+        if len(columns.texts or ()) not in (0, 2, 3):
+            expected = "the columns of the question and the choices, and perhaps of the context"
+            raise UserError(f"got {', '.join(columns.texts or ())}, expected {expected}")
+        self.reading = choose_reading(map(self._answer, rows))
+
+    def _answer(self, row: Values) -> Answer:
+        texts, names = split_choices(row.get(self.names.get("choices", "choices")))
+        return Answer(row.get(self.label), list(map(str, texts)), None if names is None else list(map(str, names)))
 
     def read(self, row: Values) -> tuple[Record, int]:
-        record = {name: row[name] for name in ("question", "choices", "context") if row.get(name) is not None}
-        choices, answer = _value(row, "choices"), _value(row, self.label)
-        if not isinstance(choices, list):
-            raise UserError(f"got {shorten(choices)}, expected a list of choices")
-        return record, find_label(answer, choices)  # type: ignore[return-value]  # The decoder checks it.
+        _value(row, self.label)
+        value, answer = _value(row, self.names.get("choices", "choices")), self._answer(row)
+        if not answer.choices:
+            raise UserError(f"got {shorten(value)}, expected a list of choices")
+        index = READINGS[self.reading](answer)
+        if index is None:
+            expected = describe_expected(answer, self.reading)
+            raise UserError(f"the answer {shorten(answer.value)} is none of the choices, expected {expected}")
+        record: dict[str, Any] = {"question": _value(row, self.names.get("question", "question"))}
+        record["choices"] = split_choices(value)[0]
+        context = row.get(self.names.get("context", "context"))
+        return record | ({} if context is None else {"context": context}), index
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[int]) -> Metrics:
         """Returns the accuracy of the most probable choices."""
@@ -321,7 +348,7 @@ class ChoiceRows:
 class MaskRows:
     """Rows with a text with masks, and the right piece of its only mask or the list of those of all."""
 
-    def __init__(self, bundle: Bundle, columns: Columns, names: Sequence[str]) -> None:
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
         self.text, self.label = (columns.texts or ["text"])[0], columns.label or "label"
 
     def read(self, row: Values) -> tuple[Record, list[str]]:
@@ -346,7 +373,7 @@ class MaskRows:
         return {"accuracy": right / sum(map(len, labels))}
 
 
-READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[str]], LabelledRows]] = {
+READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[Values]], LabelledRows]] = {
     "classes": ClassRows, "labels": LabelRows, "number": NumberRows, "tags": TagRows, "spans": SpanRows,
     "choices": ChoiceRows, "vectors": VectorRows, "masks": MaskRows,
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """Words of a text, the tokens that stand for them, and the entities that their tags describe."""
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -31,8 +32,21 @@ class CutEncoding:
 
 
 def split_words(text: str) -> tuple[Span, ...]:
-    """Returns the words and punctuation marks of a text."""
-    return tuple(match.span() for match in re.finditer(r"\w+|[^\w\s]", text))
+    """Returns the words and punctuation marks of a text, each with the combining marks in it or behind it."""
+    spans: list[Span] = []
+    for match in re.finditer(r"\w+|[^\w\s]", text):
+        start, end = match.span()
+        if spans and spans[-1][1] == start and _continues(text[start], text[spans[-1][0]]):
+            start, _ = spans.pop()
+        spans.append((start, end))
+    return tuple(spans)
+
+
+def _continues(character: str, first: str) -> bool:
+    """Returns whether a character right behind a word that begins with `first` belongs to it: a mark, or a letter."""
+    if unicodedata.category(character).startswith("M"):
+        return True
+    return all(each.isalnum() or each == "_" for each in (character, first))
 
 
 def locate_words(words: Sequence[str]) -> tuple[Span, ...]:
@@ -61,6 +75,25 @@ def find_first_pieces(words: Sequence[Span], offsets: Sequence[Span], special: S
         pieces.append(token if inside else None)
         taken = token if inside else taken
     return pieces
+
+
+def join_words(words: Sequence[Span], offsets: Sequence[Span], special: Sequence[int]) -> tuple[list[Span], list[int]]:
+    """Returns the words with a token of their own, and the first token of each.
+
+    A word is joined to the one before if both share a token, as subwords of any characters may be.
+
+    Args:
+        words, offsets, special: as in `find_first_pieces`.
+    """
+    joined, firsts = list[Span](), list[int]()
+    tokens = [span for span, is_special in zip(offsets, special, strict=True) if not is_special]
+    for (start, end), piece in zip(words, find_first_pieces(words, offsets, special), strict=True):
+        if piece is not None:
+            joined.append((start, end))
+            firsts.append(piece)
+        elif joined and any(first < start < last for first, last in tokens):
+            joined[-1] = joined[-1][0], end
+    return joined, firsts
 
 
 def cut_between_words(

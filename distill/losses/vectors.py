@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 
 from distill.console import print_line
-from distill.contracts import CROSS_SCORES, SOURCE_VECTORS, Items, Likelihood, Outputs
+from distill.contracts import CROSS_SCORES, PAIR_CLASSES, SOURCE_VECTORS, Items, Likelihood, Outputs
 from distill.errors import UserError
 from distill.losses.term import EncoderSize, Term, count_items, cross_entropy_sum, get_logits
 from distill.options import check_arguments
@@ -186,7 +186,7 @@ class CosineRegression(Term):
         return (similarity - self._targets(items)[chosen]).square().sum(), self.count(items)
 
     def _targets(self, items: Items) -> Tensor:
-        return items["labels"] if self.targets == "labels" else _cross_scores(items)
+        return _column(items, "labels" if self.targets == "labels" else CROSS_SCORES)
 
     def _chosen(self, items: Items) -> Tensor:
         """Returns which examples `[B]` have a pair and a score; a cross-encoder's of three texts is a margin."""
@@ -223,10 +223,10 @@ class MarginMSE(Term):
             return _no_loss(student), self.count(items)
         query, positive, negative = _triples(student, items, chosen)
         margins = self.scale * (query * (positive - negative)).sum(dim=-1)
-        return (margins - _cross_scores(items)[chosen]).square().sum(), self.count(items)
+        return (margins - _column(items, CROSS_SCORES)[chosen]).square().sum(), self.count(items)
 
     def _chosen(self, items: Items) -> Tensor:
-        return (items["valid"].sum(dim=1) == 3) & ~_cross_scores(items).isnan()
+        return (items["valid"].sum(dim=1) == 3) & ~_column(items, CROSS_SCORES).isnan()
 
 
 class PairClassification(Term):
@@ -253,12 +253,12 @@ class PairClassification(Term):
         self.layer = nn.Linear(3 * student.width, self.classes)
 
     def count(self, items: Items) -> Tensor:
-        return _is_pair(items, labelled=True).sum()
+        return self._chosen(items).sum()
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        chosen = _is_pair(items, labelled=True)
+        chosen = self._chosen(items)
         first, second = _by_example(get_logits(student), items)[chosen][:, :2].unbind(dim=1)
-        labels = items["labels"][chosen].long()
+        labels = _column(items, PAIR_CLASSES)[chosen].long()
         if len(labels) and int(labels.max()) >= self.classes:
             raise UserError(
                 f"a pair has class {int(labels.max())}, and the term has the classes 0 to {self.classes - 1}: set its "
@@ -266,6 +266,9 @@ class PairClassification(Term):
             )
         logits = self.layer(torch.cat([first, second, (first - second).abs()], dim=-1))
         return cross_entropy_sum(logits, labels), self.count(items)
+
+    def _chosen(self, items: Items) -> Tensor:
+        return (items["valid"].sum(dim=1) >= 2) & ~_column(items, PAIR_CLASSES).isnan()
 
 
 class Triplet(Term):
@@ -299,7 +302,7 @@ class Triplet(Term):
 
 
 class MultipleNegatives(Term):
-    """Cross-entropy of a text's own second text among all later texts of the batch, for groups without a score.
+    """Cross-entropy of a text's own second text among all later texts of the batch, for groups without a label.
 
     `-log softmax_j(scale * cos(a_i, p_j))_i` (Henderson et al., arXiv 1705.00652, section 4.4, with cosines). The
     second texts of other groups are negatives, and so are the third and further texts of all groups. All examples of a
@@ -312,7 +315,7 @@ class MultipleNegatives(Term):
     needs_teacher = False
     likelihoods = VECTORS
     across_examples = True
-    needs_data = "groups of at least two texts without a score"
+    needs_data = "groups of at least two texts without a score or a class"
 
     @check_arguments
     def __init__(self, *, weight: float = 1.0, scale: PositiveFloat = 20.0) -> None:
@@ -320,10 +323,10 @@ class MultipleNegatives(Term):
         self.scale = float(scale)
 
     def count(self, items: Items) -> Tensor:
-        return _is_pair(items, labelled=False).sum()
+        return self._chosen(items).sum()
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        chosen = _is_pair(items, labelled=False)
+        chosen = self._chosen(items)
         if not bool(chosen.any()):
             return _no_loss(student), self.count(items)
         vectors = _by_example(get_logits(student), items)[chosen]  # [P, K, D]
@@ -332,23 +335,20 @@ class MultipleNegatives(Term):
         logits = self.scale * cosines(vectors[:, 0], candidates)
         return cross_entropy_sum(logits, torch.arange(len(vectors), device=logits.device)), self.count(items)
 
+    def _chosen(self, items: Items) -> Tensor:
+        is_labelled = ~items["labels"].isnan() | ~_column(items, PAIR_CLASSES).isnan()
+        return (items["valid"].sum(dim=1) >= 2) & ~is_labelled
 
-def _cross_scores(items: Items) -> Tensor:
-    """Returns the targets of the task's cross-encoder, `[B]`, NaN for examples without one."""
-    labels = items["labels"]
-    return items.batch.get(CROSS_SCORES, torch.full_like(labels, torch.nan))
+
+def _column(items: Items, name: str) -> Tensor:
+    """Returns a column of numbers of the batch, `[B]`, NaN for examples without one."""
+    return items.batch.get(name, torch.full_like(items["labels"], torch.nan))
 
 
 def _source_vectors(items: Items) -> Tensor:
     """Returns the source encoder's vectors as targets of all texts `[n, D]`, NaN for texts without one."""
     vectors = items.batch.get(SOURCE_VECTORS)
     return items.labels.new_full((len(items), 1), torch.nan) if vectors is None else vectors[items.row]
-
-
-def _is_pair(items: Items, *, labelled: bool) -> Tensor:
-    """Returns which examples `[B]` have at least two texts, and a label or none."""
-    is_labelled = ~items["labels"].isnan()
-    return (items["valid"].sum(dim=1) >= 2) & (is_labelled if labelled else ~is_labelled)
 
 
 def _by_example(vectors: Tensor, items: Items) -> Tensor:

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from distill.contracts import (
     CROSS_SCORES,
+    PAIR_CLASSES,
     SOURCE_VECTORS,
     VECTOR_SETTINGS,
     Batch,
@@ -192,12 +193,12 @@ class Embedding:
     def encode(
         self, splits: GroupData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> dict[str, Examples]:
-        """Tokenizes every text by itself. The batches have scores from 0 to 1, or classes of train."""
+        """Tokenizes every text by itself. The batches have scores from 0 to 1, and those of train maybe classes."""
         every: list[GroupSplit] = [*splits.splits.values(), *([splits.pool.rows] if len(splits.pool) else [])]
         most = max(len(group) for split in every for group in split.groups)
 
         train: GroupSplit = splits.splits["train"]
-        targets: dict[str, np.ndarray] = {}
+        targets: dict[str, np.ndarray] = {PAIR_CLASSES: train.labels} if splits.classes else {}
         if self.cross_encoder is not None:
             targets[CROSS_SCORES] = self.cross_encoder.score(train.groups, *score_range(splits), cache_dir)
         if self.source_encoder is not None:
@@ -205,8 +206,9 @@ class Embedding:
             targets[SOURCE_VECTORS] = self.source_encoder.encode(sources, cache_dir)
 
         def encode(name: str, split: GroupSplit) -> "TokenizedExamples":
-            if not (name == "train" and splits.classes):
-                split = replace(split, labels=self.scoring.scale(split.labels, splits))
+            is_of_classes = name == "train" and splits.classes
+            scores = np.full_like(split.labels, np.nan) if is_of_classes else self.scoring.scale(split.labels, splits)
+            split = replace(split, labels=scores)
             further = {}
             if name == "train":
                 further = {column: values.astype(np.float32) for column, values in targets.items()}

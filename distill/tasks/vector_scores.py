@@ -159,9 +159,9 @@ class RankingScores:
         numbers = -1 - scores.labels[documents[: rankings.DEPTH]].astype(int)
         order = np.broadcast_to(numbers, (len(_queries(scores)), len(numbers)))
         value, constant = (float(of.columns[name].mean()) for of in (self.condense(scores), self._score(scores, order)))
-        return (
-            None if value > constant else f"has {name} {value:.3f} on dev, and the order of the corpus {constant:.3f}"
-        )
+        if value > constant or value == 1:
+            return None
+        return f"has {name} {value:.3f} on dev, and the order of the corpus {constant:.3f}"
 
     def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]:
         """The ids of the relevant and of the best documents of each query; None for the documents."""
@@ -259,7 +259,9 @@ class TranslationScores:
         """Compares with the text that is nearest to most others by chance."""
         condensed = self.condense(scores)
         value, chance = self.metrics(condensed)[ACCURACY], len(np.unique(condensed.labels)) / len(condensed.labels)
-        return None if value > chance else f"has {ACCURACY} {value:.3f} on dev, and guessing has {chance:.3f}"
+        if value > chance or value == 1:
+            return None
+        return f"has {ACCURACY} {value:.3f} on dev, and guessing has {chance:.3f}"
 
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
         """The accuracy of each language, and the `number` of its pairs."""
@@ -298,10 +300,9 @@ class TranslationScores:
 
 
 def score_range(splits: GroupData) -> tuple[float, float]:
-    """Returns the smallest and the largest score of train, or of dev where train has none."""
-    train: GroupSplit = splits.splits["train"]
-    has_scores = not splits.classes and not np.isnan(train.labels).all()
-    scores = train.labels if has_scores else splits.splits["dev"].labels
+    """Returns the smallest and the largest score of train and dev: all scores of train may be the same."""
+    every = [splits.splits["dev"].labels, *([] if splits.classes else [splits.splits["train"].labels])]
+    scores = np.concatenate(every)
     low, high = float(np.nanmin(scores)), float(np.nanmax(scores))
     return low, high if high > low else low + 1
 

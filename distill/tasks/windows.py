@@ -9,6 +9,7 @@ import numpy as np
 from distill.contracts import IGNORED
 from distill.data import token_cache
 from distill.data.token_cache import RawText, Tokens
+from distill.edge.decoder import TooLongError
 from distill.edge.spans import NO_ANSWER, Window, cut_windows
 from distill.errors import UserError
 
@@ -63,9 +64,9 @@ def _create_table(
             try:
                 cut = cut_windows(encoding, max_length=max_length, doc_stride=doc_stride)
             except ValueError as error:
-                raise UserError(
-                    f"{name}, example {row + 1}: {error}: shorten it, raise task.max_length, or lower task.doc_stride"
-                ) from error
+                is_long = isinstance(error, TooLongError)
+                advice = ": shorten it, raise task.max_length, or lower task.doc_stride" if is_long else ""
+                raise UserError(f"{name}, example {row + 1}: {error}{advice}") from error
             windows += cut
             rows += [row] * len(cut)
     values = {

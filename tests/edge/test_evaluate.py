@@ -12,7 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.edge import evaluate
 from distill.edge.__main__ import main
-from distill.edge.bundle import Bundle
+from distill.edge.bundle import Bundle, RecordError
+from distill.errors import UserError
+from distill.tasks import MultipleChoice
 from tests.edge.conftest import write_choice_bundle, write_toy_bundle
 
 LONG = "a dull film and a moving film"  # One token more than the bundle reads.
@@ -118,14 +120,70 @@ def test_a_file_is_scored(
     assert capsys.readouterr().out == f"accuracy\t{expected:.4f}\nrows\t6\ntruncated\t2\n"
 
 
+@pytest.mark.parametrize("answers", [(1, 0), ("1", "0"), (2, 1), ("B", "a"), ("a dull film", "film")])
 def test_choices_are_scored(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
+    answers: tuple[object, object],
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_choice_bundle(tmp_path, tokenizer)
-    rows = [{"question": "which", "choices": ["film", "a dull film"], "answer": answer} for answer in (1, "film")]
+    rows = [{"question": "which", "choices": ["film", "a dull film"], "answer": answer} for answer in answers]
     (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.jsonl")]) == 0
     assert capsys.readouterr().out == "accuracy\t0.5000\nrows\t2\ntruncated\t0\n"
+    names = {"question": "ask", "choices": "options", "answer": "key"}
+    (tmp_path / "own.jsonl").write_text(
+        "\n".join(json.dumps({names[name]: value for name, value in row.items()}) for row in rows)
+    )
+    own = ["--text-column", "ask", "--text-column", "options", "--label-column", "key"]
+    assert main([str(tmp_path), "--evaluate", str(tmp_path / "own.jsonl"), *own]) == 0
+    assert capsys.readouterr().out == "accuracy\t0.5000\nrows\t2\ntruncated\t0\n"
+
+
+def test_answers_are_read_as_in_a_run() -> None:
+    """An index comes before the text of a choice, and the names of the data before both."""
+    numbers = [{"choices": ["1", "2", "3"], "answer": answer} for answer in (1, 2)]
+    named = [{"choices": {"text": ["x", "y"], "label": ["B", "A"]}, "answer": "A", "context": None}]
+    for rows, expected in ((numbers, [1, 2]), (named, [1])):
+        columns = {name: [row.get(name) for row in rows] for name in ("choices", "answer")}
+        questions = {"question": ["which"] * len(rows), **columns}
+        task = MultipleChoice(question="question", choices="choices", answer="answer", train=questions, dev=questions)
+        assert task.read(Path()).splits["dev"].labels.tolist() == expected
+        rows = [{"question": "which", **row} for row in rows]
+        reader = evaluate.ChoiceRows(Stub([]), evaluate.Columns(), rows)  # type: ignore[arg-type]
+        assert [reader.read(row)[1] for row in rows] == expected
+    assert reader.read(rows[0])[0] == {"question": "which", "choices": ["x", "y"]}
+
+
+def test_several_labels_are_read_as_in_a_run() -> None:
+    rows = evaluate.LabelRows(Stub(["a", "b"], decoding={}), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
+    found = [rows.read({"text": "t", "label": value})[1].tolist() for value in ("a | b", " b", " ", "", None, ["a"])]
+    assert found == [[True, True], [False, True], [False] * 2, [False] * 2, [False] * 2, [True, False]]
+
+
+def test_a_vector_of_length_0_has_a_cosine_of_0() -> None:
+    rows = evaluate.VectorRows(Stub([]), evaluate.Columns(["one", "two"], "score"), [])  # type: ignore[arg-type]
+    predictions = [{"vector": [[0.0, 0.0], [1.0, 0.0]]}, {"vector": [[1.0, 0.0], [1.0, 0.0]]}]
+    assert rows.score(predictions, [0.0, 1.0]) == pytest.approx({"pearson": 1.0, "spearman": 1.0})
+
+
+def test_a_row_that_cannot_be_read_is_named_by_its_line(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_toy_bundle(tmp_path, tokenizer)
+    monkeypatch.setattr(evaluate, "CHUNK", 2)
+
+    def refuse(bundle: Bundle, records: list[Any], **options: Any) -> list[Any]:
+        if "bad" in records:
+            raise RecordError(records.index("bad") + 1, "it has no tokens")
+        return [{"probabilities": {"long": 1.0, "short": 0.0}}] * len(records)
+
+    monkeypatch.setattr(Bundle, "predict", refuse)
+    path = tmp_path / "dev.csv"
+    path.write_text("text,label\n" + "a,long\n" * 3 + "bad,long\n")
+    with pytest.raises(UserError, match=r"dev\.csv, line 5: it has no tokens$"):
+        evaluate.evaluate(Bundle(tmp_path), path, evaluate.Columns())
 
 
 @pytest.mark.parametrize(

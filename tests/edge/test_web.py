@@ -149,6 +149,7 @@ def test_a_single_file_predicts_pairs_as_python_does(
 WORDS = [
     "a lovely and moving film", "5\u20ac it's a_b-c  (x)", "caf\u00e9 cafe\u0301 \u4f60\u597d, \U0001f600\U0001f3ac!",
     "", "   ", "a film " * 40, "wonderful acting , " * 9, "x" * 300 + " film",
+    "Zu\u0308rich, \u0939\u093f\u0928\u094d\u0926\u0940",
     "zero\u200bwidth\x00null\u2028line\x1cend \ufeffmark",
     *(text for text, _ in sentences(12)),
 ]  # fmt: skip

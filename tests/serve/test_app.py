@@ -276,7 +276,7 @@ def test_a_text_that_is_cut_is_marked_or_refused(bundle: Path, start: Start) -> 
         assert [each.get("truncated") for each in predictions] == [None, True]
     answer = start(bundle, refuse_long=True).ask({"texts": ["film", long]})
     assert (answer.status, answer.body) == (
-        413, {"error": "record 2 has more tokens than the 8 that the bundle reads: cut it"},
+        413, {"error": "record 2: it has more tokens than the 8 that the bundle reads: cut it"},
     )  # fmt: skip
 
 

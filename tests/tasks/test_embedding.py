@@ -27,12 +27,13 @@ from transformers import (
 )
 
 import distill as d
-from distill.contracts import VECTOR_SETTINGS, Examples, Items, Outputs, Scores
+from distill.contracts import PAIR_CLASSES, VECTOR_SETTINGS, Examples, Items, Outputs, Scores
 from distill.edge.decode import Vectors
 from distill.edge.model_files import session
 from distill.errors import OptionError, UserError
 from distill.export.onnx import export_onnx
 from distill.losses.term import EncoderSize
+from distill.models.checks import check_data
 from distill.models.forward import run_model
 from distill.models.loading import load_directory
 from distill.models.pooling import configure, pool, write_modules
@@ -256,7 +257,7 @@ def test_labels_of_train_are_scores_classes_or_none(tokenizer: PreTrainedTokeniz
     assert [type(term) for term in task.supervised_terms().values()] == [d.PairClassification]
     assert task.supervised_terms()["classes"].classes == 2
     batches = task.encode(data, tokenizer, None)
-    assert batches["train"][[0, 1]]["labels"].tolist() == [0.0, 1.0]
+    assert batches["train"][[0, 1]][PAIR_CLASSES].tolist() == [0.0, 1.0]
     scores = pairs(4)["score"]
     expected = (np.array(scores) - min(scores)) / (max(scores) - min(scores))
     np.testing.assert_allclose(batches["dev"][[0, 1, 2, 3]]["labels"], expected, atol=1e-6)
@@ -270,6 +271,40 @@ def test_labels_of_train_are_scores_classes_or_none(tokenizer: PreTrainedTokeniz
     assert [type(term) for term in task.supervised_terms().values()] == [d.MultipleNegatives]
     with pytest.raises(UserError, match="example 2: label 'high' is no number"):
         Embedding(train=pairs(2) | {"score": ["1", "high"]}, dev=pairs(4)).read(Path())
+
+
+def test_some_rows_of_train_may_lack_their_label(tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = {"sentence1": list("abc"), "sentence2": ["d", "", "f"], "score": [3.0, None, None]}
+    task = Embedding(train=rows, dev=pairs(4))
+    data = task.read(Path())
+    assert [len(group) for group in data.splits["train"].groups] == [2, 1, 2]
+    np.testing.assert_array_equal(data.splits["train"].labels, [3.0, np.nan, np.nan])
+    classes = Embedding(train=rows | {"score": ["no", "", "yes"]}, dev=pairs(4)).read(Path())
+    assert classes.classes == ("no", "yes")
+    np.testing.assert_array_equal(classes.splits["train"].labels, [0.0, np.nan, 1.0])
+
+
+def test_a_term_does_not_take_classes_for_scores_nor_scores_for_classes(tokenizer: PreTrainedTokenizerBase) -> None:
+    nli = {"sentence1": list("abc"), "sentence2": list("def"), "score": ["no", "yes", "no"]}
+    for train, fits, other in (
+        (nli, d.PairClassification(classes=2), d.CosineRegression()),
+        (pairs(8), d.CosineRegression(), d.PairClassification()),
+    ):
+        task = Embedding(train=train, dev=pairs(4))
+        examples = task.encode(task.read(Path()), tokenizer, None)["train"]
+        check_data(d.Objective(fits=fits), task, examples)
+        for term in (other, d.MultipleNegatives()):
+            with pytest.raises(UserError, match="the term other learns from .*, and train of task embedding has none"):
+                check_data(d.Objective(other=term), task, examples)
+
+
+def test_equal_scores_of_train_are_placed_among_those_of_dev(tokenizer: PreTrainedTokenizerBase) -> None:
+    """All pairs of train have 5 of 0 to 5 points, which is a cosine of 1."""
+    dev = pairs(4) | {"score": [0.0, 1.0, 2.0, 5.0]}
+    task = Embedding(train=pairs(2) | {"score": [5.0, 5.0]}, dev=dev)
+    batches = task.encode(task.read(Path()), tokenizer, None)
+    assert batches["train"][[0, 1]]["labels"].tolist() == [1.0, 1.0]
+    np.testing.assert_allclose(batches["dev"][[0, 1, 2, 3]]["labels"], [0.0, 0.2, 0.4, 1.0])
 
 
 def test_unlabelled_texts_are_encoded_alone(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
@@ -293,10 +328,11 @@ def test_unlabelled_texts_are_encoded_alone(tokenizer: PreTrainedTokenizerBase, 
 # Items, terms and cached vectors
 
 
-def items_of(labels: list[float], counts: list[int]) -> Items:
-    """Returns the items of examples with these labels and numbers of texts."""
+def items_of(labels: list[float], counts: list[int], *, classes: list[float] | None = None) -> Items:
+    """Returns the items of examples with these labels, or classes of pairs, and numbers of texts."""
     valid = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
     batch = {"valid": valid, "labels": torch.tensor(labels), "example_id": torch.arange(len(counts))}
+    batch |= {} if classes is None else {PAIR_CLASSES: torch.tensor(classes)}
     return Embedding(train=pairs(2), dev=pairs(2)).select(batch)
 
 
@@ -400,7 +436,7 @@ def test_cosine_regression_by_hand() -> None:
 
 
 def test_the_classes_of_pairs_by_hand() -> None:
-    term, items = d.PairClassification(classes=2), items_of([1.0, 0.0], [2, 2])
+    term, items = d.PairClassification(classes=2), items_of([np.nan, np.nan], [2, 2], classes=[1.0, 0.0])
     term.connect(EncoderSize(1, 1), EncoderSize(1, 1))
     with torch.no_grad():
         term.layer.weight.copy_(torch.tensor([[0.0, 0.0, 0.0], [1.0, 10.0, 100.0]]))
@@ -410,7 +446,7 @@ def test_the_classes_of_pairs_by_hand() -> None:
     torch.testing.assert_close(total, F.cross_entropy(logits, torch.tensor([1, 0]), reduction="sum"))
     assert int(count) == 2
     with pytest.raises(UserError, match="a pair has class 2, and the term has the classes 0 to 1: set its classes to"):
-        term(Outputs(torch.ones(2, 1)), Outputs(), items_of([2.0], [2]))
+        term(Outputs(torch.ones(2, 1)), Outputs(), items_of([np.nan], [2], classes=[2.0]))
 
 
 def test_triplets_by_hand() -> None:

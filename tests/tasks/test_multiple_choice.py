@@ -167,8 +167,8 @@ def test_sequences_are_the_question_with_each_choice_and_the_context_before_both
         task = MultipleChoice(train=table, dev=table, context=context)
         dev = task.encode(task.read(Path()), tokenizer, None)["dev"]
         batch = dev[[1, 0]]
-        first = ["what", "which"] if context is None else ["", "long ago"]
-        second = ["a", "b"] if context is None else ["what a", "what b"]
+        first = ["what", "which" if context is None else "long ago"]  # An empty context is none.
+        second = ["a", "b"]
         second += ["one", "two", "six"] if context is None else ["which one", "which two", "which six"]
         expected = tokenizer([first[0]] * 2 + [first[1]] * 3, second, padding=True, return_tensors="pt")
         length = expected["input_ids"].shape[1]
@@ -419,6 +419,9 @@ def test_a_record_is_a_question_with_choices_and_perhaps_a_context() -> None:
     assert example.sequences() == [("why", "a"), ("why", "b")]
     with_context = decoder.read({"question": "why", "choices": ["a", "b"], "context": "so"})
     assert with_context.sequences() == [("so", "why a"), ("so", "why b")]
+    for context in (None, ""):
+        record = {"question": "why", "choices": ["a", "b"], "context": context}
+        assert decoder.read(record).sequences() == example.sequences()
     assert decoder.parse("why\ta\tb") == {"question": "why", "choices": ["a", "b"]}
     prediction = decoder.decode(example, [decoder.select(example, [], np.array([[0.0], [np.log(3)]]))])
     assert prediction == {"choice": "b", "index": 1, "probability": 0.75, "probabilities": [0.25, 0.75]} | {

@@ -162,6 +162,18 @@ def test_queries_of_train_are_held_out_and_documents_have_their_titles(directory
     assert embedding(directory).read(directory).sizes() == {"train": 36, "dev": 1 + 60, "test": 6 + 60}
 
 
+def test_queries_without_negatives_are_counted(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_judgements(directory, "train", *(f"0\td{number}\t1" for number in range(60)), "1\td1\t1")
+    write_judgements(directory, "dev", "2\td2\t1")
+    assert len(embedding(directory, negatives=2).read(directory).splits["train"]) == 2
+    notices = " ".join(capsys.readouterr().out.split())
+    assert "train: queries that are left out, because all documents are relevant to them: 1" in notices
+    with gzip.open(directory / "corpus.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"_id": f"d{number}", "text": "a b"}) + "\n" for number in range(60))
+    with pytest.raises(UserError, match=r"corpus.jsonl.gz has no words to find negatives by: set task.negatives=0"):
+        embedding(directory, negatives=2).read(directory)
+
+
 def test_negatives_are_the_nearest_documents_that_are_not_relevant(directory: Path) -> None:
     """The query is in document d1, which is relevant, and half of it in d3; d2 is relevant too."""
     rows = ["one two three four", "one two three four", "five", "one two", "six", "seven"]

@@ -19,7 +19,7 @@ from distill.data import batching
 from distill.data.augmentation import augment
 from distill.data.mixing import MixedExamples
 from distill.edge.__main__ import main
-from distill.edge.words import TagScheme, cut_between_words, find_first_pieces, locate_words, split_words
+from distill.edge.words import TagScheme, cut_between_words, find_first_pieces, join_words, locate_words, split_words
 from distill.errors import UserError
 from distill.tasks import TokenClassification
 from distill.teaching.output_cache import CachedOutputs
@@ -208,6 +208,29 @@ def test_first_pieces_are_found_by_character_offsets() -> None:
     assert find_first_pieces(words, offsets, special) == [1, 2, 4]
     assert find_first_pieces(words, [*offsets[:3], (0, 0)], [1, 0, 0, 1]) == [1, 2, None]
     assert split_words("Paris, 7.") == ((0, 5), (5, 6), (7, 8), (8, 9))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Zu\u0308rich is", ["Zu\u0308rich", "is"]),
+        ("\u0939\u093f\u0928\u094d\u0926\u0940, 7", ["\u0939\u093f\u0928\u094d\u0926\u0940", ",", "7"]),
+        ("\u2764\ufe0flove", ["\u2764\ufe0f", "love"]),  # A heart in colour.
+        ("a_b-c\u0301", ["a_b", "-", "c\u0301"]),
+        ("\u0301a", ["\u0301", "a"]),
+    ],
+)
+def test_combining_marks_belong_to_the_word_before(text: str, words: list[str]) -> None:
+    assert [text[start:end] for start, end in split_words(text)] == words
+
+
+def test_words_of_one_token_are_joined() -> None:
+    """`AT&T is U.S.` in the tokens `AT&T`, `is`, `U`, `.S.`, and behind them a word that was cut off."""
+    text = "AT&T is U.S. now"
+    offsets, special = [(0, 4), (5, 7), (8, 9), (9, 12), (0, 0)], [0, 0, 0, 0, 1]
+    joined, firsts = join_words(split_words(text), offsets, special)
+    assert [text[start:end] for start, end in joined] == ["AT&T", "is", "U", ".S."]
+    assert firsts == [0, 1, 2, 3]
 
 
 def test_a_token_of_two_words_stands_for_the_first_one() -> None:

@@ -34,8 +34,22 @@ const SPACE = "\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\
 
 /** The words and punctuation marks of a text: `[start, end]` of each in UTF-16 units. */
 export function splitWords(text) {
-  const pattern = new RegExp(`[\\p{L}\\p{N}_]+|[^\\p{L}\\p{N}_${SPACE}]`, "gu");
+  const pattern = new RegExp(`[\\p{L}\\p{N}_][\\p{L}\\p{N}_\\p{M}]*|[^\\p{L}\\p{N}_${SPACE}]\\p{M}*`, "gu");
   return Array.from(text.matchAll(pattern), (match) => [match.index, match.index + match[0].length]);
+}
+
+/** The words with a token of their own: `{ word, piece }`, each with the words right behind it that share its last one. */
+export function joinWords(text, words, pieces) {
+  const joined = [];
+  let behind = null;
+  words.forEach(([start, end], i) => {
+    const last = joined.at(-1);
+    if (pieces[i] !== null) joined.push({ word: [start, end], piece: pieces[i] });
+    else if (start !== behind) return;
+    else if (!/^\p{C}/u.test(text.slice(start, end))) last.word[1] = end;  // A control character has no token at all.
+    behind = end;
+  });
+  return joined;
 }
 
 /**
@@ -199,7 +213,7 @@ export class Bundle {
   }
 
   async choose({ question, choices, context }) {
-    const pairs = choices.map((choice) => (context === undefined ? [question, choice] : [context, `${question} ${choice}`]));
+    const pairs = choices.map((choice) => (context ? [context, `${question} ${choice}`] : [question, choice]));
     const encoded = pairs.map((pair) => this.encode(pair));
     const logits = [];
     for (const sequence of encoded) logits.push(...(await this.run(sequence)));
@@ -219,8 +233,7 @@ export class Bundle {
     const logits = await this.run(join(parts, [all.slice(from, to)]));
     const before = parts.slice(0, parts.findIndex((part) => part.text === 0));
     const offset = before.reduce((sum, part) => sum + part.ids.length, 0) - from;
-    const kept = words.map((word, i) => ({ word, piece: pieces[i] }))
-      .filter(({ piece }) => piece !== null && piece >= from && piece < to);
+    const kept = joinWords(text, words, pieces).filter(({ piece }) => piece >= from && piece < to);
     const values = kept.map(({ piece }) =>
       softmax(logits.slice((piece + offset) * labels.length, (piece + offset + 1) * labels.length)));
     const points = (end) => Array.from(text.slice(0, end)).length;
