@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from distill.edge.strings import shorten
+
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -46,7 +48,7 @@ def describe_expected(answer: Answer, reading: str) -> str:
         "index": f"an index from 0 to {len(choices) - 1}",
         "number": f"a number from 1 to {len(choices)}",
         "letter": f"a letter from A to {LETTERS[min(len(choices), len(LETTERS)) - 1]}",
-        "text": f"the text of one of {', '.join(map(repr, choices))}",
+        "text": f"the text of one of {shorten(list(choices))}",
     }[reading]
 
 
