@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distill.edge import web
-from distill.edge.bundle import Bundle
+from distill.edge.bundle import Bundle, RecordError
 from distill.edge.decoder import Prediction, Record
 from distill.edge.evaluate import Columns, evaluate
 from distill.edge.stream import Row, read_chunks
@@ -66,7 +66,11 @@ def _predict(bundle: Bundle, options: argparse.Namespace) -> None:
     truncated = 0
     for rows in read_chunks(options.text, lambda text: _parse_record(text, bundle, options)):
         records = [record for _, record in rows if record is not None]
-        predictions = bundle.predict(records, batch_size=options.batch_size)
+        try:
+            predictions = bundle.predict(records, batch_size=options.batch_size)
+        except RecordError as error:
+            texts = [text for text, record in rows if record is not None]
+            raise UserError(f"got {shorten(texts[error.number - 1])}: {error.reason}") from error
         truncated += sum(prediction.get("truncated", False) for prediction in predictions)
         _write(_format(bundle, rows, predictions, options))
     if truncated:

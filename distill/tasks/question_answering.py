@@ -180,8 +180,8 @@ class QuestionAnswering:
         found = len(np.unique(tokens.rows[first > 0]))
         if found < answered:
             print_notice(
-                f"{name}: the answers to {answered - found:,} of {answered:,} questions are longer than what "
-                f"neighbouring windows share, and no window holds the whole of them: raise task.doc_stride"
+                f"{name}: the answers to {answered - found:,} of {answered:,} questions have no token, or are longer "
+                "than what neighbouring windows share, so that no window holds the whole of them: raise task.doc_stride"
             )
         question = tokens.rows + self._firsts[name] if name in self._firsts else np.full(len(tokens), NO_ANSWER)
         return TokenizedExamples(

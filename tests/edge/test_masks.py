@@ -69,6 +69,16 @@ def test_a_mask_that_is_cut_off_stays_in_the_text(directory: Path) -> None:
         Bundle(directory).predict(["film " * 20 + "[MASK]"])
 
 
+def test_a_text_that_has_no_input_is_named_by_itself(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "film " * 20 + "[MASK]"
+    assert main([str(directory), "a [MASK]", "", text]) == 2
+    assert capsys.readouterr().err.startswith(f"error: got '{text[:40]}")
+    rows = "text\tlabel\na [MASK]\ta\n" + f"{text}\ta\n"
+    (directory / "dev.tsv").write_text(rows)
+    assert main([str(directory), "--evaluate", str(directory / "dev.tsv")]) == 2
+    assert "dev.tsv, line 3: its masks are beyond the 16 tokens" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
