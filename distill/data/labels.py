@@ -53,9 +53,14 @@ Columns = Mapping[str, LabelColumn]
 Words = dict[str, list[str]]  # The labels of each split as text.
 
 
+def is_blank(value: object) -> bool:
+    """Returns whether a value is nothing, or a text without any character to see."""
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
 def is_without_label(value: object) -> bool:
     """Returns whether a value marks an example without a label: -1, or nothing."""
-    return value is None or (isinstance(value, str) and not value.strip()) or str(value) in ("-1", "-1.0")
+    return is_blank(value) or str(value) in ("-1", "-1.0")
 
 
 def to_numbers(column: LabelColumn) -> np.ndarray:

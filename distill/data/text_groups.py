@@ -121,7 +121,7 @@ class GroupColumns:
         if not any(name in table.names for name in self.train_label):
             return (), np.full(count, np.nan, dtype=np.float32)
         column = get_labels(table, self.train_label)
-        given = [row for row, value in enumerate(column.values) if not _is_missing(value)]
+        given = [row for row, value in enumerate(column.values) if not labels.is_blank(value)]
         numbers = np.full(count, np.nan, dtype=np.float32)
         known = replace(column, values=[column.values[row] for row in given], rows=given)
         if self.classes is None and column.classes is None and any(map(_is_number, known.values)):
@@ -140,10 +140,6 @@ class GroupColumns:
         if read_labels is not None:
             return GroupSplit(groups, read_labels(table))
         return GroupSplit(groups, labels.to_numbers(get_labels(table, self.label)))
-
-
-def _is_missing(value: object) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def _is_number(value: object) -> bool:

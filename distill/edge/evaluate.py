@@ -180,7 +180,7 @@ class LabelRows(_Texts):
 
     def read(self, row: Values) -> tuple[Record, NDArray[np.bool_]]:
         value = _value(row, self.label)
-        labels = value if isinstance(value, list) else [] if value is None else _split_labels(value, self.separator)
+        labels = _split_labels(value, self.separator)
         chosen = np.zeros(len(self.labels), dtype=bool)
         chosen[[find_label(label, self.labels) for label in labels]] = True
         return self.record(row), chosen
@@ -198,8 +198,11 @@ class LabelRows(_Texts):
         }
 
 
-def _split_labels(value: object, separator: str) -> list[str]:
-    return [label.strip() for label in str(value).split(separator)] if str(value).strip() else []
+def _split_labels(value: object, separator: str) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    text = "" if value is None else str(value).strip()
+    return [label.strip() for label in text.split(separator)] if text else []
 
 
 class NumberRows(_Texts):
@@ -313,30 +316,29 @@ class ChoiceRows:
     """
 
     def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
-        self.names = dict(zip(("question", "choices", "context"), columns.texts or (), strict=False))
-        self.label = columns.label or "answer"
-        if len(columns.texts or ()) not in (0, 2, 3):
+        texts = columns.texts or ()
+        if len(texts) not in (0, 2, 3):
             expected = "the columns of the question and the choices, and perhaps of the context"
-            raise UserError(f"got {', '.join(columns.texts or ())}, expected {expected}")
+            raise UserError(f"got {', '.join(texts)}, expected {expected}")
+        self.question, self.choices, self.context = *texts, *("question", "choices", "context")[len(texts) :]
+        self.label = columns.label or "answer"
         self.reading = choose_reading(map(self._answer, rows))
 
     def _answer(self, row: Values) -> Answer:
-        texts, names = split_choices(row.get(self.names.get("choices", "choices")))
+        texts, names = split_choices(row.get(self.choices))
         return Answer(row.get(self.label), list(map(str, texts)), None if names is None else list(map(str, names)))
 
     def read(self, row: Values) -> tuple[Record, int]:
         _value(row, self.label)
-        value, answer = _value(row, self.names.get("choices", "choices")), self._answer(row)
+        value, answer = _value(row, self.choices), self._answer(row)
         if not answer.choices:
             raise UserError(f"got {shorten(value)}, expected a list of choices")
         index = READINGS[self.reading](answer)
         if index is None:
             expected = describe_expected(answer, self.reading)
             raise UserError(f"the answer {shorten(answer.value)} is none of the choices, expected {expected}")
-        record: dict[str, Any] = {"question": _value(row, self.names.get("question", "question"))}
-        record["choices"] = split_choices(value)[0]
-        context = row.get(self.names.get("context", "context"))
-        return record | ({} if context is None else {"context": context}), index
+        record: dict[str, Any] = {"question": _value(row, self.question), "choices": split_choices(value)[0]}
+        return record | ({} if row.get(self.context) is None else {"context": row[self.context]}), index
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[int]) -> Metrics:
         """Returns the accuracy of the most probable choices."""

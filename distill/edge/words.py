@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -66,15 +66,7 @@ def find_first_pieces(words: Sequence[Span], offsets: Sequence[Span], special: S
         offsets: the characters of each token.
         special: 1 for each special token, 0 for the others.
     """
-    pieces: list[int | None] = []
-    token, taken = 0, -1
-    for start, end in words:
-        while token < len(offsets) and (special[token] or offsets[token][1] <= start):
-            token += 1
-        inside = token != taken and token < len(offsets) and offsets[token][0] < end
-        pieces.append(token if inside else None)
-        taken = token if inside else taken
-    return pieces
+    return [None if is_shared else token for token, is_shared in _find_tokens(words, offsets, special)]
 
 
 def join_words(words: Sequence[Span], offsets: Sequence[Span], special: Sequence[int]) -> tuple[list[Span], list[int]]:
@@ -86,14 +78,28 @@ def join_words(words: Sequence[Span], offsets: Sequence[Span], special: Sequence
         words, offsets, special: as in `find_first_pieces`.
     """
     joined, firsts = list[Span](), list[int]()
-    tokens = [span for span, is_special in zip(offsets, special, strict=True) if not is_special]
-    for (start, end), piece in zip(words, find_first_pieces(words, offsets, special), strict=True):
-        if piece is not None:
-            joined.append((start, end))
-            firsts.append(piece)
-        elif joined and any(first < start < last for first, last in tokens):
+    for (start, end), (token, is_shared) in zip(words, _find_tokens(words, offsets, special), strict=True):
+        if is_shared:
             joined[-1] = joined[-1][0], end
+        elif token is not None:
+            joined.append((start, end))
+            firsts.append(token)
     return joined, firsts
+
+
+def _find_tokens(
+    words: Sequence[Span], offsets: Sequence[Span], special: Sequence[int]
+) -> Iterator[tuple[int | None, bool]]:
+    """Yields the first token in each word, None without one, and whether an earlier word has taken it."""
+    token, taken = 0, -1
+    for start, end in words:
+        while token < len(offsets) and (special[token] or offsets[token][1] <= start):
+            token += 1
+        if token < len(offsets) and offsets[token][0] < end:
+            yield token, token == taken
+            taken = token
+        else:
+            yield None, False
 
 
 def cut_between_words(
