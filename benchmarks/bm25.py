@@ -1,8 +1,10 @@
 """nDCG@10 of BM25 on a retrieval set, the baseline of vectors. BEIR (arXiv 2104.08663) reports 0.665 on SciFact.
 
     python benchmarks/bm25.py path/to/scifact --split test
+    python benchmarks/bm25.py path/to/cranfield --split test --dev-fraction 0.5
 
-It needs `pip install bm25s PyStemmer`: English stems without stop words, and Lucene's BM25 with k1 = 0.9 and b = 0.4.
+Where the only judgements are those of the split, its queries are the share of them that is dev in a run. It needs
+`pip install bm25s PyStemmer`: English stems without stop words, and Lucene's BM25 with k1 = 0.9 and b = 0.4.
 """
 
 import argparse
@@ -24,10 +26,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="a retrieval set in the layout of BEIR")
     parser.add_argument("--split", default="test")
+    parser.add_argument("--dev-fraction", type=float, default=0.1)
     options = parser.parse_args()
     has_train = (options.directory / "qrels" / "train.tsv").is_file()
     splits = None if has_train else {"train": [options.split]}
-    data = read_retrieval(Embedding(data_dir=options.directory, metrics=cast(Any, list(METRICS)), splits=splits).source)
+    task = Embedding(
+        data_dir=options.directory, metrics=cast(Any, list(METRICS)), splits=splits, dev_fraction=options.dev_fraction
+    )
+    data = read_retrieval(task.source)
     split = data.splits[options.split if options.split in data.splits else "dev"]
     assert isinstance(split, RetrievalSplit)
     is_query = split.labels >= 0
