@@ -25,7 +25,7 @@ from distill.data.tables import (
     report_shared_texts,
 )
 from distill.data.unlabelled import Unlabelled, UnlabelledTables, fill_pool
-from distill.edge.choices import READINGS, Answer, choose_reading, describe_expected, split_choices
+from distill.edge.choices import READINGS, Answer, choose_reading, describe_expected, join_choices, split_choices
 from distill.errors import UserError
 
 ADVICE = "name yours with task.question=..., task.choices=... and task.answer=..."
@@ -235,12 +235,10 @@ def _read_lists(table: Table, column: str) -> Values:
 
 
 def _join_columns(table: Table, columns: Sequence[str]) -> Values:
-    """Returns the choices out of one column for each; empty columns at the end of a row are no choices."""
+    """Returns the choices out of one column for each."""
     values: Values = []
     for row, entries in enumerate(zip(*(table.columns[name] for name in columns), strict=True)):
-        texts = list(entries)
-        while texts and (texts[-1] is None or (isinstance(texts[-1], str) and not texts[-1].strip())):
-            texts.pop()
+        texts = join_choices(entries)
         place = f"{table.source}, example {row + 1}: columns {', '.join(columns)}"
         _check_choices(texts, f"{place} hold {reprlib.repr(texts)}", place)
         values.append((cast(list[str], texts), None))

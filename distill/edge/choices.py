@@ -32,6 +32,14 @@ def split_choices(value: object) -> tuple[list[object], list[object] | None]:
     return entries, None
 
 
+def join_choices(entries: Iterable[object]) -> list[object]:
+    """Returns the choices out of one column for each; empty columns at the end of a row are no choices."""
+    choices = list(entries)
+    while choices and (choices[-1] is None or (isinstance(choices[-1], str) and not choices[-1].strip())):
+        choices.pop()
+    return choices
+
+
 def choose_reading(answers: Iterable[Answer]) -> str:
     """Returns the name of the first reading that finds the most answers."""
     answers = list(answers)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from distill.edge.answer_metrics import normalize_references, score_answer
 from distill.edge.bundle import Bundle, RecordError
-from distill.edge.choices import READINGS, Answer, choose_reading, describe_expected, split_choices
+from distill.edge.choices import READINGS, Answer, choose_reading, describe_expected, join_choices, split_choices
 from distill.edge.decoder import Prediction, Record
 from distill.edge.search import match_pairs
 from distill.edge.strings import shorten
@@ -309,35 +309,44 @@ class SpanRows:
 
 
 class ChoiceRows:
-    """Rows with a question, the list of its choices, perhaps a context, and the right choice.
+    """Rows with a question, its choices, perhaps a context, and the right choice.
 
+    One column has the list of the choices, and that of a context may follow it; or each choice has a column of texts.
     All answers are read in the same way, which is the one of a run: as names of the choices, as indices from 0, as
     numbers from 1, as letters, or as texts.
     """
 
     def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
-        texts = columns.texts or ()
-        if len(texts) not in (0, 2, 3):
+        self.question, *self.choices = columns.texts or ("question", "choices")
+        self.label, self.context = columns.label or "answer", "context"
+        self.lists = len(self.choices) < 2 or not isinstance(_value(rows[0], self.choices[0]), str)
+        if self.lists and len(self.choices) == 2:
+            self.context = self.choices.pop()
+        if self.lists and len(self.choices) != 1:
             expected = "the columns of the question and the choices, and perhaps of the context"
-            raise UserError(f"got {', '.join(texts)}, expected {expected}")
-        self.question, self.choices, self.context = *texts, *("question", "choices", "context")[len(texts) :]
-        self.label = columns.label or "answer"
+            raise UserError(f"got {', '.join(columns.texts or ())}, expected {expected}")
         self.reading = choose_reading(map(self._answer, rows))
 
+    def _choices(self, row: Values) -> tuple[list[object], list[object] | None]:
+        values = [row.get(column) for column in self.choices]
+        return split_choices(values[0]) if self.lists else (join_choices(values), None)
+
     def _answer(self, row: Values) -> Answer:
-        texts, names = split_choices(row.get(self.choices))
+        texts, names = self._choices(row)
         return Answer(row.get(self.label), list(map(str, texts)), None if names is None else list(map(str, names)))
 
     def read(self, row: Values) -> tuple[Record, int]:
-        _value(row, self.label)
-        value, answer = _value(row, self.choices), self._answer(row)
-        if not answer.choices:
-            raise UserError(f"got {shorten(value)}, expected a list of choices")
+        _, *values = (_value(row, column) for column in (self.label, *self.choices))
+        choices, answer = self._choices(row)[0], self._answer(row)
+        if not choices:
+            raise UserError(
+                f"got {shorten(values[0])}, expected {'a list of' if self.lists else 'at least two'} choices"
+            )
         index = READINGS[self.reading](answer)
         if index is None:
             expected = describe_expected(answer, self.reading)
             raise UserError(f"the answer {shorten(answer.value)} is none of the choices, expected {expected}")
-        record: dict[str, Any] = {"question": _value(row, self.question), "choices": split_choices(value)[0]}
+        record: dict[str, Any] = {"question": _value(row, self.question), "choices": choices}
         return record | ({} if row.get(self.context) is None else {"context": row[self.context]}), index
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[int]) -> Metrics:

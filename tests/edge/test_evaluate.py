@@ -141,6 +141,33 @@ def test_choices_are_scored(
     assert capsys.readouterr().out == "accuracy\t0.5000\nrows\t2\ntruncated\t0\n"
 
 
+def test_each_choice_may_have_a_column(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_choice_bundle(tmp_path, tokenizer)
+    file = tmp_path / "dev.csv"
+    options = [f"--text-column={name}" for name in ("question", "a", "b", "c")] + ["--label-column=key"]
+
+    def evaluate(*lines: str) -> tuple[int, str]:
+        file.write_text("\n".join(["question,a,b,c,key", *lines]))
+        status = main([str(tmp_path), "--evaluate", str(file), *options])
+        return status, "".join(capsys.readouterr())
+
+    rows = ["which,film,a dull film,,A", "which,film,a dull film,a film,C"]
+    status, printed = evaluate(*rows)
+    lists = [["film", "a dull film"], ["film", "a dull film", "a film"]]
+    examples = [
+        {"question": "which", "choices": choices, "answer": key} for choices, key in zip(lists, "AC", strict=True)
+    ]
+    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, examples)))
+    assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.jsonl")]) == 0
+    assert (status, printed) == (0, capsys.readouterr().out)
+    assert evaluate(*rows, "which,,,,A") == (2, f"error: {file}, line 4: got '', expected at least two choices\n")
+    assert evaluate(*rows, "which,film,,,A")[0] == 2
+    options[1] = "--text-column=x"
+    assert evaluate(*rows)[0] == 2
+
+
 def test_answers_are_read_as_in_a_run() -> None:
     """An index comes before the text of a choice, and the names of the data before both."""
     numbers = [{"choices": ["1", "2", "3"], "answer": answer} for answer in (1, 2)]
