@@ -165,7 +165,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--evaluate", type=Path, metavar="FILE", help="labelled rows, .csv, .tsv or .jsonl: write metrics"
     )
     parser.add_argument(
-        "--text-column", action="append", metavar="NAME", help="with --evaluate: of a text; once for each of an example"
+        "--text-column", action="append", metavar="NAME", help="with --evaluate: of a text; again for each further one"
     )
     parser.add_argument("--label-column", metavar="NAME", help="with --evaluate: of the label")
     parser.add_argument("--web", action="store_true", help="write a page for browsers; the text is the folder's name")

@@ -324,7 +324,7 @@ class ChoiceRows:
             self.context = self.choices.pop()
         if self.lists and len(self.choices) != 1:
             expected = "the columns of the question and the choices, and perhaps of the context"
-            raise UserError(f"got {', '.join(columns.texts or ())}, expected {expected}")
+            raise UserError(f"got {', '.join([self.question, *self.choices])}, expected {expected}")
         self.reading = choose_reading(map(self._answer, rows))
 
     def _choices(self, row: Values) -> tuple[list[object], list[object] | None]:
@@ -336,12 +336,12 @@ class ChoiceRows:
         return Answer(row.get(self.label), list(map(str, texts)), None if names is None else list(map(str, names)))
 
     def read(self, row: Values) -> tuple[Record, int]:
-        _, *values = (_value(row, column) for column in (self.label, *self.choices))
+        for column in (self.label, *self.choices):
+            _value(row, column)
         choices, answer = self._choices(row)[0], self._answer(row)
         if not choices:
-            raise UserError(
-                f"got {shorten(values[0])}, expected {'a list of' if self.lists else 'at least two'} choices"
-            )
+            expected = "a list of choices" if self.lists else "at least two choices"
+            raise UserError(f"got {shorten(row[self.choices[0]])}, expected {expected}")
         index = READINGS[self.reading](answer)
         if index is None:
             expected = describe_expected(answer, self.reading)

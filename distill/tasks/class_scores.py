@@ -145,9 +145,9 @@ class OneClass:
         from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
         predicted, labels = self.predictions(scores), scores.labels
-        several = scores.columns["logits"].shape[-1] > 2 or self._positive_index is None
+        is_mean = scores.columns["logits"].shape[-1] > 2 or self._positive_index is None
         # Without a binary average scikit-learn warns of every positive class but the one that is its default.
-        f1_options = {"average": "macro"} if several else {"pos_label": self._positive_index}
+        f1_options = {"average": "macro"} if is_mean else {"pos_label": self._positive_index}
         functions = {
             "accuracy": lambda: accuracy_score(labels, predicted),
             "f1": lambda: f1_score(labels, predicted, zero_division=0.0, **f1_options),

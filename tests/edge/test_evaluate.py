@@ -163,9 +163,14 @@ def test_each_choice_may_have_a_column(
     assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.jsonl")]) == 0
     assert (status, printed) == (0, capsys.readouterr().out)
     assert evaluate(*rows, "which,,,,A") == (2, f"error: {file}, line 4: got '', expected at least two choices\n")
-    assert evaluate(*rows, "which,film,,,A")[0] == 2
+    found = "{'question': 'which', 'choices': ['film']}"
+    message = f"error: {file}, line 4: got {found}, expected a list of at least two choices\n"
+    assert evaluate(*rows, "which,film,,,A") == (2, message)
     options[1] = "--text-column=x"
-    assert evaluate(*rows)[0] == 2
+    missing = (
+        "error: there is no column x, the columns are question, a, b, c, key: give --text-column or --label-column\n"
+    )
+    assert evaluate(*rows) == (2, missing)
 
 
 def test_answers_are_read_as_in_a_run() -> None:
