@@ -23,7 +23,7 @@ from rich.table import Table
 from distill.edge import Bundle
 
 BATCH = 32  # The default of sentence-transformers.
-STUDENT = "sentence-transformers"
+REFERENCE = "sentence-transformers"
 
 
 def encode_padded(bundle: Bundle, texts: Sequence[str]) -> None:
@@ -46,14 +46,14 @@ def load_reference(directory: Path) -> Callable[[Sequence[str]], np.ndarray]:
 def load_variants(run: Path, teacher: Path | None, threads: int) -> dict[str, Callable[[Sequence[str]], object]]:
     """Returns a function for each variant, which encodes texts; the ratios of the table are to the first one."""
     fp32, int8 = (Bundle(run / "bundle", model=name, threads=threads) for name in ("fp32", "int8"))
-    return {
-        **({} if teacher is None else {"teacher, sentence-transformers": load_reference(teacher)}),
-        STUDENT: load_reference(run / "student"),
+    variants: dict[str, Callable[[Sequence[str]], object]] = {
+        REFERENCE: load_reference(run / "student"),
         "fp32": lambda texts: fp32.encode(texts, batch_size=BATCH),
         "int8": lambda texts: int8.encode(texts, batch_size=BATCH),
         "fp32, one at a time": lambda texts: fp32.encode(texts, batch_size=1),
         "fp32, padded to the longest": lambda texts: encode_padded(fp32, texts),
     }
+    return variants if teacher is None else {f"teacher, {REFERENCE}": load_reference(teacher), **variants}
 
 
 def main() -> None:
@@ -80,7 +80,7 @@ def main() -> None:
             seconds[name].append(time.perf_counter() - start)
     rates = {name: len(texts) / statistics.median(times) for name, times in seconds.items()}
 
-    expected, found = (np.asarray(variants[name](texts[:1000])) for name in (STUDENT, "fp32"))
+    expected, found = (np.asarray(variants[name](texts[:1000])) for name in (REFERENCE, "fp32"))
     table, first = Table("variant", "texts/s", "ratio"), next(iter(rates.values()))
     for name, rate in rates.items():
         table.add_row(name, f"{rate:,.0f}", f"{rate / first:.2f}x")
