@@ -1,9 +1,9 @@
 """Any number of labels for each example: thresholds of their probabilities, and metrics of the sets."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -52,9 +52,8 @@ class LabelSets:
         return self.probabilities(scores) >= np.asarray(scores.decoding.get("thresholds", THRESHOLD))
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        """Returns the threshold of each label with the largest F1 of that label."""
-        columns = zip(self.probabilities(scores).T, scores.labels.T, strict=True)
-        thresholds = [choose_threshold(of_label, labels > 0) for of_label, labels in columns]
+        """Returns the thresholds that are best for the metric that selects checkpoints."""
+        thresholds = choose_thresholds(self.probabilities(scores), scores.labels > 0, metric=self.names[0])
         return {"thresholds": thresholds, "separator": self.separator}
 
     def metrics(self, scores: Scores) -> dict[str, float]:
@@ -141,24 +140,81 @@ class LabelSets:
         return f"{len(splits.labels)} labels, {labels.sum(axis=-1).mean():.2g} an example of train{without}: {shown}"
 
 
-def choose_threshold(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the threshold with the largest F1 of one label, given its probabilities `[N]` and `labels [N]` (bool).
+@dataclass(frozen=True)
+class Candidates:
+    """Possible thresholds of one label, `[K]` from the largest one on.
 
-    Thresholds are in the middle of two neighbouring probabilities, or of 0 and the smallest one, so that rounding
-    changes nothing. Of several with the same F1 it is the one nearest to 0.5. Without an example that has the label it
-    is 0.5.
+    Args:
+        thresholds: in the middle of two neighbouring probabilities, of the largest one and 1, and of the smallest one
+            and 0, so that rounding changes nothing.
+        given: number of examples that get the label.
+        correct: number of those that have it.
     """
-    if not labels.any():
-        return THRESHOLD
-    order = np.argsort(-probabilities, kind="stable")
-    values = probabilities[order]
-    correct, given = labels[order].cumsum(), np.arange(1, len(values) + 1)
-    f1 = 2 * correct / (given + labels.sum())
-    following = np.append(values[1:], 0.0)
-    possible = values > following  # Equal probabilities are given together.
-    middles, f1 = ((values + following) / 2)[possible], f1[possible]
-    best = middles[f1 >= f1.max() - 1e-12]
-    return float(best[np.abs(best - THRESHOLD).argmin()])
+
+    thresholds: np.ndarray
+    given: np.ndarray
+    correct: np.ndarray
+
+    @classmethod
+    def of(cls, probabilities: np.ndarray, labels: np.ndarray) -> Self:
+        """Returns all that differ, or `THRESHOLD` alone if no example has the label.
+
+        Args:
+            probabilities: `[N]`.
+            labels: whether an example has the label, `[N]` (bool).
+        """
+        if not labels.any():
+            return cls(np.array([THRESHOLD]), np.array([(probabilities >= THRESHOLD).sum()]), np.array([0]))
+        order = np.argsort(-probabilities, kind="stable")
+        values = np.concatenate(([1.0], probabilities[order], [0.0]))
+        correct, given = np.append(0, labels[order].cumsum()), np.arange(len(order) + 1)
+        possible = values[:-1] > values[1:]  # Equal probabilities are given together.
+        return cls(((values[:-1] + values[1:]) / 2)[possible], given[possible], correct[possible])
+
+    def best(self, gains: np.ndarray) -> int:
+        """Returns the index of the largest gain `[K]`; of several, that of the threshold nearest to `THRESHOLD`."""
+        best = np.flatnonzero(gains >= gains.max() - 1e-9)
+        return int(best[np.abs(self.thresholds[best] - THRESHOLD).argmin()])
+
+
+def choose_thresholds(probabilities: np.ndarray, labels: np.ndarray, *, metric: str) -> list[float]:
+    """Returns the threshold of each label, `[C]`, from which on it is given.
+
+    For macro_f1 each label has the largest F1 of its own. A rare label that the probabilities do not tell apart is then
+    given to many examples, which costs micro_f1 and subset_accuracy. For subset_accuracy each label has the fewest
+    mistakes. For micro_f1 the F1 of all labels together is the largest: at that F1 the labels maximize
+    `2 * correct - F1 * given` each by itself, so that F1 and thresholds are found in turns (Dinkelbach, 1967).
+
+    Args:
+        probabilities: `[N, C]`.
+        labels: which examples have which label, `[N, C]` (bool).
+        metric: the metric to maximize, one of `METRICS`.
+    """
+    candidates = [Candidates.of(*columns) for columns in zip(probabilities.T, labels.T, strict=True)]
+    if metric == "macro_f1":
+        numbers = labels.sum(axis=0)
+        chosen = [
+            each.best(2 * each.correct / np.maximum(1, each.given + number))
+            for each, number in zip(candidates, numbers, strict=True)
+        ]
+    elif metric == "subset_accuracy":
+        chosen = [each.best(2 * each.correct - each.given) for each in candidates]
+    else:
+        chosen = _choose_for_micro_f1(candidates, int(labels.sum()))
+    return [float(each.thresholds[index]) for each, index in zip(candidates, chosen, strict=True)]
+
+
+def _choose_for_micro_f1(candidates: Sequence[Candidates], number: int) -> list[int]:
+    """Returns the index of each label's threshold, given the number of all pairs of an example and its label."""
+    micro_f1 = 0.0
+    while True:
+        chosen = [each.best(2 * each.correct - micro_f1 * each.given) for each in candidates]
+        pairs = list(zip(candidates, chosen, strict=True))
+        correct, given = sum(each.correct[at] for each, at in pairs), sum(each.given[at] for each, at in pairs)
+        reached = 2 * correct / max(1, given + number)
+        if reached <= micro_f1 + 1e-12:
+            return chosen
+        micro_f1 = reached
 
 
 def _f1(predicted: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Tests of examples with any number of labels: their reading, losses, thresholds, metrics, and the exported bundle."""
 
 import csv
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ from distill.losses import HardLabels, PseudoLabels, SoftTargets
 from distill.records.predictions import FILE, write_predictions
 from distill.records.settings import RecordSettings
 from distill.tasks import Classification
-from distill.tasks.label_scores import choose_threshold
+from distill.tasks.label_scores import choose_thresholds
 from distill.teaching.mixture import Mixture
 from distill.training.evaluate import evaluate_splits
 from teachers.embedded import train_tokenizer
@@ -131,14 +132,54 @@ def test_a_bundle_of_several_labels_does_not_abstain() -> None:
         check_abstention(multi_label(), 0.1)
 
 
+def choose_threshold(probabilities: Sequence[float], labels: Sequence[int], metric: str) -> float:
+    [threshold] = choose_thresholds(np.array([probabilities]).T, np.array([labels]).T > 0, metric=metric)
+    return threshold
+
+
 def test_a_threshold_has_the_largest_f1_of_its_label() -> None:
     # From 0.35 on 3 of 4 are right and none is missed: F1 6/7. From 0.7 on it is 4/5, from 0.2 on 6/8.
-    probabilities, labels = np.array([0.9, 0.3, 0.8, 0.1, 0.4, 0.6]), np.array([1, 0, 1, 0, 1, 0]) > 0
-    assert choose_threshold(probabilities, labels) == pytest.approx(0.35)
-    assert choose_threshold(probabilities, ~labels & labels) == 0.5
+    probabilities, labels = [0.9, 0.3, 0.8, 0.1, 0.4, 0.6], [1, 0, 1, 0, 1, 0]
+    for metric in ("macro_f1", "micro_f1"):  # Of one label they are the same.
+        assert choose_threshold(probabilities, labels, metric) == pytest.approx(0.35)
+    assert choose_threshold(probabilities, [0] * 6, "macro_f1") == 0.5
     # Equal probabilities are not parted, and of equal F1 the threshold nearest to 0.5 is taken.
-    assert choose_threshold(np.array([0.7, 0.7, 0.2]), np.array([True, False, False])) == pytest.approx(0.45)
-    assert choose_threshold(np.array([0.9, 0.5, 0.3, 0.1]), np.array([1, 0, 0, 1]) > 0) == pytest.approx(0.7)
+    assert choose_threshold([0.7, 0.7, 0.2], [1, 0, 0], "macro_f1") == pytest.approx(0.45)
+    assert choose_threshold([0.9, 0.5, 0.3, 0.1], [1, 0, 0, 1], "macro_f1") == pytest.approx(0.7)
+    # One mistake with 0.7, two with all others.
+    assert choose_threshold([0.9, 0.5, 0.1, 0.0], [1, 0, 0, 1], "subset_accuracy") == pytest.approx(0.7)
+    assert choose_threshold([0.4, 0.3, 0.2], [0, 0, 1], "subset_accuracy") == pytest.approx(0.7)
+    assert choose_threshold([1.0, 0.3, 0.2], [0, 0, 1], "subset_accuracy") == pytest.approx(0.65)  # 1 is always given.
+
+
+def test_a_rare_label_that_nobody_can_tell_is_not_given_for_micro_f1() -> None:
+    # The first label is known; the second one belongs to the example that has its smallest probability.
+    probabilities = np.array([[0.9, 0.4], [0.8, 0.3], [0.1, 0.2], [0.2, 0.1]])
+    labels = np.array([[1, 0], [1, 0], [0, 0], [0, 1]]) > 0
+    assert choose_thresholds(probabilities, labels, metric="micro_f1") == pytest.approx([0.5, 0.7])  # F1 4/5.
+    assert choose_thresholds(probabilities, labels, metric="macro_f1") == pytest.approx([0.5, 0.05])  # Micro F1 6/9.
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_other_thresholds_have_a_larger_micro_f1(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    labels = random.random((12, 3)) < [0.5, 0.2, 0.1]
+    labels[0] = True
+    probabilities = np.round(0.3 * labels + 0.7 * random.random((12, 3)), 1)  # Many are equal.
+    every = [np.unique([*column, 2.0]) for column in probabilities.T]
+    largest = max(
+        f1_score(labels, probabilities >= thresholds, average="micro", zero_division=0)
+        for thresholds in itertools.product(*every)
+    )
+    chosen = choose_thresholds(probabilities, labels, metric="micro_f1")
+    assert f1_score(labels, probabilities >= chosen, average="micro") == pytest.approx(largest, abs=1e-12)
+
+
+def test_the_metric_that_selects_has_its_own_thresholds() -> None:
+    logits, labels = [[2.0, -0.4], [1.0, -0.8], [-2.0, -1.4], [-1.0, -2.2]], [[1, 0], [1, 0], [0, 0], [0, 1]]
+    scores = scores_of(logits, labels)
+    micro, macro = multi_label(metrics=["micro_f1"]), multi_label(metrics=["macro_f1"])
+    assert micro.fit_decoder(scores)["thresholds"][1] > 0.5 > macro.fit_decoder(scores)["thresholds"][1]
 
 
 def test_metrics_are_those_of_the_sets_at_the_thresholds() -> None:
