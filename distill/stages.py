@@ -195,7 +195,11 @@ class Stages:
         examples = several.without_unlabelled(self.examples)
         if examples is not self.examples:
             loaders = several.all_loaders(examples, steps=module.total_steps, **self.plan.trainer.batches())
-            return replace(self, examples=examples, loaders=loaders)._train_baseline(module)
+            # Its epochs are shorter, and dev is to be scored after the same steps.
+            shorter = len(loaders["train"]) / len(self.loaders["train"])
+            trainer = replace(self.plan.trainer, evaluations=self.plan.trainer.evaluations * shorter)
+            plan = replace(self.plan, trainer=trainer)
+            return replace(self, plan=plan, examples=examples, loaders=loaders)._train_baseline(module)
         return self._train_baseline(module)
 
     def _train_baseline(self, module: DistillationModule) -> dict[str, Scores]:

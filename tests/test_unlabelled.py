@@ -1,5 +1,6 @@
 """Tests of whole runs and trainings with texts that only the teacher labels."""
 
+import csv
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,11 @@ def classification(**options: Any) -> Classification:
     return Classification(text="sentence", labels=LABELS, name="toy", max_length=48, **{**DATA, **options})
 
 
+def read_evaluated_steps(path: Path) -> list[int]:
+    with open(path, newline="") as file:
+        return [int(row["step"]) for row in csv.DictReader(file) if row["dev/accuracy"]]
+
+
 def test_a_run_mixes_its_texts_and_records_them(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +66,8 @@ def test_a_run_mixes_its_texts_and_records_them(
     last = torch.load(tmp_path / "run" / "baseline" / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["global_step"] == 16
     assert last["seen"][0] == 16 * 8  # Steps of the same size, all of them labelled.
+    evaluated = [read_evaluated_steps(tmp_path / "run" / name) for name in ("metrics.csv", "baseline/metrics.csv")]
+    assert evaluated == [[7, 15], [7, 15]]  # Its epochs of 6 steps are shorter.
 
 
 def test_a_fine_tuned_teacher_is_shared_by_runs_with_and_without_unlabelled_text(

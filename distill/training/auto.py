@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from distill.errors import UserError
-from distill.training.settings import TrainerSettings
+from distill.training.settings import TrainerSettings, count_evaluations
 
 LEAST_STEPS = 2_400  # Optimizer steps of a student on small data.
 TEACHER_STEPS = 1_200  # Those of a fine-tuned teacher, all of whose layers are pre-trained.
@@ -20,7 +20,8 @@ RATE_WIDTH = 384  # A wider student has a lower learning rate, in inverse propor
 FRESH_RATE = 5e-4  # Of a transformer with random layers.
 RECURRENT_RATE = 1e-3  # Of a student without attention.
 EVALUATIONS = 3  # In an epoch.
-LEAST_EVALUATIONS = 6  # In a training.
+LEAST_EVALUATIONS = 6  # In a training of at least an epoch.
+FEWEST_EVALUATIONS = 2  # In a shorter one, whose dev may be larger than what it trains on.
 MOST_EVALUATIONS = 36  # In a training, if its epochs are fewer.
 SCORED = 1.5  # Examples that are scored in all evaluations together for each one that is trained on, half of the time.
 SOUP = 3  # Evaluations.
@@ -77,11 +78,12 @@ def choose_epochs(facts: Facts) -> int:
     return max(fewest, min(MOST_EPOCHS, math.ceil(_least_steps(facts) / facts.steps_per_epoch)))
 
 
-def choose_evaluations(facts: Facts, epochs: int) -> float:
-    """Returns the evaluations of an epoch, fewer where dev is large beside train."""
-    evaluations = max(1, min(EVALUATIONS, MOST_EVALUATIONS // epochs))
+def choose_evaluations(facts: Facts, epochs: float) -> float:
+    """Returns the evaluations of an epoch, fewer where dev is large beside train; `epochs` may be below 1."""
+    evaluations = max(1, min(EVALUATIONS, int(MOST_EVALUATIONS // epochs)))
     evaluations = max(evaluations, math.ceil(LEAST_EVALUATIONS / epochs))
-    most = max(LEAST_EVALUATIONS, SCORED * epochs * facts.examples / max(1, facts.scored))
+    least = LEAST_EVALUATIONS if epochs >= 1 else FEWEST_EVALUATIONS
+    most = max(least, SCORED * epochs * facts.examples / max(1, facts.scored))
     if evaluations * epochs <= most:
         return evaluations
     return max(1, most // epochs) if most >= epochs else float(f"{most / epochs:.2g}")
@@ -91,9 +93,10 @@ def _least_steps(facts: Facts) -> int:
     return TEACHER_STEPS if facts.start == "whole" else LEAST_STEPS
 
 
-def choose(facts: Facts, epochs: int) -> dict[str, Choice]:
-    """Returns a value for every option that may be `auto`, in a training of `epochs`; the table of choices."""
-    evaluations = choose_evaluations(facts, epochs)
+def choose(facts: Facts, steps: int) -> dict[str, Choice]:
+    """Returns a value for every option that may be `auto`, in a training of so many steps; the table of choices."""
+    evaluations = choose_evaluations(facts, steps / facts.steps_per_epoch)
+    number = count_evaluations(evaluations, steps_per_epoch=facts.steps_per_epoch, steps=steps)
     inherited = float(f"{INHERITED_RATE * min(1.0, RATE_WIDTH / facts.width):.2g}")
     rates = {
         "whole": Choice(TEACHER_RATE, "a whole pre-trained encoder is fine-tuned"),
@@ -104,9 +107,7 @@ def choose(facts: Facts, epochs: int) -> dict[str, Choice]:
     return {
         "learning_rate": rates[facts.start],
         "max_epochs": Choice(choose_epochs(facts), _explain_epochs(facts)),
-        "evaluations": Choice(
-            evaluations, f"{round(evaluations * epochs)} in all, from which the best weights are chosen"
-        ),
+        "evaluations": Choice(evaluations, f"{number} in all, from which the best weights are chosen"),
         "ema": Choice(EMA, "the soup averages the weights"),
         "soup": Choice(SOUP, "the average of the last weights is kept if it is as good on dev"),
         "patience": Choice(PATIENCE, "the learning rate reaches zero only in the last step"),
@@ -127,12 +128,10 @@ def resolve(settings: TrainerSettings, facts: Facts) -> tuple[TrainerSettings, d
     """Returns the settings with a value for every option that is `auto`, and these values with their reasons."""
     names = settings.unresolved()
     epochs = choose_epochs(facts) if "max_epochs" in names else settings.max_epochs
-    steps = math.inf if epochs is None else epochs * facts.steps_per_epoch
-    steps = min(max(steps, settings.min_steps or 0), settings.max_steps or math.inf)
-    table = choose(facts, math.ceil(steps / facts.steps_per_epoch))
-    chosen_evaluations: Any = table["evaluations"].value
-    evaluations = chosen_evaluations if "evaluations" in names else settings.evaluations
-    if steps * evaluations < 2 * facts.steps_per_epoch:
+    steps = settings.steps_in(epochs, facts.steps_per_epoch)
+    table = choose(facts, steps)
+    evaluations: Any = table["evaluations"].value if "evaluations" in names else settings.evaluations
+    if count_evaluations(evaluations, steps_per_epoch=facts.steps_per_epoch, steps=steps) < 2:
         table["soup"] = Choice(1, "the training ends before its second evaluation")
     chosen = {name: table[name] for name in names}
     values: dict[str, Any] = {name: choice.value for name, choice in chosen.items()}

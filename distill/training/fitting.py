@@ -30,7 +30,7 @@ from distill.training.checkpoints import (
 from distill.training.module import DistillationModule
 from distill.training.patience import Patience
 from distill.training.progress_bar import ProgressBar
-from distill.training.settings import TrainerSettings
+from distill.training.settings import TrainerSettings, count_evaluations, evaluation_interval
 from distill.training.strategies import create_strategy, prepare_trainer, select_devices
 
 _LOST_WORKERS = 3  # After so many a training with Ray fails.
@@ -188,15 +188,14 @@ def _create_trainer(
     logger: Logger | Sequence[Logger] | None,
 ) -> L.Trainer:
     """Returns Lightning's trainer of this rank."""
-    interval = steps_per_epoch / settings.evaluations
     trainer = L.Trainer(
         accelerator=settings.accelerator,
         devices=select_devices(settings.device()),
         strategy=create_strategy(settings.strategy, settings.device()),
         precision=settings.resolved_precision(),  # type: ignore[arg-type]
         max_steps=module.total_steps,
-        val_check_interval=max(1, int(interval)),
-        check_val_every_n_epoch=1 if interval <= steps_per_epoch else None,  # None counts steps across epochs.
+        val_check_interval=evaluation_interval(settings.evaluations, steps_per_epoch),
+        check_val_every_n_epoch=None,  # Steps are counted across epochs.
         num_sanity_val_steps=0,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -308,7 +307,7 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
             optimizer_seconds.append(time.perf_counter() - start - step_seconds[-1])
             optimizer.zero_grad()
     module.teacher_seconds = 0.0  # The training has not begun.
-    evaluations = max(1, round(settings.evaluations * module.total_steps / len(train)))
+    evaluations = count_evaluations(settings.evaluations, steps_per_epoch=len(train), steps=module.total_steps)
     evaluations += int(settings.soup > 1)  # Of the average.
     scored = evaluations * len(cast(Examples, dev.dataset))
     # The minimum excludes the warm-up and the load of other processes.

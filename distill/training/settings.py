@@ -129,7 +129,10 @@ class TrainerSettings:
         """Returns the optimizer steps of the whole training, without an early stop."""
         if names := self.unresolved():
             raise ValueError(f"{names[0]} is auto, expected a value: distill.training.auto.resolve chooses one")
-        epochs = self.max_epochs
+        return self.steps_in(self.max_epochs, steps_per_epoch)
+
+    def steps_in(self, epochs: int | None, steps_per_epoch: int) -> int:
+        """Returns the optimizer steps of `epochs` in the place of `max_epochs`, within `min_steps` and `max_steps`."""
         if epochs is not None:
             epochs = max(epochs, math.ceil((self.min_steps or 0) / steps_per_epoch))
         ends = [self.max_steps, None if epochs is None else epochs * steps_per_epoch]
@@ -177,6 +180,19 @@ class TrainerSettings:
         if self.precision != "auto":
             return self.precision
         return "bf16-mixed" if has_bf16(self.device()) else "32-true"
+
+
+def evaluation_interval(evaluations: float, steps_per_epoch: int) -> int:
+    """Returns the number of optimizer steps between two evaluations, given their number in an epoch.
+
+    It is rounded up, so that the last one is not followed by the one after the last step a few steps later.
+    """
+    return max(1, math.ceil(round(steps_per_epoch / evaluations, 6)))
+
+
+def count_evaluations(evaluations: float, *, steps_per_epoch: int, steps: int) -> int:
+    """Returns the number of evaluations in a training of so many steps; the last one is after the last step."""
+    return math.ceil(steps / evaluation_interval(evaluations, steps_per_epoch))
 
 
 def has_bf16(device: torch.device) -> bool:

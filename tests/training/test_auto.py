@@ -10,7 +10,7 @@ import distill as d
 from distill.tasks import Classification
 from distill.training import auto
 from distill.training.auto import Facts, choose, choose_epochs
-from distill.training.settings import CHOSEN, TrainerSettings
+from distill.training.settings import CHOSEN, TrainerSettings, count_evaluations, evaluation_interval
 from students import bilstm
 from students.distilbert import from_teacher
 from tests.conftest import SETTINGS
@@ -19,7 +19,7 @@ from tests.conftest import SETTINGS
 def values(**facts: Any) -> dict[str, Any]:
     defaults = {"examples": 3576, "steps_per_epoch": 112, "start": "inherited", "width": 384}
     known = Facts(**defaults | facts)
-    return {name: choice.value for name, choice in choose(known, choose_epochs(known)).items()}
+    return {name: choice.value for name, choice in choose(known, choose_epochs(known) * known.steps_per_epoch).items()}
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,43 @@ def test_given_values_win_and_chosen_ones_have_reasons():
 
 def test_evaluations_are_counted_in_the_training_that_takes_place():
     facts = Facts(64, 4, "inherited", 32)
-    for given, expected in (({"max_epochs": 1}, 6), ({"max_epochs": 15}, 2), ({"max_steps": 8}, 3)):
+    for given, expected, number in (
+        ({"max_epochs": 1}, 6, 4),  # Not more than steps.
+        ({"max_epochs": 15}, 2, 30),
+        ({"max_steps": 8}, 3, 4),  # After every second step.
+        ({"max_steps": 10}, 3, 5),
+    ):
         settings, chosen = auto.resolve(replace(TrainerSettings.auto(), **given), facts)
         assert settings.evaluations == expected
-        epochs = settings.total_steps(4) // 4
-        assert chosen["evaluations"]["reason"].startswith(f"{expected * epochs} in all")
+        assert chosen["evaluations"]["reason"].startswith(f"{number} in all")
+
+
+@pytest.mark.parametrize(
+    ("steps", "scored", "evaluations", "number", "soup"),
+    [
+        (500, 872, 26, 7, 3),  # After every 81 steps.
+        (12, 872, 350, 2, 3),
+        (12, 40_000, 350, 2, 3),
+        (1, 872, 4210, 1, 1),
+    ],
+)
+def test_a_training_of_less_than_an_epoch_is_evaluated_too(
+    steps: int, scored: int, evaluations: float, number: int, soup: int
+):
+    facts = Facts(67_349, 2105, "inherited", 384, scored=scored)
+    settings, chosen = auto.resolve(TrainerSettings.auto(max_steps=steps), facts)
+    assert (settings.evaluations, settings.soup) == (evaluations, soup)
+    assert chosen["evaluations"]["reason"].startswith(f"{number} in all")
+    assert count_evaluations(evaluations, steps_per_epoch=2105, steps=steps) == number
+
+
+def test_the_last_evaluation_is_not_followed_by_another_one_at_once():
+    """2 x 2,105 steps with 3 evaluations an epoch: 702, 1404, ..., 3510, 4210."""
+    assert evaluation_interval(3, 2105) == 702
+    assert count_evaluations(3, steps_per_epoch=2105, steps=4210) == 6
+    assert evaluation_interval(0.25, 100) == 400
+    assert evaluation_interval(9, 4) == 1
+    assert evaluation_interval(3 * 49 / 98, 49) == evaluation_interval(3, 98)
 
 
 @pytest.mark.parametrize(
@@ -89,10 +121,11 @@ def test_evaluations_of_a_large_dev_take_less_time_than_the_training(
 
 
 def test_a_training_with_one_evaluation_has_no_soup():
-    settings, chosen = auto.resolve(TrainerSettings.auto(max_steps=10), Facts(3576, 112, "inherited", 384))
+    facts = Facts(3576, 112, "inherited", 384)
+    settings, chosen = auto.resolve(TrainerSettings.auto(max_steps=100, evaluations=1), facts)
     assert settings.soup == 1
     assert chosen["soup"]["reason"] == "the training ends before its second evaluation"
-    assert auto.resolve(TrainerSettings.auto(max_steps=38), Facts(3576, 112, "inherited", 384))[0].soup == 3
+    assert auto.resolve(TrainerSettings.auto(max_steps=113, evaluations=1), facts)[0].soup == 3
 
 
 def test_the_options_of_a_training_on_raw_text_are_the_same_for_any_text():
