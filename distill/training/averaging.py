@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from torch import Tensor, nn
@@ -186,7 +187,8 @@ def take_best_weights(
         averages = average_checkpoints(recent.paths())
         module.load_state_dict(averages)
         metric, score = _score(module, dev, settings), float(best.best_model_score)
-        taken = metric >= score if module.task.selects == "max" else metric <= score
+        rounded = float(np.float32(metric))  # As Lightning rounds that of an evaluation: equal metrics stay equal.
+        taken = rounded >= score if module.task.selects == "max" else rounded <= score
         soup = Soup(tuple(map(_step, recent.paths())), metric, score, taken)
         AtomicCheckpointIO().save_checkpoint(
             {"soup": soup.record(), "state_dict": averages if taken else {}}, recent.decided

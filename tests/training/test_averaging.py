@@ -80,8 +80,12 @@ def test_the_average_is_evaluated_and_saved_and_the_raw_weights_train_on(
 
 @pytest.mark.parametrize(
     ("values", "taken"),
-    [([0.1, 0.9, 0.5, 0.6, 0.9], True), ([0.1, 0.9, 0.5, 0.6, 0.89], False)],
-    ids=["equal", "worse"],
+    [
+        ([0.1, 0.9, 0.5, 0.6, 0.9], True),
+        ([0.1, 0.725, 0.5, 0.6, 0.725], True),  # 0.9 is less in float32, and 0.725 is more.
+        ([0.1, 0.9, 0.5, 0.6, 0.89], False),
+    ],
+    ids=["equal", "equal_and_rounded_up", "worse"],
 )
 def test_the_last_evaluations_are_averaged_if_that_is_at_least_as_good(
     make_toy: MakeToy,
@@ -100,10 +104,11 @@ def test_the_last_evaluations_are_averaged_if_that_is_at_least_as_good(
         mean = sum(state[name].double() for state in states[1:4]) / 3
         torch.testing.assert_close(tensor, mean.float(), rtol=0, atol=1e-7, msg=name)
     assert equal(weights(toy.module), states[4 if taken else 1])
-    assert fit.soup == {"steps": [8, 12, 16], "metric": values[4], "best": pytest.approx(0.9), "taken": taken}
-    assert fit.best == pytest.approx(0.9)
+    best = pytest.approx(values[1])
+    assert fit.soup == {"steps": [8, 12, 16], "metric": values[4], "best": best, "taken": taken}
+    assert fit.best == best
     chosen = "the average" if taken else "the best one"
-    numbers = f"has dev/accuracy {values[4]:.4f}, the best one 0.9000; {chosen} is taken"
+    numbers = f"has dev/accuracy {values[4]:.4f}, the best one {values[1]:.4f}; {chosen} is taken"
     assert f"toy: the average of the last 3 evaluations {numbers}" in " ".join(capsys.readouterr().out.split())
     files = sorted(path.name for path in (toy.directory / "checkpoints").iterdir())
     assert files == ["best.ckpt", "last.ckpt", "soup.ckpt"]
