@@ -146,7 +146,7 @@ def _read(name: str, source: TeacherSource, student: Student, plan: Plan, run: R
     found, substituted = teaching.locate(source, plan.task)
     splits = plan.task.read(plan.cache_dir)
     _check_splits(splits, plan)
-    encode, ladder = Encoding(plan, splits), DepthLadder(student, plan, run)
+    encode, ladder = Encoding(plan, splits), DepthLadder(student, plan, run, splits)
     return _Reading(name, plan, run, found, source.weights.name, substituted, splits, encode, ladder)
 
 

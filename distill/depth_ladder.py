@@ -17,12 +17,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark import latency
 from distill.console import console, print_line, print_notice
+from distill.contracts import Splits
 from distill.edge.model_files import count_bytes
 from distill.edge.processor import weight_bits
 from distill.errors import UserError
 from distill.export.bundle import FILES
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
+from distill.export.vocabulary import cut_vocabulary
 from distill.models.checks import longest
 from distill.models.forward import exported_inputs
 from distill.plan import Plan, Student
@@ -41,6 +43,7 @@ class DepthLadder:
     student: Student
     plan: Plan
     run: Run
+    splits: Splits
     chosen: Student | None = None
 
     def choose(self, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Student:
@@ -89,7 +92,7 @@ class DepthLadder:
         _separate_tensors(model)
         with tempfile.TemporaryDirectory() as directory:
             fp32, int8 = (Path(directory) / FILES[name] for name in ("fp32", "int8"))
-            export_onnx(model, fp32, tokenizer=tokenizer)
+            model, tokenizer = self._export(model, fp32, tokenizer)
             write_dynamic(Material(fp32, weight_bits(self.plan.export.targets()[0])), int8)
             candidate = latency.load_candidate("student", "int8", int8, exported_inputs(model, tokenizer), threads)
             [row] = latency.measure_latency(
@@ -103,6 +106,17 @@ class DepthLadder:
                 "threads": threads, "fp32_bytes": count_bytes(fp32),
             }  # fmt: skip
 
+    def _export(
+        self, model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Writes a float32 file; returns the model and the tokenizer whose vocabulary it has."""
+        if self.plan.export.vocabulary == "task":
+            # The data of tasks whose vocabulary can be cut needs no examples.
+            data = self.plan.task.scored_data(self.splits, dict)
+            model, tokenizer = cut_vocabulary(model, tokenizer, data.labelled_texts(), data.unlabelled_texts())
+        export_onnx(model, path, tokenizer=tokenizer)
+        return model, tokenizer
+
     def _describe_failure(self, smallest: Mapping[str, Any]) -> str:
         which = "it" if smallest["depth"] is None else f"the one of depth {smallest['depth']}"
         return (
@@ -112,15 +126,17 @@ class DepthLadder:
         )
 
 
-def warn_of_size(plan: Plan, formats: Mapping[str, Mapping[str, Any]], chosen: str | None) -> None:
-    """Prints a notice if the recommended file is larger than the budget, because a smaller one failed its gate."""
-    mb = plan.budget.mb
-    if mb is None or chosen is None or formats[chosen]["bytes"] <= mb * 1e6:
+def warn_of_budget(plan: Plan, formats: Mapping[str, Mapping[str, Any]], chosen: str | None) -> None:
+    """Prints a notice if the recommended file is not within the budget, which is that of another int8 file."""
+    budget = plan.budget
+    if not budget.is_set or chosen is None:
         return
-    print_notice(
-        f"the recommended file {formats[chosen]['file']} has {formats[chosen]['bytes'] / 1e6:.1f} MB, more than "
-        f"budget.mb={mb:g}, because a smaller one failed its gate"
-    )
+    size = f"the recommended file {formats[chosen]['file']} has {formats[chosen]['bytes'] / 1e6:.2f} MB"
+    is_too_large = not budget.allows(size=formats[chosen]["bytes"], p50_ms=0.0)
+    if chosen != "int8" and (is_too_large or budget.ms is not None):
+        print_notice(f"{size}, and {budget} is of the int8 file, which did not pass its gate")
+    elif is_too_large:
+        print_notice(f"{size}, more than {budget}, because its recipe adds bytes to the file that was measured")
 
 
 def _list_candidates(student: Student, teacher: PreTrainedModel) -> Iterator[tuple[int | None, Student]]:

@@ -17,7 +17,7 @@ from distill.cache import has_entry, new_entry
 from distill.console import print_line, print_notice
 from distill.contracts import EncodedSplits, Examples, ScoredSplits, Scores, Splits, Task
 from distill.data.mixing import MixedExamples
-from distill.depth_ladder import warn_of_size
+from distill.depth_ladder import warn_of_budget
 from distill.edge.model_files import session
 from distill.edge.processor import weight_bits
 from distill.errors import first_line
@@ -174,7 +174,7 @@ class Part:
             )
         elif (rung := closest(self.run.record["ladder"])) is not None:
             print_notice(f"no recipe of quantization {self._of_task}passed its gate; closest came {describe(rung)}")
-        warn_of_size(self.plan, formats, chosen)
+        warn_of_budget(self.plan, formats, chosen)
         if chosen is not None and formats[chosen].get("batch_sensitivity"):  # Earlier versions did not measure it.
             file = formats[chosen]
             sentence = describe_sensitivity(file["file"], file["batch_sensitivity"], file["batch_size"])

@@ -11,11 +11,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.depth_ladder import DepthLadder, warn_of_size
+from distill.depth_ladder import DepthLadder, warn_of_budget
 from distill.edge.model_files import count_bytes
 from distill.errors import UserError
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
+from distill.export.vocabulary import cut_vocabulary
 from distill.plan import Plan, Student, check_plan, default_objective
 from distill.records import report
 from distill.records.record import Run, create_run_in
@@ -24,10 +25,13 @@ from students.distilbert import from_teacher
 from tests.records.test_report import record
 
 DISTILBERT = Student("distilbert", partial(from_teacher, depth=None, layers="alternate"))
+TEXTS = ["a film", "films"]
+TASK = d.tasks.Classification(text="text", train=(TEXTS, [0, 1]), dev=(TEXTS, [0, 1]), max_length=16)
+SPLITS = TASK.read(Path("nowhere"))
 
 
 def plan_of(**limits: float) -> Plan:
-    task = d.tasks.Classification(text="text")
+    task = TASK
     return Plan(
         task=task, objective=default_objective(task),
         trainer=d.TrainerSettings(learning_rate=1e-3, max_steps=1, batch_size=2),
@@ -62,7 +66,7 @@ def test_the_deepest_student_within_the_budget_is_chosen(
     limits: dict[str, float], tried: list[int], measured: list[int], teacher: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    ladder = DepthLadder(DISTILBERT, plan_of(**limits), new_run(tmp_path))
+    ladder = DepthLadder(DISTILBERT, plan_of(**limits), new_run(tmp_path), SPLITS)
     student = ladder.choose(teacher, tokenizer)
     assert student.make(teacher, ladder.plan.task).config.num_hidden_layers == tried[-1]
     assert ladder.choose(teacher, tokenizer) is student
@@ -81,9 +85,9 @@ def test_a_resumed_run_keeps_its_choice(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     run = new_run(tmp_path)
-    DepthLadder(DISTILBERT, plan_of(mb=2.0), run).choose(teacher, tokenizer)
+    DepthLadder(DISTILBERT, plan_of(mb=2.0), run, SPLITS).choose(teacher, tokenizer)
     measured.clear()
-    student = DepthLadder(DISTILBERT, plan_of(mb=2.0), run).choose(teacher, tokenizer)
+    student = DepthLadder(DISTILBERT, plan_of(mb=2.0), run, SPLITS).choose(teacher, tokenizer)
     assert student.make(teacher, plan_of().task).config.num_hidden_layers == 2
     assert measured == []
 
@@ -92,7 +96,7 @@ def test_without_a_budget_the_student_is_not_measured(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     run = new_run(tmp_path)
-    assert DepthLadder(DISTILBERT, plan_of(), run).choose(teacher, tokenizer) is DISTILBERT
+    assert DepthLadder(DISTILBERT, plan_of(), run, SPLITS).choose(teacher, tokenizer) is DISTILBERT
     assert (measured, run.record["budget"]) == ([], None)
 
 
@@ -104,7 +108,7 @@ def test_a_budget_that_no_depth_is_within_is_refused_with_the_smallest(
         r"of 8 tokens, 2 threads\): raise the budget, or take another student"
     )
     with pytest.raises(UserError, match=expected):
-        DepthLadder(DISTILBERT, plan_of(mb=0.5), new_run(tmp_path)).choose(teacher, tokenizer)
+        DepthLadder(DISTILBERT, plan_of(mb=0.5), new_run(tmp_path), SPLITS).choose(teacher, tokenizer)
     assert measured == [4, 3, 2, 1]
 
 
@@ -112,10 +116,10 @@ def test_a_student_without_a_depth_is_measured_once(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     loaded = Student("mine", from_teacher(teacher, layers=[0, 1]))
-    assert DepthLadder(loaded, plan_of(mb=2.0), new_run(tmp_path)).choose(teacher, tokenizer) is loaded
+    assert DepthLadder(loaded, plan_of(mb=2.0), new_run(tmp_path), SPLITS).choose(teacher, tokenizer) is loaded
     built = Student("mine", lambda teacher: from_teacher(teacher, layers=[0, 1, 2]))
     with pytest.raises(UserError, match=r"no student mine is within budget.mb=2: it has 3.0 MB and 1.50 ms"):
-        DepthLadder(built, plan_of(mb=2.0), Run(tmp_path, {})).choose(teacher, tokenizer)
+        DepthLadder(built, plan_of(mb=2.0), Run(tmp_path, {}), SPLITS).choose(teacher, tokenizer)
     assert measured == [2, 3]
 
 
@@ -124,7 +128,7 @@ def test_the_measured_size_is_that_of_a_student_with_other_weights(
 ) -> None:
     plan = plan_of(mb=1.0)
     student = Student("distilbert", partial(from_teacher, depth=1))
-    row = DepthLadder(student, plan, Run(tmp_path, {}))._measure(student, teacher, tokenizer)
+    row = DepthLadder(student, plan, Run(tmp_path, {}), SPLITS)._measure(student, teacher, tokenizer)
     model = student.make(teacher, plan.task)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -138,17 +142,45 @@ def test_the_measured_size_is_that_of_a_student_with_other_weights(
     assert row["length"] == 8
 
 
-def test_a_larger_file_is_reported_where_a_smaller_one_failed_its_gate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_measured_size_is_that_of_the_cut_vocabulary(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    plan = plan_of(mb=1.0)
+    cut = replace(plan, export=d.ExportSettings(vocabulary="task"))
+    student = Student("distilbert", partial(from_teacher, depth=1))
+    whole, smaller = (
+        DepthLadder(student, of, Run(tmp_path, {}), SPLITS)._measure(student, teacher, tokenizer) for of in (plan, cut)
+    )
+    _, shorter = cut_vocabulary(student.make(teacher, TASK), tokenizer, TEXTS)
+    saved = 4 * teacher.config.hidden_size * (len(tokenizer) - len(shorter))
+    assert saved > 0
+    assert whole["fp32_bytes"] - smaller["fp32_bytes"] == pytest.approx(saved, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("limits", "chosen", "expected"),
+    [
+        ({}, "fp32", None),
+        ({"mb": 2.0, "ms": 1.0}, "int8", None),
+        ({"mb": 2.0}, None, None),
+        ({"mb": 4.0}, "fp32", None),
+        ({"mb": 2.0}, "fp32", "model.onnx has 4.00 MB, and budget.mb=2 is of the int8 file, which did not pass its"),
+        ({"ms": 2.0}, "fp32", "model.onnx has 4.00 MB, and budget.ms=2 is of the int8 file, which did not pass its"),
+        (
+            {"mb": 0.99}, "int8",
+            "model.int8.onnx has 1.00 MB, more than budget.mb=0.99, because its recipe adds bytes to the file that was",
+        ),
+    ],
+)  # fmt: skip
+def test_a_recommended_file_that_is_not_within_the_budget_is_reported(
+    limits: dict[str, float], chosen: str | None, expected: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     formats = {
         "fp32": {"file": "model.onnx", "bytes": 4_000_000}, "int8": {"file": "model.int8.onnx", "bytes": 1_000_000},
     }  # fmt: skip
-    for chosen in ("int8", None):
-        warn_of_size(plan_of(mb=2.0), formats, chosen)
-    warn_of_size(plan_of(ms=2.0), formats, "fp32")
-    assert capsys.readouterr().out == ""
-    warn_of_size(plan_of(mb=2.0), formats, "fp32")
-    expected = "Notice: the recommended file model.onnx has 4.0 MB, more than budget.mb=2, because a smaller one failed"
-    assert expected in capsys.readouterr().out
+    warn_of_budget(plan_of(**limits), formats, chosen)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith(f"Notice: the recommended file {expected}") if expected else printed == ""
 
 
 def test_a_budget_needs_an_export() -> None:
