@@ -67,7 +67,8 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
                 )  # fmt: skip
     _record(run, plan, parts, teacher)
     stage = Stages(plan, run, student.name, parts, examples, loaders, teacher)
-    further_plans = seeds.further_plans(plan)
+    stage = stage if plan.objective.needs_teacher else stage.without_unlabelled()
+    further_plans = seeds.further_plans(stage.plan)
     if not seeds.is_finished(run, plan):
         stage.distill(model, start, source, shows=True)
         if further_plans and not plan.dry_run:

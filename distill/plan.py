@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark.budget import Budget
 from distill.benchmark.settings import BenchmarkSettings
-from distill.console import print_line
+from distill.console import print_line, print_notice
 from distill.contracts import EncodedSplits, SeveralTasks, Splits, Task, tasks_of
 from distill.data.augmentation import Augmentation, augment
 from distill.edge.decode import DECODERS
@@ -246,13 +246,13 @@ def check_hooks(objective: Objective, trainer: TrainerSettings) -> None:
 
 
 def _check_unlabelled(plan: Plan) -> None:
-    """Raises UserError if unlabelled or augmented texts have no use, or the augmentation cannot run."""
+    """Raises UserError if the augmentation cannot run; prints a notice if texts without labels have no use."""
     task, objective, augmentation = plan.task, plan.objective, plan.augment
     given = f"augment={augmentation.name}" if augmentation else "task.unlabelled"
     if (task.has_unlabelled or augmentation) and not objective.needs_teacher:
-        raise UserError(
-            f"objective {objective.name} learns from labels alone, and the texts of {given} have none: take an "
-            f"objective with a term that learns from the teacher, or leave out {given}"
+        print_notice(
+            f"objective {objective.name} learns from labels alone, and the texts of {given} have none: they are left "
+            "out, in as many steps as with them"
         )
     if augmentation is None:
         return

@@ -185,22 +185,30 @@ class Stages:
 
         Returns its scores on every split that is scored.
         """
+        stages = self.without_unlabelled()
         objective = Objective(name="supervised", terms=self.plan.task.supervised_terms())
         size = _encoder_size(student)
         objective.connect(size, size)
         module = DistillationModule(
             student=student, objective=objective, task=self.plan.task,
-            **self.plan.trainer.optimization(len(self.loaders["train"])),
+            **stages.plan.trainer.optimization(len(stages.loaders["train"])),
         )  # fmt: skip
+        return stages._train_baseline(module)
+
+    def without_unlabelled(self) -> "Stages":
+        """Returns the stages of a training on the labelled rows alone, as long as this one.
+
+        It has as many steps of the same size, and is evaluated after the same ones, although its epochs are shorter.
+        """
         examples = several.without_unlabelled(self.examples)
-        if examples is not self.examples:
-            loaders = several.all_loaders(examples, steps=module.total_steps, **self.plan.trainer.batches())
-            # Its epochs are shorter, and dev is to be scored after the same steps.
-            shorter = len(loaders["train"]) / len(self.loaders["train"])
-            trainer = replace(self.plan.trainer, evaluations=self.plan.trainer.evaluations * shorter)
-            plan = replace(self.plan, trainer=trainer)
-            return replace(self, plan=plan, examples=examples, loaders=loaders)._train_baseline(module)
-        return self._train_baseline(module)
+        if examples is self.examples:
+            return self
+        trainer, whole = self.plan.trainer, len(self.loaders["train"])
+        steps = trainer.total_steps(whole)
+        loaders = several.all_loaders(examples, steps=steps, **trainer.batches())
+        evaluations = trainer.evaluations * len(loaders["train"]) / whole
+        trainer = replace(trainer, max_steps=steps, max_epochs=None, min_steps=None, evaluations=evaluations)
+        return replace(self, plan=replace(self.plan, trainer=trainer), examples=examples, loaders=loaders)
 
     def _train_baseline(self, module: DistillationModule) -> dict[str, Scores]:
         directory = self.run.directory / "baseline"

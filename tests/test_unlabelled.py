@@ -70,6 +70,27 @@ def test_a_run_mixes_its_texts_and_records_them(
     assert evaluated == [[7, 15], [7, 15]]  # Its epochs of 6 steps are shorter.
 
 
+def test_labels_alone_are_learned_without_the_texts_in_as_many_steps(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for stage in ("publish", "close"):
+        monkeypatch.setattr(stages.Stages, stage, lambda *arguments: None)
+    task = classification(unlabelled=UNLABELLED, unlabelled_share=0.25)
+    trainer = d.TrainerSettings(learning_rate=1e-3, batch_size=8, max_epochs=2, precision="32-true", evaluations=2)
+    d.distill(
+        d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache"), d.students.distilbert(), task,
+        trainer=trainer, objective=Objective(hard=HardLabels()), directory=tmp_path / "run", benchmark=TIMING,
+        export=LOOSE, seeds=2,
+    )  # fmt: skip
+    for seed in (tmp_path / "run", tmp_path / "run" / "seeds" / "1"):
+        last = torch.load(seed / "checkpoints" / "last.ckpt", weights_only=True)
+        assert (last["global_step"], last["seen"][0]) == (16, 16 * 8)  # All of them are labelled.
+        assert read_evaluated_steps(seed / "metrics.csv") == [3, 7, 11, 15]
+    expected = "objective custom learns from labels alone, and the texts of task.unlabelled have none"
+    assert expected in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_fine_tuned_teacher_is_shared_by_runs_with_and_without_unlabelled_text(
     encoder_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,8 @@ class SweepReport(Callback):
         from distill.errors import UserError
         from distill.jobs.report import write
 
+        if config.get("dry_run"):
+            return  # No run has written anything.
         directory = Path(str(config.hydra.sweep.dir))
         try:
             write(directory, directory)

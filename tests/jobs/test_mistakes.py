@@ -633,10 +633,6 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("task.unlabelled=nowhere.txt"),
         "task.unlabelled=nowhere.txt is no file and no directory, expected",
     ),
-    "unlabelled text and labels alone": (
-        _options("task.unlabelled=nowhere.txt", "objective=supervised"),
-        "objective supervised learns from labels alone, and the texts of task.unlabelled have none: take an objective",
-    ),
     "a share of unlabelled text out of range": (
         _options("task.unlabelled_share=1.0"),
         "got task.unlabelled_share=1.0, expected a share between 0 and 1",
@@ -676,10 +672,6 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     "questions without a context among the unlabelled": (
         lambda user_files: [*_questions(user_files), f"task.unlabelled={user_files.data / 'train.tsv'}"],
         "train.tsv has no column question, context: it has sentence, label; texts without labels need the task's text",
-    ),
-    "copies of texts and labels alone": (
-        _options("augment=tang", "objective=supervised"),
-        "objective supervised learns from labels alone, and the texts of augment=tang have none: take an objective",
     ),
     "copies of raw text": (
         _options("task=mlm", "objective=language_model", "augment=tang"),

@@ -3,10 +3,12 @@
 import csv
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import part
@@ -72,7 +74,27 @@ def test_bad_options_are_reported_in_one_line(command: Command, options: list[st
 def test_recipes_sweep_over_every_objective_for_labelled_data() -> None:
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
         swept = compose("config", ["+experiment=recipes"], return_hydra_config=True).hydra
-    assert swept.mode.name == "MULTIRUN"
-    assert swept.sweeper.params.objective == "glob(*,exclude=language_model)"
-    assert (config_directory() / "objective" / "language_model.yaml").is_file()
-    assert (config_directory() / "objective" / "supervised.yaml").is_file()
+        assert swept.mode.name == "MULTIRUN"
+        excluded = re.fullmatch(r"glob\(\*,exclude=\[(.*)\]\)", swept.sweeper.params.objective)
+        assert excluded
+        for path in (config_directory() / "objective").iterdir():
+            objective = instantiate(compose("config", [f"objective={path.stem}"]).objective)
+            suits = not objective.unsuited(likelihood="softmax", over_vocabulary=False)
+            assert suits == (path.stem not in excluded[1].split(",")), path.stem
+
+
+def test_a_dry_run_of_a_sweep_checks_every_run_and_reports_none(
+    command: Command, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data_dir: Path, tmp_path: Path
+) -> None:
+    teacher.save_pretrained(tmp_path / "teacher")
+    tokenizer.save_pretrained(tmp_path / "teacher")
+    (tmp_path / "texts.txt").write_text("a new film\nan old film\n")
+    code, output, error = command(
+        "+experiment=recipes", "objective=hinton,supervised", "+teacher=pretrained", "+student=distilbert",
+        f"teacher.path={tmp_path / 'teacher'}", "task=sst2", f"task.data_dir={data_dir}", "task.max_length=32",
+        "task.unlabelled=texts.txt", "cache_dir=cache", "dry_run=true",
+    )  # fmt: skip
+    assert (code, error) == (0, "")
+    printed = " ".join(output.split())
+    assert printed.count("Notice: objective supervised learns from labels alone, and the texts of task.unlabelled") == 1
+    assert "there is no report" not in printed
