@@ -1,6 +1,7 @@
 """Tests of whole runs and trainings with texts that only the teacher labels."""
 
 import csv
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import distill as d
 from distill import stages
 from distill.data import batching
 from distill.data.mixing import MixedExamples
-from distill.losses import HardLabels, LogitMSE, Objective, PseudoLabels, SoftTargets
+from distill.losses import Cosine, HardLabels, LogitMSE, Objective, PseudoLabels, SoftTargets
 from distill.tasks import Classification, Regression
 from distill.training import fitting
 from distill.training.module import DistillationModule
@@ -200,8 +201,9 @@ def test_terms_that_need_labels_skip_unlabelled_examples(
 
 
 def test_a_short_training_labels_only_the_texts_that_it_shows(
-    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     monkeypatch.setattr("distill.teaching.output_cache.SHARD_TOKENS", 256)
     monkeypatch.setattr(fitting, "fit", _no_training)
     source = d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
@@ -219,6 +221,16 @@ def test_a_short_training_labels_only_the_texts_that_it_shows(
     tokens = int(train.lengths[: 48 + 48].sum())
     assert shards == pytest.approx(tokens / 256, abs=2)
     shutil.rmtree(outputs)
+    # With hidden states it computes none that it does not show: a shard may hold more.
+    capsys.readouterr()
+    monkeypatch.setattr("distill.teaching.output_cache.SHARD_TOKENS", 256_000)
+    with pytest.raises(_Stopped):
+        d.distill(
+            source, d.students.distilbert(), classification(unlabelled=many), trainer=trainer,
+            objective=Objective(soft=SoftTargets(), cosine=Cosine()), directory=tmp_path / "hidden",
+        )  # fmt: skip
+    expected = f"the training shows 96 examples, fewer than the {len(train)} that caching computes"
+    assert expected in json.loads((tmp_path / "hidden" / "run.json").read_text())["teacher_outputs"]["reason"]
 
 
 class _Stopped(Exception):

@@ -247,6 +247,11 @@ class CachedOutputs:
         ranges = [self._range(number) for number, shard in enumerate(self._shards) if shard is None]
         return [(first, last) for first, last in ranges if examples is None or first < examples]
 
+    def covering(self, examples: int) -> int:
+        """Returns the number of examples in the shards that hold the first `examples`, because a shard is whole."""
+        number = int(np.searchsorted(self._firsts, examples, side="left"))
+        return int(self._range(number - 1)[1]) if examples > 0 else 0
+
     def bytes(self) -> int:
         """Returns the size of all files."""
         return sum(path.stat().st_size for path in self.directory.glob("*.safetensors"))

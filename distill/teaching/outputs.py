@@ -311,10 +311,11 @@ def _cache_if_possible(
     The decision depends on the options, the data and the free space of the disk, and not on what is cached already,
     except that cached outputs need no space.
     """
-    cache, number, shown = computation.cache, _visited(examples, epochs), int(epochs * shown_in_epoch(examples))
+    cache, shown = computation.cache, int(epochs * shown_in_epoch(examples))
+    outputs = _open(computation, examples, hidden)
+    number = outputs.covering(_visited(examples, epochs))
     if shown < number:
         return None, f"the training shows {shown:,} examples, fewer than the {number:,} that caching computes"
-    outputs = _open(computation, examples, hidden)
     shortage = cache.shortage(outputs, number, _logit_bytes(cache, computation.task, examples, teacher, number))
     if shortage is not None:
         return None, shortage
@@ -349,11 +350,12 @@ def _open(computation: Computation, examples: Examples, hidden: HiddenLayers | N
 def _fill(
     computation: Computation, examples: Examples, outputs: CachedOutputs, number: int, *, title: str = "teacher"
 ) -> ComputedOutputs:
-    """Computes those of the first `number` outputs that are missing."""
+    """Computes those of the first `number` outputs that are missing, in whole shards."""
     cache, task = computation.cache, computation.task
     missing = outputs.missing(number)
     if not missing:
         return ComputedOutputs(outputs, 0.0)
+    number = outputs.covering(number)
     start = time.perf_counter()
     teacher = computation.model()
     logit_bytes = 0.0 if computation.only_hidden else _logit_bytes(cache, task, examples, teacher, number)

@@ -160,6 +160,14 @@ def test_a_damaged_shard_is_computed_again(
     assert compute(model=fail_to_load).seconds == 0
 
 
+def test_whole_shards_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Five examples of three tokens: two shards of two examples and one of one."""
+    monkeypatch.setattr(output_cache, "SHARD_TOKENS", 6)
+    cached = output_cache.CachedOutputs(tmp_path, np.full(5, 3), hidden=None)
+    assert [cached.covering(examples) for examples in range(6)] == [0, 2, 2, 4, 4, 5]
+    assert all(cached.missing(examples)[-1][1] == cached.covering(examples) for examples in range(1, 6))
+
+
 def test_outputs_belong_to_the_device_and_the_versions_of_the_libraries(
     teacher: PreTrainedModel, examples: TokenizedExamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
