@@ -25,9 +25,21 @@ from distill.data.tables import (
     report_shared_texts,
 )
 from distill.data.unlabelled import Unlabelled, UnlabelledTables, fill_pool
-from distill.edge.choices import READINGS, Answer, choose_reading, describe_expected, join_choices, split_choices
+from distill.edge.choices import (
+    READINGS,
+    Answer,
+    choose_reading,
+    describe_expected,
+    join_choices,
+    other_reading,
+    split_choices,
+)
 from distill.errors import UserError
 
+DESCRIPTIONS = {
+    "name": "names of the choices", "text": "texts of the choices", "index": "indices of the choices, counted from 0",
+    "number": "numbers of the choices, counted from 1", "letter": "letters of the choices",
+}  # fmt: skip
 ADVICE = "name yours with task.question=..., task.choices=... and task.answer=..."
 
 
@@ -115,8 +127,8 @@ class ChoiceColumns:
         """All columns of texts that may be read."""
         return (*self.question, *self.context, *(name for names in self.choices for name in names))
 
-    def read(self, source: TableSource, cache_dir: Path) -> LabelledData:
-        """Reads `train`, `dev` and the other splits with answers.
+    def read(self, source: TableSource, cache_dir: Path) -> tuple[LabelledData, str]:
+        """Reads `train`, `dev` and the other splits with answers; returns them and the reading of the answers.
 
         Raises:
             UserError: if a directory, file, column, text or answer is missing or invalid.
@@ -128,10 +140,10 @@ class ChoiceColumns:
                 check_columns(table, [*self._columns(), self.answer], ADVICE)
                 tables[name] = leave_out_unlabelled(table, self.answer)
         rows = {name: self.read_rows(table) for name, table in tables.items()}
-        indices = find_answers({name: self._answers(table, rows[name]) for name, table in tables.items()})
+        indices, reading = find_answers({name: self._answers(table, rows[name]) for name, table in tables.items()})
         splits = source.sample({name: replace(of.split, labels=indices[name]) for name, of in rows.items()})
         report_shared_texts(splits)
-        return LabelledData(labels=(), splits=splits, sha256=_compute_digest(splits))
+        return LabelledData(labels=(), splits=splits, sha256=_compute_digest(splits)), reading
 
     def read_rows(self, table: Table) -> "ChoiceRows":
         """Returns the questions and the choices of a table, whose answers are not read.
@@ -255,10 +267,10 @@ def _check_choices(texts: Sequence[object], found: str, place: str) -> None:
             raise UserError(f"{place}: choice {position} is {reprlib.repr(text)}, expected text")
 
 
-def find_answers(splits: Mapping[str, Answers]) -> dict[str, np.ndarray]:
-    """Returns the index of the right choice of every example, by split.
+def find_answers(splits: Mapping[str, Answers]) -> tuple[dict[str, np.ndarray], str]:
+    """Returns the index of the right choice of every example, by split, and the name of the reading.
 
-    An answer is the name of a choice, its index from 0, its number from 1, its letter or its text. All answers of all
+    An answer is the name of a choice, its text, its index from 0, its number from 1 or its letter. All answers of all
     splits are read in the same way.
 
     Raises:
@@ -278,9 +290,11 @@ def find_answers(splits: Mapping[str, Answers]) -> dict[str, np.ndarray]:
         if None in indices:
             row = indices.index(None)
             raise _unknown_answer(splits[split].source, row, every[split][row], reading)
-    if reading == "number":
-        print_notice("the answers are read as numbers of the choices, counted from 1")
-    return {split: np.array(indices, dtype=np.int64) for split, indices in found.items()}
+    other = other_reading(chain.from_iterable(every.values()), reading)
+    if reading == "number" or other is not None:
+        instead = "" if other is None else f", and not as {DESCRIPTIONS[other]}, which they could be too"
+        print_notice(f"the answers are read as {DESCRIPTIONS[reading]}{instead}")
+    return {split: np.array(indices, dtype=np.int64) for split, indices in found.items()}, reading
 
 
 def _unknown_answer(source: str, row: int, answer: Answer, reading: str) -> UserError:

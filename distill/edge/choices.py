@@ -40,12 +40,28 @@ def join_choices(entries: Iterable[object]) -> list[object]:
     return choices
 
 
-def choose_reading(answers: Iterable[Answer]) -> str:
-    """Returns the name of the first reading that finds the most answers."""
+def choose_reading(answers: Iterable[Answer], usual: str | None = None) -> str:
+    """Returns the name of the first reading that finds the most answers.
+
+    Args:
+        usual: the reading to take if it finds every answer.
+    """
     answers = list(answers)
     has_names = any(answer.names is not None for answer in answers)
     names = [name for name in READINGS if has_names or name != "name"]
+    names.sort(key=lambda name: name != usual)
     return max(names, key=lambda name: sum(READINGS[name](answer) is not None for answer in answers))
+
+
+def other_reading(answers: Iterable[Answer], reading: str) -> str | None:
+    """Returns the name of another reading that finds every answer too, and another choice for some; None without."""
+    answers = list(answers)
+    taken = [READINGS[reading](answer) for answer in answers]
+    for name, read in READINGS.items():
+        found = [read(answer) for answer in answers]
+        if None not in found and found != taken:
+            return name
+    return None
 
 
 def describe_expected(answer: Answer, reading: str) -> str:
@@ -96,7 +112,8 @@ def _to_integer(value: object) -> int | None:
     return int(number) if number.is_integer() else None
 
 
-# Each returns the index of a choice, or None. The first one that has an index for every answer is taken.
+# Each returns the index of a choice, or None. The first one that has an index for every answer is taken: a text that is
+# one of the choices is hardly there by chance, while every small number is an index.
 READINGS: Mapping[str, Callable[[Answer], int | None]] = {
-    "name": _as_name, "index": _as_index, "number": _as_number, "letter": _as_letter, "text": _as_text,
+    "name": _as_name, "text": _as_text, "index": _as_index, "number": _as_number, "letter": _as_letter,
 }  # fmt: skip

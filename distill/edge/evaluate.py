@@ -234,10 +234,14 @@ class VectorRows(NumberRows):
 
     def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
         self.translates = "accuracy" in bundle.manifest.get("metrics", {}).get(bundle.model, {})
+        self.has_language = columns.label is not None
         super().__init__(bundle, columns, rows)
 
     def read(self, row: Values) -> tuple[Record, Any]:
-        return (self.record(row), str(row.get(self.label, ""))) if self.translates else super().read(row)
+        if not self.translates:
+            return super().read(row)
+        language = _value(row, self.label) if self.has_language else row.get(self.label, "")
+        return self.record(row), str(language)
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[Any]) -> Metrics:
         """Returns the correlations of Pearson and Spearman between the cosines and the labels.
@@ -312,8 +316,8 @@ class ChoiceRows:
     """Rows with a question, its choices, perhaps a context, and the right choice.
 
     One column has the list of the choices, and that of a context may follow it; or each choice has a column of texts.
-    All answers are read in the same way, which is the one of a run: as names of the choices, as indices from 0, as
-    numbers from 1, as letters, or as texts.
+    All answers are read in the same way, which is the one of the bundle's run if it finds every answer: as names of the
+    choices, as their texts, as indices from 0, as numbers from 1, or as letters.
     """
 
     def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
@@ -325,7 +329,8 @@ class ChoiceRows:
         if self.lists and len(self.choices) != 1:
             expected = "the columns of the question and the choices, and perhaps of the context"
             raise UserError(f"got {', '.join([self.question, *self.choices])}, expected {expected}")
-        self.reading = choose_reading(map(self._answer, rows))
+        usual = bundle.manifest["decoding"].get("answers")  # Earlier bundles do not have it.
+        self.reading = choose_reading(map(self._answer, rows), usual)
 
     def _choices(self, row: Values) -> tuple[list[object], list[object] | None]:
         values = [row.get(column) for column in self.choices]

@@ -102,18 +102,20 @@ class MultipleChoice:
         self.source = rows.table_source(name=name, text=self.columns.text, label=self.columns.answer, **options)
         self.pool = rows.pool_source(options, lambda questions: UnlabelledChoices(questions, self.columns))
         self.choices: int | None = None  # Set by `read`.
+        self.reading: str | None = None  # Of the answers, set by `read`.
 
     @property
     def has_unlabelled(self) -> bool:
         return self.pool.rows is not None
 
     def read(self, cache_dir: Path) -> LabelledData:
-        """Reads every split, and determines the usual number of choices.
+        """Reads every split, and determines the usual number of choices and how their answers are read.
 
         Raises:
             UserError: for a directory, file, column, text or answer that is missing or unusable.
         """
-        data = self.pool.add_to(self.columns.read(self.source, cache_dir))
+        labelled, self.reading = self.columns.read(self.source, cache_dir)
+        data = self.pool.add_to(labelled)
         self.choices = int(np.bincount(list(map(len, data.splits["train"].choices))).argmax())
         return data
 
@@ -153,7 +155,8 @@ class MultipleChoice:
         return splits
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        return {}
+        """Returns the reading of the answers, with which a bundle reads those of a labelled file."""
+        return {"answers": self.reading}
 
     def predictions(self, scores: Scores) -> np.ndarray:
         """The index of the choice of every example, `[N]`."""

@@ -174,18 +174,49 @@ def test_each_choice_may_have_a_column(
 
 
 def test_answers_are_read_as_in_a_run() -> None:
-    """An index comes before the text of a choice, and the names of the data before both."""
+    """A number is an index before it is anything else, a text is one of a choice, and names come before both."""
     numbers = [{"choices": ["1", "2", "3"], "answer": answer} for answer in (1, 2)]
     named = [{"choices": {"text": ["x", "y"], "label": ["B", "A"]}, "answer": "A", "context": None}]
-    for rows, expected in ((numbers, [1, 2]), (named, [1])):
+    texts = [{"choices": ["1", "2", "3"], "answer": answer} for answer in ("1", "2")]
+    for rows, expected in ((numbers, [1, 2]), (texts, [0, 1]), (named, [1])):
         columns = {name: [row.get(name) for row in rows] for name in ("choices", "answer")}
         questions = {"question": ["which"] * len(rows), **columns}
         task = MultipleChoice(question="question", choices="choices", answer="answer", train=questions, dev=questions)
         assert task.read(Path()).splits["dev"].labels.tolist() == expected
         rows = [{"question": "which", **row} for row in rows]
-        reader = evaluate.ChoiceRows(Stub([]), evaluate.Columns(), rows)  # type: ignore[arg-type]
+        reader = evaluate.ChoiceRows(Stub([], decoding={}), evaluate.Columns(), rows)  # type: ignore[arg-type]
         assert [reader.read(row)[1] for row in rows] == expected
     assert reader.read(rows[0])[0] == {"question": "which", "choices": ["x", "y"]}
+
+
+@pytest.mark.parametrize(
+    ("reading", "answers", "expected"),
+    [
+        ("number", [1, 2], [0, 1]),
+        ("index", [1, 2], [1, 2]),
+        (None, [1, 2], [1, 2]),  # An earlier bundle.
+        ("letter", [0, 2], [0, 2]),  # Those of another file.
+    ],
+)
+def test_answers_are_read_as_those_of_the_run_that_made_the_bundle(
+    reading: str | None, answers: list[int], expected: list[int]
+) -> None:
+    """In some rows no answer tells an index from a number."""
+    rows = [{"question": "which", "choices": ["x", "y", "z"], "answer": answer} for answer in answers]
+    bundle: Any = Stub([], decoding={} if reading is None else {"answers": reading})
+    reader = evaluate.ChoiceRows(bundle, evaluate.Columns(), rows)
+    assert [reader.read(row)[1] for row in rows] == expected
+
+
+def test_a_language_is_read_from_the_column_that_is_named() -> None:
+    bundle: Any = Stub([], metrics={Stub.model: {"accuracy": 0.5}})
+    row = {"one": "a", "two": "b", "lang": "de"}
+    for label, expected in (("lang", "de"), (None, "")):
+        rows = evaluate.VectorRows(bundle, evaluate.Columns(["one", "two"], label), [row])
+        assert rows.read(row) == (["a", "b"], expected)
+    rows = evaluate.VectorRows(bundle, evaluate.Columns(["one", "two"], "lagn"), [row])
+    with pytest.raises(UserError, match="there is no column lagn, the columns are one, two, lang: give"):
+        rows.read(row)
 
 
 def test_several_labels_are_read_as_in_a_run() -> None:

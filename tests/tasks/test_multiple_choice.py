@@ -77,6 +77,9 @@ def toy_chooser(vocabulary: int, **options: Any) -> PreTrainedModel:
         ([["a", "b"], ["c", "d", "e"]], [2, 1], [1, 0]),  # Numbers, because no index of two choices is 2.
         ([["a", "b"], ["c", "d", "e"]], ["b", "C"], [1, 2]),  # Letters.
         ([["no", "yes"], ["red", "blue", "green"]], ["yes", "red"], [1, 0]),
+        ([["2", "1", "0"], ["0", "2", "1"]], ["2", "1"], [0, 2]),  # Texts, which are indices too.
+        ([["B", "A"], ["A", "B"]], ["B", "B"], [0, 1]),  # Texts, which are letters too.
+        ([["2", "1", "0"], ["0", "2", "1"]], [2, 1], [2, 1]),  # Numbers are no texts.
         ([{"text": ["a", "b"], "label": ["1", "2"]}, {"text": ["c", "d"], "label": ["A", "B"]}], ["1", "B"], [0, 1]),
         ([[{"text": "a", "label": "A"}, {"text": "b", "label": "B"}]] * 2, ["B", "A"], [1, 0]),
     ],
@@ -89,6 +92,32 @@ def test_an_answer_is_a_name_an_index_a_number_a_letter_or_a_text(
     assert data.splits["train"].labels.tolist() == expected
     assert data.splits["train"].records()[0]["question"] == "one"
     assert all(isinstance(text, str) for of in data.splits["train"].choices for text in of)
+
+
+@pytest.mark.parametrize(
+    ("choices", "answers", "notice"),
+    [
+        ([["a", "b"], ["c", "d", "e"]], [1, 0], None),
+        ([["a", "b"], ["c", "d", "e"]], [2, 1], "as numbers of the choices, counted from 1"),
+        (
+            [["a", "b"], ["c", "d", "e"]], [1, 1],
+            "as indices of the choices, counted from 0, and not as numbers of the choices, counted from 1, which they "
+            "could be too",
+        ),
+        (
+            [["2", "1", "0"], ["0", "2", "1"]], ["2", "1"],
+            "as texts of the choices, and not as indices of the choices, counted from 0, which they could be too",
+        ),
+        ([["0", "1"], ["0", "1"]], ["1", "0"], None),  # Both readings are the same.
+    ],
+)  # fmt: skip
+def test_a_reading_that_is_not_the_only_one_is_shown(
+    choices: list[list[str]], answers: list[Any], notice: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {"question": ["one", "two"], "choices": choices, "answer": answers}
+    MultipleChoice(train=rows, dev={**rows, "question": ["three", "four"]}).read(Path())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed == ("" if notice is None else f"Notice: the answers are read {notice}")
 
 
 def test_columns_of_single_choices_may_be_empty_at_the_end(tmp_path: Path) -> None:
