@@ -104,7 +104,7 @@ class GroupColumns:
         }
         splits = source.sample(splits)
         report_shared_texts(splits)
-        return GroupData(labels=(), splits=splits, sha256=_compute_digest(splits), classes=classes)
+        return GroupData(labels=(), splits=splits, sha256=_compute_digest(splits, classes), classes=classes)
 
     def _read_train(self, table: Table) -> list[list[str]]:
         """Returns the groups of a table to train on, of those columns that it has."""
@@ -171,8 +171,9 @@ def _read_groups(table: Table, columns: Sequence[str], *, least: int) -> list[li
     return groups
 
 
-def _compute_digest(splits: Mapping[str, GroupSplit]) -> str:
-    digest = hashlib.sha256()
+def _compute_digest(splits: Mapping[str, GroupSplit], classes: Sequence[str]) -> str:
+    """Returns a digest of the texts, and of labels as scores or as classes, which a teacher is fine-tuned on."""
+    digest = hashlib.sha256(json.dumps(classes).encode() if classes else b"")
     for name, split in splits.items():
         digest.update(json.dumps([name, split.groups, split.labels.tolist()]).encode())
     return digest.hexdigest()

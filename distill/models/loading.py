@@ -1,7 +1,8 @@
 """Loads a model with its tokenizer and a head for the task from a directory."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,18 @@ def check_directory(directory: Path, given: str) -> None:
         raise UserError(f"{given} holds no tokenizer: call tokenizer.save_pretrained for the same directory")
 
 
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Leaves out the warnings and the progress bar of transformers, such as the report of a tensor that is new."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+
+
 def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | None, *, trust_remote_code: bool) -> Start:
     """Loads the model in float32 with a head for `labels`, and its tokenizer.
 
@@ -62,29 +75,25 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
         UserError: if files are damaged, or there is no such head for the model.
     """
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.disable_progress_bar()
-    transformers.logging.set_verbosity_error()  # `Start.reason` reports a new head.
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
-        config = _load_config(directory, auto_class, **options)
-        order, reason, notices = _fit_labels(config, labels)
-        if not reason and (other_head := _find_other_head(config, auto_class)):
-            order, reason, notices = None, other_head, []
-        model, info = getattr(transformers, auto_class).from_pretrained(
-            directory,
-            config=config,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # Checked below.
-            use_safetensors=True,
-            **options,
-        )
+        with without_warnings():  # `Start.reason` reports a new head.
+            tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
+            config = _load_config(directory, auto_class, **options)
+            order, reason, notices = _fit_labels(config, labels)
+            if not reason and (other_head := _find_other_head(config, auto_class)):
+                order, reason, notices = None, other_head, []
+            model, info = getattr(transformers, auto_class).from_pretrained(
+                directory,
+                config=config,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # Checked below.
+                use_safetensors=True,
+                **options,
+            )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         # Raised by transformers for damaged files, unknown models and missing heads.
         raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error
-    finally:
-        transformers.logging.set_verbosity(verbosity)
     more_notices = check_tensors(model, info, directory, new_head=order is None)
     check_tokenizer(tokenizer, directory)
     check_embeddings(model, tokenizer, directory)

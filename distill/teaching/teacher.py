@@ -25,7 +25,7 @@ from distill.errors import OptionError, UnreachableError, UserError
 from distill.files import CHECKSUMS, hash_file, write_json
 from distill.losses import Objective
 from distill.models.checks import check_length, encoder_size
-from distill.models.loading import Start
+from distill.models.loading import Start, without_warnings
 from distill.models.pooling import configure
 from distill.options import show_value
 from distill.teaching.features import Features
@@ -480,8 +480,8 @@ def _check(start: Start, source: TeacherSource, task: Task) -> None:
             )
     elif source.finetune is None and not start.fits:
         raise UserError(
-            f"teacher {name} does not fit task {task.name}: {start.reason}; leave out teacher.finetune=false to have "
-            "it fine-tuned first"
+            f"teacher {name} does not fit task {task.name}: {start.reason}; to have it fine-tuned first, leave out "
+            "teacher.finetune=false, or in Python call fit(task) of the teacher"
         )
     elif source.finetune is not None:
         check_budget(source.finetune.batch_tokens, task.max_length, source.trainer)
@@ -614,9 +614,10 @@ def _is_cached(directory: Path) -> bool:
 
 def _load(directory: Path, task: Task, *, trust_remote_code: bool) -> PreTrainedModel:
     auto_class = getattr(transformers, task.auto_class)
-    model: PreTrainedModel = auto_class.from_pretrained(
-        directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
-    )
+    with without_warnings():  # An encoder of vectors was saved without its pooler, which `configure` removes again.
+        model: PreTrainedModel = auto_class.from_pretrained(
+            directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
+        )
     configure(model, task.model_settings)
     return model
 

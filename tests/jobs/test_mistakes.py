@@ -667,7 +667,7 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
             "teacher.finetune=false",
             f"teacher.path={user_files.classifier(2)}",
         ],
-        "does not fit task squad: its head is not trained (qa_outputs.bias, qa_outputs.weight); leave out",
+        "does not fit task squad: its head is not trained (qa_outputs.bias, qa_outputs.weight); to have",
     ),
     "questions without a context among the unlabelled": (
         lambda user_files: [*_questions(user_files), f"task.unlabelled={user_files.data / 'train.tsv'}"],

@@ -1,6 +1,8 @@
 """Tests of vectors of texts: pooling, rows, terms and metrics by hand, and whole runs from rows to a bundle."""
 
+import io
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +41,7 @@ from distill.models.loading import load_directory
 from distill.models.pooling import configure, pool, write_modules
 from distill.preflight import warn_of_parts
 from distill.tasks import Embedding
+from distill.teaching import teacher as teaching
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.outputs import Computation, cache_outputs, teacher_logits
 from students.distilbert import from_teacher
@@ -263,6 +266,9 @@ def test_labels_of_train_are_scores_classes_or_none(tokenizer: PreTrainedTokeniz
     np.testing.assert_allclose(batches["dev"][[0, 1, 2, 3]]["labels"], expected, atol=1e-6)
     task = Embedding(train=nli | {"label": [1, 0, 1]}, classes=["no", "yes"], **options)
     assert task.read(Path()).splits["train"].labels.tolist() == [1.0, 0.0, 1.0]
+    # A teacher is fine-tuned on classes otherwise than on scores.
+    scored = Embedding(train=nli | {"label": [1, 0, 1]}, **options)
+    assert scored.read(Path()).sha256 != task.read(Path()).sha256
     task = Embedding(train=pairs(4), dev=pairs(4))
     assert [type(term) for term in (task.read(Path()) and task.supervised_terms()).values()] == [d.CosineRegression]
     triplets = {"anchor": ["a", "b"], "positive": ["c", "d"], "negative": ["e", "f"]}
@@ -271,6 +277,24 @@ def test_labels_of_train_are_scores_classes_or_none(tokenizer: PreTrainedTokeniz
     assert [type(term) for term in task.supervised_terms().values()] == [d.MultipleNegatives]
     with pytest.raises(UserError, match="example 2: label 'high' is no number"):
         Embedding(train=pairs(2) | {"score": ["1", "high"]}, dev=pairs(4)).read(Path())
+
+
+def test_a_saved_encoder_is_loaded_without_the_report_of_a_pooler_that_it_does_not_have(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    task, encoder = Embedding(train=pairs(4), dev=pairs(4)), toy_bert(len(tokenizer)).bert
+    configure(encoder, task.model_settings)
+    encoder.save_pretrained(tmp_path)
+    messages = io.StringIO()
+    handler = logging.StreamHandler(messages)
+    logging.getLogger("transformers").addHandler(handler)
+    try:
+        loaded = teaching._load(tmp_path, task, trust_remote_code=False)
+        assert (loaded.pooler, messages.getvalue()) == (None, "")
+        type(encoder).from_pretrained(tmp_path)
+        assert "pooler.dense.weight" in messages.getvalue()
+    finally:
+        logging.getLogger("transformers").removeHandler(handler)
 
 
 def test_some_rows_of_train_may_lack_their_label(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -636,7 +660,7 @@ def test_a_teacher_is_fine_tuned_on_scores_and_terms_are_combined(
     task = Embedding(train=pairs(64), dev=pairs(32, seed=1), max_length=24)
     model = BertForMaskedLM(toy_bert(len(tokenizer), layers=2, initializer_range=0.05).config)
     teacher = d.Teacher(model, tokenizer, cache_dir=tmp_path / "cache")
-    with pytest.raises(UserError, match="its head is that of a BertForMaskedLM, and the task needs a BertModel; leav"):
+    with pytest.raises(UserError, match="its head is that of a BertForMaskedLM, and the task needs a BertModel; to h"):
         d.distill(teacher, d.students.distilbert(), task, directory=tmp_path / "no")
     objective = d.Objective(embedding=d.EmbeddingMSE(), scores=d.CosineRegression())
     result = d.distill(

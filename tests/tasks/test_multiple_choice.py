@@ -426,7 +426,7 @@ def test_a_teacher_of_another_kind_does_not_fit(
     teacher = d.Teacher(type(model)(model.config), tokenizer, cache_dir=tmp_path)
     expected = (
         "does not fit task multiple_choice: its head is that of a BertForSequenceClassification, and the task needs a "
-        "BertForMultipleChoice; leave out"
+        "BertForMultipleChoice; to have it fine"
     )
     with pytest.raises(UserError, match=expected):
         d.distill(teacher, d.students.distilbert(), task, directory=tmp_path / "run")
