@@ -176,7 +176,8 @@ class Checkpoints(Callback):
     ) -> None:
         self._synchronize()
         self._due |= self.every is not None and trainer.global_step % self.every == 0
-        evaluates = trainer.should_stop or (batch_idx + 1) % cast(int, trainer.val_check_batch) == 0
+        step = trainer.fit_loop.epoch_loop.total_batch_idx + 1  # Evaluations are counted across epochs.
+        evaluates = trainer.should_stop or step % cast(int, trainer.val_check_batch) == 0
         if self._due and not evaluates and not trainer.is_last_batch:
             trainer.save_checkpoint(self.path, weights_only=False)
             self._due = False

@@ -212,6 +212,32 @@ def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(
     assert equal_averages(resumed, whole)
 
 
+@pytest.mark.parametrize("step", [6, 12])
+def test_an_evaluation_that_was_interrupted_is_made_when_the_training_resumes(
+    make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch, step: int
+):
+    """Dev is scored after every sixth step, and an epoch has four."""
+    options: dict[str, Any] = {"evaluations": 0.75, "soup": 3, "max_epochs": 4}
+    whole, stopped = make_toy(**options), make_toy(**options, checkpoint_steps=1)
+    expected = whole.fit()
+    original = stopped.module.validation_step
+
+    def validation_step(*arguments: Any) -> None:
+        if stopped.module.global_step == step:
+            raise RuntimeError("stopped")
+        original(*arguments)
+
+    monkeypatch.setattr(stopped.module, "validation_step", validation_step)
+    with pytest.raises(RuntimeError, match="stopped"):
+        stopped.fit()
+    resumed = make_toy(directory=stopped.directory, **options, checkpoint_steps=1)
+    fit = resumed.fit(resume=True)
+    assert fit.soup == expected.soup
+    assert fit.soup is not None
+    assert fit.soup["steps"] == [6, 12, 16]
+    assert equal_trainings(resumed, whole)
+
+
 def equal_averages(left: Toy, right: Toy) -> bool:
     """Returns whether the moving averages in two checkpoints are equal."""
     states = [checkpoint(toy, "last")["callbacks"]["MovingAverage"]["averages"] for toy in (left, right)]
