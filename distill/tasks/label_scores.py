@@ -114,15 +114,14 @@ class LabelSets:
         return rows.expected_calibration_error(self.probabilities(scores).ravel(), scores.labels.ravel() > 0)
 
     def constants(self, scores: Scores) -> Mapping[str, Scores]:
-        """The most frequent labels, from none to all of them."""
-        order = np.argsort(-scores.labels.sum(axis=0), kind="stable")
-        constants = {}
-        for number in range(len(order) + 1):
-            logits = np.full_like(scores.columns["logits"], -CERTAIN)
-            logits[:, order[:number]] = CERTAIN
-            name = f"the {number} most frequent labels" if number > 1 else "the most frequent label"
-            constants[name if number else "no label"] = replace(scores, columns={"logits": logits})
-        return constants
+        """The best constant set of labels: so many of the most frequent ones, from none to all of them."""
+        labels = scores.labels > 0
+        order = np.argsort(-labels.sum(axis=0), kind="stable")
+        number = int(_score_most_frequent(labels[:, order], self.names[0]).argmax())
+        logits = np.full_like(scores.columns["logits"], -CERTAIN)
+        logits[:, order[:number]] = CERTAIN
+        name = f"the {number} most frequent labels" if number > 1 else "the most frequent label"
+        return {name if number else "no label": replace(scores, columns={"logits": logits})}
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {
@@ -215,6 +214,22 @@ def _choose_for_micro_f1(candidates: Sequence[Candidates], number: int) -> list[
         if reached <= micro_f1 + 1e-12:
             return chosen
         micro_f1 = reached
+
+
+def _score_most_frequent(labels: np.ndarray, metric: str) -> np.ndarray:
+    """Returns the metric of giving every example the first k labels, for k from 0 to C, `[C + 1]`.
+
+    Args:
+        labels: which examples have which label, the most frequent one first, `[N, C]` (bool).
+    """
+    examples, classes = labels.shape
+    counts, given = labels.sum(axis=0), np.arange(classes + 1)
+    if metric == "subset_accuracy":
+        first = np.logical_and.accumulate(labels, axis=1).sum(axis=1)  # Labels before the first one that is missing.
+        return np.asarray(np.bincount(first[first == labels.sum(axis=1)], minlength=classes + 1) / examples)
+    if metric == "macro_f1":
+        return np.append(0.0, np.cumsum(2 * counts / (examples + counts)) / classes)
+    return np.asarray(np.append(0, 2 * counts.cumsum()) / np.maximum(1, given * examples + counts.sum()))
 
 
 def _f1(predicted: np.ndarray, labels: np.ndarray) -> np.ndarray:

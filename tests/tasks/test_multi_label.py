@@ -204,6 +204,19 @@ def test_metrics_are_those_of_the_sets_at_the_thresholds() -> None:
     assert task.weakness(scores_of([[9.0, -9.0, -9.0], [-9.0, 9.0, 9.0]], labels)) is None
 
 
+@pytest.mark.parametrize("metric", ["micro_f1", "macro_f1", "subset_accuracy"])
+@pytest.mark.parametrize("shares", [(0.9, 0.4, 0.1), (0.2, 0.1, 0.05)])
+def test_the_best_constant_is_that_of_all_numbers_of_labels(metric: str, shares: tuple[float, ...]) -> None:
+    task, labels = multi_label(metrics=[metric]), np.random.default_rng(0).random((40, 3)) < shares
+    scores = scores_of(np.zeros((40, 3)).tolist(), labels.tolist())
+    order = np.argsort(-labels.sum(axis=0), kind="stable")
+    every = [scores_of([[9.0 if c in order[:k] else -9.0 for c in range(3)]] * 40, labels.tolist()) for k in range(4)]
+    values = [task.metrics(each)[metric] for each in every]
+    [constant] = task.scoring.constants(scores).values()
+    assert task.metrics(constant)[metric] == pytest.approx(max(values))
+    assert metric == "macro_f1" or values[-1] < max(values)
+
+
 def test_losses_are_binary_cross_entropies_of_the_labels() -> None:
     student, teacher = (
         torch.tensor([[1.0, -2.0], [0.5, 3.0]], requires_grad=True),
