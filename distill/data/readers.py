@@ -155,7 +155,7 @@ def _parse_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(_read_lines(path), 1):
         content = line.removesuffix("\n").removesuffix("\r")
         if "\r" in content:
-            raise _lone_carriage_return(path, number)
+            raise lone_carriage_return(path, number)
         yield number, content.split("\t")
 
 
@@ -169,7 +169,7 @@ def _parse_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
             first = rows.line_num + 1
     except csv.Error as error:
         if "new-line" in str(error):
-            raise _lone_carriage_return(path, rows.line_num) from error
+            raise lone_carriage_return(path, rows.line_num) from error
         if "end of data" in str(error):
             raise UserError(f"{path}, line {first} opens a quote that is never closed") from error
         raise UserError(
@@ -177,7 +177,8 @@ def _parse_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
         ) from error
 
 
-def _lone_carriage_return(path: Path, number: int) -> UserError:
+def lone_carriage_return(path: Path, number: int) -> UserError:
+    """Returns the error for a line with a carriage return inside."""
     return UserError(
         f"{path}, line {number} has a carriage return (\\r) without a line feed, which may end a row or belong to a "
         "text: expected lines that end in \\n or \\r\\n"

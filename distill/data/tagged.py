@@ -223,6 +223,8 @@ def read_conll(path: Path, column: int) -> tuple[list[list[str]], list[list[str]
     tags: list[list[str]] = [[]]
     for number, line in enumerate(readers.read_lines(path), 1):
         plain = line.strip(BLANK)
+        if "\r" in plain:
+            raise readers.lone_carriage_return(path, number)
         # Other white space, such as a no-break space, may be part of a word.
         fields = [part.strip(" ") for part in plain.split("\t" if "\t" in plain else " ")]
         if "\t" not in plain:

@@ -104,7 +104,7 @@ class UnlabelledTables:
                     f"{path} has one text a line, and the task has {self.needs}: give a table with the columns "
                     f"{' and '.join(self.text)} as task.unlabelled"
                 )
-            return Table(str(path), self.text, {self.text[0]: [line.strip() for line in readers.read_lines(path)]})
+            return Table(str(path), self.text, {self.text[0]: list(_read_texts(path))})
         if not path.name.endswith(SUFFIXES):
             raise UserError(f"task.unlabelled={path} is of no known kind, expected one of {', '.join(SUFFIXES)}")
         return readers.read_file(path, self.wanted)
@@ -244,3 +244,12 @@ def _keys(rows: Rows) -> Iterator[tuple[str, ...]]:
 
 def _normalize(text: str) -> str:
     return " ".join(text.casefold().split())
+
+
+def _read_texts(path: Path) -> Iterator[str]:
+    """Yields the text of each line."""
+    for number, line in enumerate(readers.read_lines(path), 1):
+        text = line.strip()
+        if "\r" in text:
+            raise readers.lone_carriage_return(path, number)
+        yield text

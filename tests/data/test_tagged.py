@@ -140,6 +140,14 @@ def test_words_may_have_white_space_that_separates_no_columns(tmp_path: Path) ->
     assert read(data=tmp_path).splits["train"].words == [["10\u00a0000", "\u2009", "new york"]]
 
 
+@pytest.mark.parametrize("text", ["a O\nb O\rc B-x\n", "a O\rb B-x\r"])
+def test_a_lone_carriage_return_is_refused(text: str, tmp_path: Path) -> None:
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.conll").write_text(text, newline="")
+    with pytest.raises(UserError, match=r"train.conll, line \d has a carriage return \(\\r\) without a line feed"):
+        read(data=tmp_path)
+
+
 def test_a_sample_of_the_sentences_is_always_the_same() -> None:
     one, two = (read(train=(WORDS * 4, TAGS * 4), dev=DEV, train_examples=5, dev_examples=1) for _ in range(2))
     assert one.sizes() == {"train": 5, "dev": 1}

@@ -127,7 +127,7 @@ def test_numbers_of_unlabelled_texts_are_missing(tokenizer: Any) -> None:
 
 def write(name: str, content: str) -> Callable[[Path], Path]:
     def build(root: Path) -> Path:
-        (root / name).write_text(content)
+        (root / name).write_text(content, newline="")
         return root / name
 
     return build
@@ -136,6 +136,9 @@ def write(name: str, content: str) -> Callable[[Path], Path]:
 BAD: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "an empty file": (write("a.txt", ""), {}, "a.txt is empty, expected texts without labels (task.unlabelled)"),
     "blank lines": (write("a.txt", "\n \n"), {}, "all 2 texts are removed (2 empty)"),
+    "line ends of an old Mac": (
+        write("a.txt", "a text\rb text\r"), {}, "a.txt, line 1 has a carriage return (\\r) without a line feed",
+    ),
     "no text": (lambda root: [], {}, "unlabelled leaves nothing to learn from: it has no text"),
     "dev itself": (
         write("a.txt", "so so\nWhat a film"), {},
