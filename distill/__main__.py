@@ -3,6 +3,7 @@
 import difflib
 import importlib.util
 import io
+import itertools
 import os
 import re
 import sys
@@ -28,7 +29,7 @@ from distill.jobs import slurm
 from distill.mirror import is_url, local_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from omegaconf import DictConfig
 
@@ -51,6 +52,12 @@ EXTRA = (
 )
 # Launchers of other packages, and the extras that install them.
 LAUNCHERS = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm"}
+# Options of Hydra with a value, and the one that may have a value.
+VALUED = (
+    "--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd",
+    "--experimental-rerun",
+)  # fmt: skip
+INFO = ("--info", "-i")
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -68,8 +75,7 @@ def main() -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # A label may have characters that the locale lacks.
             stream.reconfigure(errors="backslashreplace")
-    # Hydra's parser takes no options between two overrides.
-    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
+    sys.argv[1:] = put_options_first(sys.argv[1:])
     sys.argv[1:] = [copy_sweep(argument) for given in sys.argv[1:] for argument in expand_tasks(given)]
     hydra_full_error = os.environ.get("HYDRA_FULL_ERROR")
     show_traceback = hydra_full_error == "1"
@@ -102,6 +108,19 @@ def main() -> int:
             os.environ.pop("HYDRA_FULL_ERROR", None)
         else:
             os.environ["HYDRA_FULL_ERROR"] = hydra_full_error
+
+
+def put_options_first(arguments: "Sequence[str]") -> list[str]:
+    """Returns the options of Hydra before the overrides, because its parser takes none between two of these."""
+    options: list[str] = []
+    overrides: list[str] = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument in VALUED:
+            options += [argument, *itertools.islice(remaining, 1)]
+        else:
+            (options if argument.startswith("-") and argument not in INFO else overrides).append(argument)
+    return options + overrides
 
 
 def expand_tasks(argument: str) -> list[str]:

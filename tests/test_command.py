@@ -45,6 +45,8 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["resume=nowhere"], "nowhere is no run: it has no run.json"),
         (["--student", "distilbert"], "there is no option --student: set options with key=value, and see --help"),
         (["+teacher=bert_bas", "-m", "seed=0,1"], "did you mean bert_base?"),
+        (["+teacher=bert_bas", "--config-dir", ".", "seed=0"], "did you mean bert_base?"),
+        (["+teacher=bert_bas", "--config-dir=.", "seed=0", "-cd", "."], "did you mean bert_base?"),
     ],
 )
 def test_invalid_arguments_are_reported_in_one_line(arguments: list[str], expected: str, tmp_path: Path) -> None:
