@@ -17,7 +17,7 @@ from distill.edge.decoder import Decoder, Example, Items, Prediction, Record, Ro
 from distill.edge.manifest import ABOVE, read_manifest
 from distill.edge.model_files import data_file, session, shared_file
 from distill.edge.processor import ANY, runs, this_target
-from distill.edge.search import find_nearest
+from distill.edge.search import find_nearest, similarity
 from distill.edge.strings import shorten
 from distill.errors import UserError, first_line
 from distill.files import hash_file
@@ -114,11 +114,12 @@ class Bundle:
     def item_logits(self, records: Sequence[Record], *, batch_size: int | None = None) -> list[NDArray[np.floating]]:
         """Returns the logits `[n, C]` of the items of each row of the model. Rows of similar length share a batch.
 
-        A record is one row, or as many as it has windows. A row has one sequence of tokens, or one for each choice or
-        text.
+        A record is one row, or as many as it has windows. A row has one sequence of tokens, or one for each choice. The
+        vectors of the texts of a record are together.
         """
         examples = [self.decoder.read(record) for record in self._records(records, None)]
-        return [logits for rows in self._run(examples, self._encode(examples), batch_size) for _, logits in rows]
+        outputs = [[logits for _, logits in rows] for rows in self._run(examples, self._encode(examples), batch_size)]
+        return list(map(np.concatenate, outputs)) if self.decoder.encodes else list(itertools.chain(*outputs))
 
     def inputs(
         self, records: Sequence[Record], *, batch_size: int = BATCH_SIZE
@@ -198,7 +199,10 @@ class Bundle:
             raise UserError(
                 f"{self.directory} is of a {self.manifest['kind']} and has no vectors of texts: call predict instead"
             )
-        examples = [self.decoder.read(text) for text in self._records(texts, None)]
+        for text in self._records(texts, None):
+            if not isinstance(text, str):
+                raise UserError(f"got {shorten(text)}, expected a text")
+        examples = [self.decoder.read(text) for text in texts]
         width = next(value.shape[-1] for value in self.session.get_outputs() if value.name == "logits")
         vectors = [
             logits for rows in self._run_finite(examples, self._encode(examples), batch_size) for _, logits in rows
@@ -261,6 +265,14 @@ class Bundle:
             list(zip(of_query.tolist(), scores.tolist(), strict=True))
             for of_query, scores in zip(rows, cosines, strict=True)
         ]
+
+    def similarity(self, first: Sequence[str], second: Sequence[str]) -> NDArray[np.float32]:
+        """Returns the cosines `[n, m]` of the vectors of n and of m texts.
+
+        Raises:
+            UserError: as `encode` does.
+        """
+        return similarity(self.encode(first), self.encode(second))
 
     def _run_finite(
         self, examples: Sequence[Example], encoded: Sequence[Encoded], batch_size: int | None

@@ -383,7 +383,7 @@ class Vectors:
         return Example(first, more=tuple(more))
 
     def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
-        return [row]
+        return [[sequence] for sequence in row]  # The texts of a list need not run together.
 
     def select(self, example: Example, row: Row, logits: Floats) -> Items:
         return None, logits
@@ -392,7 +392,7 @@ class Vectors:
         return None
 
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
-        [(_, vectors)] = rows
+        vectors = np.concatenate([vector for _, vector in rows])
         every = [[float(f"{number:.9g}") for number in vector] for vector in vectors]
         return {"vector": every if example.more else every[0]}
 

@@ -13,7 +13,7 @@ def similarity(first: Vectors, second: Vectors) -> NDArray[np.float32]:
     """Returns the cosines `[n, m]` of vectors `[n, D]` and `[m, D]`; those of a vector of zeros are 0.
 
     Raises:
-        UserError: for arrays of another shape, and for vectors of different widths.
+        UserError: for arrays of another shape, vectors of different widths, and numbers that are not finite.
     """
     return _normalize(_check(first, "first")) @ _normalize(_check(second, "second", np.shape(first)[-1])).T
 
@@ -29,7 +29,8 @@ def find_nearest(queries: Vectors, corpus: Vectors, k: int) -> tuple[NDArray[np.
         corpus: `[rows, D]`.
 
     Raises:
-        UserError: for arrays of another shape, vectors of different widths, and a `k` below 1.
+        UserError: for arrays of another shape, vectors of different widths, numbers that are not finite, and a `k`
+            below 1.
     """
     queries = _normalize(_check(queries, "queries"))
     corpus = _check(corpus, "corpus", queries.shape[-1])
@@ -67,6 +68,8 @@ def _check(vectors: Vectors, name: str, width: int | None = None) -> NDArray[np.
     array = np.asarray(vectors)
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
         raise UserError(f"got {name} of shape {list(array.shape)} ({array.dtype}), expected vectors [n, D] of numbers")
+    if not np.isfinite(array).all():
+        raise UserError(f"got {name} with numbers that are not finite, expected vectors as Bundle.encode returns them")
     if width is not None and array.shape[-1] != width:
         raise UserError(f"got vectors {width} and {array.shape[-1]} wide ({name}), expected vectors of one model")
     return array.astype(np.float32, copy=False)

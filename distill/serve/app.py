@@ -142,8 +142,10 @@ class Service:
         records = content[given[0]]
         if not isinstance(records, list):
             raise RefusedError(422, f"got {given[0]}={shorten(records)}, expected a list")
-        if len(records) > self.limits.records:
-            raise RefusedError(413, f"got {len(records):,} records, the limit of a request is {self.limits.records:,}")
+        number = sum(map(_count_texts, records)) if model.bundle.decoder.encodes else len(records)
+        if number > self.limits.records:
+            unit = "texts" if model.bundle.decoder.encodes else "records"
+            raise RefusedError(413, f"got {number:,} {unit}, the limit of a request is {self.limits.records:,}")
         for number, record in enumerate(records, 1):
             try:
                 model.bundle.decoder.read(record)
@@ -295,6 +297,11 @@ def is_allowed(headers: Headers, token: str | None) -> bool:
         return True
     kind, _, given = headers.get("authorization", "").partition(" ")
     return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+
+
+def _count_texts(record: object) -> int:
+    """Returns the number of texts of a record that is one text or a list of them."""
+    return len(record) if isinstance(record, list) else 1
 
 
 def longest(record: object) -> int:

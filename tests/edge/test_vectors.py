@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,9 +35,27 @@ def test_texts_are_encoded_in_their_order(directory: Path) -> None:
     for texts, message in (
         ("film", "expected a list of records"),
         (["film", " "], "got ' ', expected a text or a list"),
+        ([["film", "a film"], "film"], "got \\['film', 'a film'\\], expected a text$"),
     ):
         with pytest.raises(UserError, match=message):
             bundle.encode(texts)
+
+
+def test_the_texts_of_a_list_run_in_batches_too(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = Bundle(directory)
+    sizes: list[int] = []
+    original = bundle._make_inputs
+
+    def make_inputs(batch: Any) -> Any:
+        inputs = original(batch)
+        sizes.append(len(inputs["input_ids"]))
+        return inputs
+
+    monkeypatch.setattr(bundle, "_make_inputs", make_inputs)
+    assert bundle.predict([["film", "a film", "a lovely film"], "film"], batch_size=2) == [
+        {"vector": [[3.0, 1.0], [4.0, 1.0], [5.0, 1.0]]}, {"vector": [3.0, 1.0]},
+    ]  # fmt: skip
+    assert sizes == [2, 2]
 
 
 def test_the_command_writes_vectors(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,6 +82,7 @@ def test_the_nearest_texts_are_found(directory: Path) -> None:
     assert found[0][1] == pytest.approx(1.0)
     assert bundle.search(["x y z"], bundle.encode(corpus), k=2) == [found]
     assert [len(rows) for rows in bundle.search(["x", "y"], corpus)] == [3, 3]
+    assert bundle.similarity(["x y z"], corpus)[0, [2, 0]].tolist() == [cosine for _, cosine in found]
     assert bundle.search([], corpus) == []
     assert bundle.search(["x"], []) == [[]]
 
@@ -95,6 +115,7 @@ def test_a_search_in_parts_equals_a_sort_of_all(monkeypatch: pytest.MonkeyPatch)
         ),
         (np.ones((1, 3)), np.array([["a", "b", "c"]]), 1, "got corpus of shape"),
         (np.ones((1, 3)), np.ones((2, 4)), 1, r"got vectors 3 and 4 wide \(corpus\), expected vectors of one model"),
+        (np.ones((1, 3)), np.full((2, 3), np.nan), 1, "got corpus with numbers that are not finite, expected vectors"),
         (np.ones((1, 3)), np.ones((2, 3)), 0, "got k=0, expected a whole number of at least 1"),
         (np.ones((1, 3)), np.ones((2, 3)), 1.5, "got k=1.5, expected a whole number of at least 1"),
     ],
