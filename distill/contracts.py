@@ -339,6 +339,7 @@ class Task(Protocol):
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         can_augment: whether changed copies of the training texts can be made, which only the teacher labels.
         has_unlabelled: whether the task was given texts without labels.
+        further_teachers: the options that name other models to learn from, which are given.
     """
 
     @property
@@ -400,6 +401,9 @@ class Task(Protocol):
 
     @property
     def has_unlabelled(self) -> bool: ...
+
+    @property
+    def further_teachers(self) -> Sequence[str]: ...
 
     def read(self, cache_dir: Path) -> Splits:
         """Reads the data.

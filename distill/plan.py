@@ -212,6 +212,11 @@ def _check_task(source: TeacherSource, plan: Plan) -> None:
             f"({task.kind}): take objective={default_objective(task).name} or another one, or set "
             f"objective.terms.{unsuited[0]}.weight=0"
         )
+    for name in set(task.further_teachers) - objective.targets:
+        raise UserError(
+            f"task.{name} is given, and no term of objective {objective.name} learns from it: raise the weight of a "
+            f"term with targets={name}, or leave out task.{name}"
+        )
     _check_unlabelled(plan)
     check_features(source, task)
     check_budget(plan.trainer.batch_tokens, task.max_length, "trainer")

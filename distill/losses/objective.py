@@ -84,6 +84,11 @@ class Objective(nn.Module):
             if not term.suits(likelihood=likelihood, over_vocabulary=over_vocabulary)
         ]
 
+    @property
+    def targets(self) -> set[str]:
+        """Returns what the terms of vectors learn from, among them options of the task with another model."""
+        return {term.targets for term in self._terms()}
+
     def needing(self, output: str) -> list[str]:
         """Returns the names of the terms that read this output of the models."""
         return [name for name, term in self._named() if output in term.needs]

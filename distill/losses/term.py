@@ -48,6 +48,7 @@ class Term(nn.Module):
         over_vocabulary_only: whether the term is only for tasks over a vocabulary.
         across_examples: whether the term compares the examples of a micro-batch with each other.
         needs_data: the examples that the term learns from, in words, if not every task has them; else empty.
+        targets: the option of the task with another model whose outputs the term learns from, for some terms.
         fits_teacher: whether `fit` must be called with the teacher's logits before the training, after `connect`.
     """
 
@@ -62,6 +63,7 @@ class Term(nn.Module):
     over_vocabulary_only = False
     across_examples = False
     needs_data = ""
+    targets = ""
     fits_teacher = False
 
     def __init__(self, *, weight: float = 1.0) -> None:

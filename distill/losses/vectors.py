@@ -208,6 +208,7 @@ class MarginMSE(Term):
     needs_teacher = False
     likelihoods = VECTORS
     needs_data = "groups of three texts with a margin of task.cross_encoder"
+    targets = "cross_encoder"
 
     @check_arguments
     def __init__(self, *, weight: float = 1.0, scale: PositiveFloat = 1.0) -> None:

@@ -94,6 +94,7 @@ class Classification:
     choices: int | None = None
     compares_with_teacher = False
     can_augment = True
+    further_teachers: Sequence[str] = ()
 
     @check_arguments
     def __init__(

@@ -173,6 +173,11 @@ class Embedding:
         return {VECTOR_SETTINGS: settings}
 
     @property
+    def further_teachers(self) -> Sequence[str]:
+        given = {"cross_encoder": self.cross_encoder, "source_encoder": self.source_encoder}
+        return [name for name, model in given.items() if model is not None]
+
+    @property
     def has_unlabelled(self) -> bool:
         return self.pool.rows is not None
 

@@ -99,6 +99,7 @@ class MaskedLM:
     choices: int | None = None
     compares_with_teacher = True
     can_augment = False
+    further_teachers: Sequence[str] = ()
     has_unlabelled = False
 
     def __init__(

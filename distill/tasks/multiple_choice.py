@@ -80,6 +80,7 @@ class MultipleChoice:
     can_abstain = True
     compares_with_teacher = False
     can_augment = False
+    further_teachers: Sequence[str] = ()
     pair = True
 
     @check_arguments

@@ -93,6 +93,7 @@ class QuestionAnswering:
     compares_with_teacher = False
     can_abstain = False
     can_augment = True
+    further_teachers: Sequence[str] = ()
     choices: int | None = None
     pair = True
     builtin = False

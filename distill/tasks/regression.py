@@ -62,6 +62,7 @@ class Regression:
     choices: int | None = None
     compares_with_teacher = False
     can_augment = True
+    further_teachers: Sequence[str] = ()
 
     @check_arguments
     def __init__(

@@ -14,6 +14,7 @@ from distill.data.sources import TableSource, check_columns
 from distill.data.tables import read_text_column
 from distill.data.text_groups import GroupColumns, GroupData, GroupSplit
 from distill.edge.search import find_nearest, match_pairs, similarity
+from distill.errors import UserError
 from distill.tasks import rankings, rows
 
 COSINE = "cosine"  # The column of condensed scores of pairs.
@@ -63,7 +64,19 @@ class PairScores:
         self.names = tuple(names)
 
     def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> GroupData:
-        return columns.read(source, cache_dir)
+        """Reads every split.
+
+        Raises:
+            UserError: for data that cannot be read, and if all scores of dev are equal.
+        """
+        data = columns.read(source, cache_dir)
+        scores = data.splits["dev"].labels
+        if len(np.unique(scores)) < 2:
+            raise UserError(
+                f"dev has {len(scores)} pairs with the score {scores[0]:g} and no other, with which nothing "
+                "correlates: give pairs with different scores"
+            )
+        return data
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The correlations; one with a constant is 0."""

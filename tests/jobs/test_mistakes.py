@@ -386,7 +386,7 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     ),
     "a sentence classifier as a teacher of tags": (
         _all(_tagged(), _sentence_classifier),
-        "its head is that of a BertForSequenceClassification, and the task needs a BertForTokenClassification; leave",
+        "its head is that of a BertForSequenceClassification, and the task needs a BertForTokenClassification; to hav",
     ),
     "a teacher with other tags": (
         lambda p: [*_tagged()(p), f"teacher.path={p.classifier(5)}", "teacher.finetune=false"],
@@ -740,8 +740,17 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         "train.tsv, line 3: 'd2' is no id of corpus.jsonl, expected one",
     ),
     "a cross-encoder that is missing": (
-        _vectors("task.cross_encoder=nowhere"),
+        _vectors("task.cross_encoder=nowhere", "objective=embedding", "objective.terms.margins.weight=1"),
         "task.cross_encoder=nowhere is no directory, expected one with config.json and weights",
+    ),
+    "a cross-encoder that teaches nothing": (
+        _vectors("task.cross_encoder=nowhere", "objective=embedding"),
+        "task.cross_encoder is given, and no term of objective embedding learns from it: raise the weight of a term "
+        "with targets=cross_encoder, or leave out task.cross_encoder",
+    ),
+    "scores of dev that are equal": (
+        _vectors(train="sentence1,sentence2,score\na,b,1\nc,d,2\n", dev="sentence1,sentence2,score\na,b,3\nc,d,3\n"),
+        "dev has 2 pairs with the score 3 and no other, with which nothing correlates: give pairs with different",
     ),
     "an unknown pooling": (_vectors("task.pooling=sum"), "got task.pooling=sum, expected one of mean, cls, max"),
     "a teacher of classes for vectors": (

@@ -415,8 +415,8 @@ def test_principal_components_of_the_teacher_by_hand() -> None:
 def test_components_are_fitted_to_the_labelled_texts_of_train() -> None:
     texts = ["a b", "c", "b a c", "a"]
     task = Embedding(
-        train=(list(zip(texts, texts[::-1], strict=True)), [0.0, 1.0, 2.0, 3.0]), dev=([("a", "c")], [1.0]),
-        unlabelled=["c c c c"],
+        train=(list(zip(texts, texts[::-1], strict=True)), [0.0, 1.0, 2.0, 3.0]),
+        dev=([("a", "c"), ("c", "b")], [1.0, 2.0]), unlabelled=["c c c c"],
     )  # fmt: skip
     tokenizer = train_tokenizer(texts * 4, 60)
     examples = task.encode(task.read(Path("nowhere")), tokenizer, None)
