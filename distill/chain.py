@@ -189,10 +189,10 @@ def _join_examples(parts: Sequence[Part], task: Task) -> EncodedSplits:
 def _record(run: Run, plan: Plan, parts: Sequence[Part], teacher: PreparedTeacher) -> None:
     """Records the objective, and the data and the teacher of every task and of all together."""
     for part in parts:
-        part.run.update(
-            task=task_record(part.task, part.splits, part.examples),
-            teacher=part.teacher.record(),
-        )
+        about = task_record(part.task, part.splits, part.examples)
+        if "unlabelled" in about and not plan.objective.needs_teacher:
+            about["unlabelled"] = {**about["unlabelled"], "share": 0.0}  # They are left out.
+        part.run.update(task=about, teacher=part.teacher.record())
     if isinstance(teacher, PreparedTeachers):
         teacher.join_scores(plan.task)
         run.update(task=joint_record(plan.task, parts), teacher=teacher.record())

@@ -88,6 +88,7 @@ def test_labels_alone_are_learned_without_the_texts_in_as_many_steps(
         last = torch.load(seed / "checkpoints" / "last.ckpt", weights_only=True)
         assert (last["global_step"], last["seen"][0]) == (16, 16 * 8)  # All of them are labelled.
         assert read_evaluated_steps(seed / "metrics.csv") == [3, 7, 11, 15]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["task"]["unlabelled"]["share"] == 0.0
     expected = "objective custom learns from labels alone, and the texts of task.unlabelled have none"
     assert expected in " ".join(capsys.readouterr().out.split())
 

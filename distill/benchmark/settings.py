@@ -26,8 +26,8 @@ class BenchmarkSettings:
         seconds: time for each model, format, batch size and length, in s.
     """
 
-    batches: Sizes
-    lengths: Sizes
+    batches: Sizes = (1, 8)
+    lengths: Sizes = (32, 128)
     enabled: bool = True
     teacher: bool = True
     threads: PositiveInt | None = None
