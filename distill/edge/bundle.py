@@ -199,10 +199,11 @@ class Bundle:
             raise UserError(
                 f"{self.directory} is of a {self.manifest['kind']} and has no vectors of texts: call predict instead"
             )
-        for text in self._records(texts, None):
+        records = self._records(texts, None)
+        for text in records:
             if not isinstance(text, str):
                 raise UserError(f"got {shorten(text)}, expected a text")
-        examples = [self.decoder.read(text) for text in texts]
+        examples = list(map(self.decoder.read, records))
         width = next(value.shape[-1] for value in self.session.get_outputs() if value.name == "logits")
         vectors = [
             logits for rows in self._run_finite(examples, self._encode(examples), batch_size) for _, logits in rows

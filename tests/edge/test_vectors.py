@@ -27,6 +27,7 @@ def test_texts_are_encoded_in_their_order(directory: Path) -> None:
     vectors = bundle.encode(["a lovely film", "film", "a film"], batch_size=2)
     assert vectors.tolist() == [[5.0, 1.0], [3.0, 1.0], [4.0, 1.0]]
     assert vectors.dtype == np.float32
+    assert bundle.encode(iter(["film", "a film"])).tolist() == [[3.0, 1.0], [4.0, 1.0]]  # type: ignore[arg-type]
     assert bundle.encode([]).shape == (0, 2)
     assert bundle.predict(["film", ["film", "a film"]]) == [
         {"vector": [3.0, 1.0]},

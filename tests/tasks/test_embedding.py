@@ -13,6 +13,7 @@ import pandas
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from scipy.stats import spearmanr
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -285,9 +286,10 @@ def test_a_saved_encoder_is_loaded_without_the_report_of_a_pooler_that_it_does_n
     task, encoder = Embedding(train=pairs(4), dev=pairs(4)), toy_bert(len(tokenizer)).bert
     configure(encoder, task.model_settings)
     encoder.save_pretrained(tmp_path)
-    messages = io.StringIO()
+    messages, verbosity = io.StringIO(), transformers.logging.get_verbosity()
     handler = logging.StreamHandler(messages)
     logging.getLogger("transformers").addHandler(handler)
+    transformers.logging.set_verbosity_warning()
     try:
         loaded = teaching._load(tmp_path, task, trust_remote_code=False)
         assert (loaded.pooler, messages.getvalue()) == (None, "")
@@ -295,6 +297,7 @@ def test_a_saved_encoder_is_loaded_without_the_report_of_a_pooler_that_it_does_n
         assert "pooler.dense.weight" in messages.getvalue()
     finally:
         logging.getLogger("transformers").removeHandler(handler)
+        transformers.logging.set_verbosity(verbosity)
 
 
 def test_some_rows_of_train_may_lack_their_label(tokenizer: PreTrainedTokenizerBase) -> None:
