@@ -21,10 +21,8 @@ from distill.contracts import Splits
 from distill.edge.model_files import count_bytes
 from distill.edge.processor import weight_bits
 from distill.errors import UserError
-from distill.export.bundle import FILES
-from distill.export.onnx import export_onnx
+from distill.export.bundle import FILES, export_float32
 from distill.export.quantization import Material, write_dynamic
-from distill.export.vocabulary import cut_vocabulary
 from distill.models.checks import longest
 from distill.models.forward import exported_inputs
 from distill.plan import Plan, Student
@@ -92,7 +90,10 @@ class DepthLadder:
         _separate_tensors(model)
         with tempfile.TemporaryDirectory() as directory:
             fp32, int8 = (Path(directory) / FILES[name] for name in ("fp32", "int8"))
-            model, tokenizer = self._export(model, fp32, tokenizer)
+            is_cut = self.plan.export.vocabulary == "task"
+            # The data of tasks whose vocabulary can be cut needs no examples.
+            cut_for = self.plan.task.scored_data(self.splits, dict) if is_cut else None
+            model, tokenizer = export_float32(model, fp32, tokenizer=tokenizer, cut_for=cut_for)
             write_dynamic(Material(fp32, weight_bits(self.plan.export.targets()[0])), int8)
             candidate = latency.load_candidate("student", "int8", int8, exported_inputs(model, tokenizer), threads)
             [row] = latency.measure_latency(
@@ -105,17 +106,6 @@ class DepthLadder:
                 "format": "int8", "bytes": row["bytes"], "p50_ms": row["p50_ms"], "length": length,
                 "threads": threads, "fp32_bytes": count_bytes(fp32),
             }  # fmt: skip
-
-    def _export(
-        self, model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenizerBase
-    ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Writes a float32 file; returns the model and the tokenizer whose vocabulary it has."""
-        if self.plan.export.vocabulary == "task":
-            # The data of tasks whose vocabulary can be cut needs no examples.
-            data = self.plan.task.scored_data(self.splits, dict)
-            model, tokenizer = cut_vocabulary(model, tokenizer, data.labelled_texts(), data.unlabelled_texts())
-        export_onnx(model, path, tokenizer=tokenizer)
-        return model, tokenizer
 
     def _describe_failure(self, smallest: Mapping[str, Any]) -> str:
         which = "it" if smallest["depth"] is None else f"the one of depth {smallest['depth']}"

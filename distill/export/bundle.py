@@ -77,7 +77,7 @@ def write_bundle(
         teacher: the name and the metrics of the teacher, to be shown beside those of the student.
     """
     fp32, is_cut = directory / FILES["fp32"], settings.vocabulary == "task"
-    export = partial(_export, tokenizer=tokenizer, splits=splits, is_cut=is_cut)
+    export = partial(export_float32, tokenizer=tokenizer, cut_for=splits if is_cut else None)
     exported, reader = export(model, fp32)
     _save_tokenizer(reader, directory / "tokenizer.json")
     about = {"teacher": teacher, "decoding": dict(scores["dev"].decoding)}
@@ -108,12 +108,16 @@ def write_bundle(
     return Exported(formats, ladder, file_scores)
 
 
-def _export(
-    model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase, splits: ScoredSplits, is_cut: bool
+def export_float32(
+    model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase, cut_for: ScoredSplits | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Writes a float32 file; returns the model and the tokenizer whose vocabulary it has."""
-    if is_cut:
-        model, tokenizer = cut_vocabulary(model, tokenizer, splits.labelled_texts(), splits.unlabelled_texts())
+    """Writes a float32 file; returns the model and the tokenizer whose vocabulary it has.
+
+    Args:
+        cut_for: the data whose texts the vocabulary is cut for; None keeps all of it.
+    """
+    if cut_for is not None:
+        model, tokenizer = cut_vocabulary(model, tokenizer, cut_for.labelled_texts(), cut_for.unlabelled_texts())
     export_onnx(model, path, tokenizer=tokenizer)
     return model, tokenizer
 

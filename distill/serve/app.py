@@ -142,10 +142,10 @@ class Service:
         records = content[given[0]]
         if not isinstance(records, list):
             raise RefusedError(422, f"got {given[0]}={shorten(records)}, expected a list")
-        number = sum(map(_count_texts, records)) if model.bundle.decoder.encodes else len(records)
-        if number > self.limits.records:
+        size = sum(map(_count_texts, records)) if model.bundle.decoder.encodes else len(records)
+        if size > self.limits.records:
             unit = "texts" if model.bundle.decoder.encodes else "records"
-            raise RefusedError(413, f"got {number:,} {unit}, the limit of a request is {self.limits.records:,}")
+            raise RefusedError(413, f"got {size:,} {unit}, the limit of a request is {self.limits.records:,}")
         for number, record in enumerate(records, 1):
             try:
                 model.bundle.decoder.read(record)
