@@ -339,6 +339,8 @@ class Task(Protocol):
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         can_augment: whether changed copies of the training texts can be made, which only the teacher labels.
         has_unlabelled: whether the task was given texts without labels.
+        head_bias: the initial bias `[C]` of a new head, which depends on the labels of train, once the data is read;
+            None for that of the model's class.
         further_teachers: the options that name other models to learn from, which are given.
     """
 
@@ -401,6 +403,9 @@ class Task(Protocol):
 
     @property
     def has_unlabelled(self) -> bool: ...
+
+    @property
+    def head_bias(self) -> Sequence[float] | None: ...
 
     @property
     def further_teachers(self) -> Sequence[str]: ...

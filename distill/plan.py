@@ -29,6 +29,7 @@ from distill.losses import (
     SoftTargets,
     Term,
 )
+from distill.models.loading import start_head
 from distill.models.pooling import configure
 from distill.options import show_value
 from distill.records.loggers import Tracking
@@ -99,6 +100,9 @@ class Student:
         """
         model = self._make(teacher, task)
         configure(model, task.model_settings)
+        inherited = getattr(model, "inherited", None)  # Of a loaded model nothing is new.
+        if task.head_bias is not None and inherited is not None:
+            start_head(model, task.head_bias, inherited=inherited)
         return model
 
     def _make(self, teacher: PreTrainedModel, task: Task) -> PreTrainedModel:

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertTokenizer, PreTrainedTokenizerBase
 
 from distill.errors import UserError
 from distill.files import hash_file
-from distill.models.loading import Start, check_tokenizer, has_tokenizer
+from distill.models.loading import Start, check_tokenizer, default_problem_type, has_tokenizer
 from distill.models.padding import choose_padding_side
 from teachers.pretrained import check_precision
 
@@ -76,7 +76,14 @@ class Embedded:
             settings["tokenizer"] = [hash_file(path) for path in sorted(directory.iterdir()) if _is_of_tokenizer(path)]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
-    def load(self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str]) -> Start:
+    def load(
+        self,
+        auto_class: str,
+        labels: Sequence[str] | None,
+        texts: Iterable[str],
+        *,
+        problem_type: str | None = None,
+    ) -> Start:
         """Returns the untrained model and its tokenizer. Without `labels` the head is over the vocabulary."""
         tokenizer = self._load_tokenizer(texts)
         config = BertConfig(
@@ -93,7 +100,7 @@ class Embedded:
         if labels is not None:
             config.id2label = dict(enumerate(labels))
             config.label2id = {label: index for index, label in enumerate(labels)}
-            config.problem_type = "regression" if len(labels) == 1 else "single_label_classification"
+            config.problem_type = problem_type or default_problem_type(labels)
         torch.manual_seed(self.seed)
         model = getattr(transformers, auto_class).from_config(config)
         notices = choose_padding_side(model.eval(), tokenizer)

@@ -63,11 +63,20 @@ class Loaded:
     def _tokenizer_settings(self) -> dict[str, Any]:
         return {name: getattr(self.tokenizer, name) for name in _TOKENIZER_SETTINGS}
 
-    def load(self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str]) -> Start:
+    def load(
+        self,
+        auto_class: str,
+        labels: Sequence[str] | None,
+        texts: Iterable[str],
+        *,
+        problem_type: str | None = None,
+    ) -> Start:
         """Returns a float32 copy of the model with a head for `labels`, or over the vocabulary, and its tokenizer."""
         with tempfile.TemporaryDirectory() as directory:
             self.model.save_pretrained(directory)
             tokenizer = copy.deepcopy(self.tokenizer)
             tokenizer.init_kwargs |= self._tokenizer_settings()  # Attributes that were set later would not be saved.
             tokenizer.save_pretrained(directory)
-            return load_directory(Path(directory), auto_class, labels, trust_remote_code=self.trust_remote_code)
+            return load_directory(
+                Path(directory), auto_class, labels, trust_remote_code=self.trust_remote_code, problem_type=problem_type
+            )

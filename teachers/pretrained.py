@@ -107,12 +107,21 @@ class Pretrained:
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
-    def load(self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str]) -> Start:
+    def load(
+        self,
+        auto_class: str,
+        labels: Sequence[str] | None,
+        texts: Iterable[str],
+        *,
+        problem_type: str | None = None,
+    ) -> Start:
         """Returns the model in float32 with a head for `labels`, and its tokenizer.
 
         Without `labels` the head is over the vocabulary. `texts` are not read, because the model has a vocabulary.
         """
-        return load_directory(self.locate(), auto_class, labels, trust_remote_code=self.trust_remote_code)
+        return load_directory(
+            self.locate(), auto_class, labels, trust_remote_code=self.trust_remote_code, problem_type=problem_type
+        )
 
 
 def check_precision(precision: str) -> None:

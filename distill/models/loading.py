@@ -1,7 +1,7 @@
 """Loads a model with its tokenizer and a head for the task from a directory."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,11 +65,23 @@ def without_warnings() -> Iterator[None]:
         transformers.logging.set_verbosity(verbosity)
 
 
-def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | None, *, trust_remote_code: bool) -> Start:
+def load_directory(
+    directory: Path,
+    auto_class: str,
+    labels: Sequence[str] | None,
+    *,
+    trust_remote_code: bool,
+    problem_type: str | None = None,
+) -> Start:
     """Loads the model in float32 with a head for `labels`, and its tokenizer.
 
     A head with the same labels in another order is put into the task's order. Without labels it is over the
     vocabulary, or scores each choice.
+
+    Args:
+        problem_type: that of the configurations of transformers which the head must have been trained for, if its
+            configuration names any; None for a number if there is one label, and else for labels that exclude each
+            other.
 
     Raises:
         UserError: if files are damaged, or there is no such head for the model.
@@ -79,7 +91,7 @@ def load_directory(directory: Path, auto_class: str, labels: Sequence[str] | Non
         with without_warnings():  # `Start.reason` reports a new head.
             tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
             config = _load_config(directory, auto_class, **options)
-            order, reason, notices = _fit_labels(config, labels)
+            order, reason, notices = _fit_labels(config, labels, problem_type)
             if not reason and (other_head := _find_other_head(config, auto_class)):
                 order, reason, notices = None, other_head, []
             model, info = getattr(transformers, auto_class).from_pretrained(
@@ -163,7 +175,9 @@ def _find_other_head(config: PreTrainedConfig, auto_class: str) -> str | None:
     return f"its head is that of a {saved[0]}, and the task needs a {names[auto_class]}"
 
 
-def _fit_labels(config: PreTrainedConfig, labels: Sequence[str] | None) -> tuple[list[int] | None, str, list[str]]:
+def _fit_labels(
+    config: PreTrainedConfig, labels: Sequence[str] | None, problem_type: str | None
+) -> tuple[list[int] | None, str, list[str]]:
     """Sets the labels of the configuration, and returns the result of `match_labels` for the model's own labels."""
     if labels is None:
         return [], "", []
@@ -171,12 +185,17 @@ def _fit_labels(config: PreTrainedConfig, labels: Sequence[str] | None) -> tuple
     trained_for = config.problem_type
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: index for index, label in enumerate(labels)}
-    config.problem_type = "regression" if len(labels) == 1 else "single_label_classification"
+    config.problem_type = problem_type or default_problem_type(labels)
     order, reason, notices = match_labels(own, labels)
     if order is not None and trained_for not in (None, config.problem_type):
         outputs = _OUTPUTS[config.problem_type]
         return order, f"its head is for {_OUTPUTS[trained_for]} ({trained_for}), and the task is for {outputs}", []
     return order, reason, notices
+
+
+def default_problem_type(labels: Sequence[str]) -> str:
+    """Returns the `problem_type` of a head for `labels` of which, if there are several, one is right."""
+    return "regression" if len(labels) == 1 else "single_label_classification"
 
 
 # The heads of tasks on labelled examples.
@@ -278,6 +297,19 @@ def rescale_head(model: PreTrainedModel, slope: float, intercept: float) -> bool
     head.weight.mul_(slope)
     head.bias.mul_(slope).add_(intercept)
     return True
+
+
+@torch.no_grad()
+def start_head(model: PreTrainedModel, bias: Sequence[float], *, inherited: Container[str] = ()) -> None:
+    """Sets the bias `[C]` of the last linear layer with C outputs before a training.
+
+    Without such a layer or its bias, or if its bias is `inherited` from another model, nothing changes.
+    """
+    head = _find_head(model, len(bias))
+    if head is None or head.bias is None:
+        return
+    if not any(parameter is head.bias and name in inherited for name, parameter in model.named_parameters()):
+        head.bias.copy_(torch.tensor(bias))
 
 
 def _find_head(model: PreTrainedModel, outputs: int) -> nn.Linear | None:

@@ -35,6 +35,7 @@ class ClassScores(Protocol):
     names: tuple[str, ...]
     no_label: float
     weights: tuple[float, ...] | None
+    head_bias: tuple[float, ...] | None
 
     def adapt(self, data: LabelledData) -> LabelledData:
         """Takes what the options need from the data; returns it with a digest that depends on them.
@@ -87,6 +88,7 @@ class OneClass:
     can_abstain = True
     model_settings: Mapping[str, Any] = MappingProxyType({})
     no_label: float = IGNORED
+    head_bias: tuple[float, ...] | None = None
 
     def __init__(
         self,

@@ -159,6 +159,10 @@ class Classification:
         return self.scoring.names[0]
 
     @property
+    def head_bias(self) -> Sequence[float] | None:
+        return self.scoring.head_bias
+
+    @property
     def pair(self) -> bool:
         return len(self.rows.text) == 2
 

@@ -118,6 +118,7 @@ class Embedding:
     choices: int | None = None
     compares_with_teacher = False
     can_augment = False
+    head_bias: Sequence[float] | None = None
     pair = False
 
     @check_arguments

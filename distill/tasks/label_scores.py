@@ -37,10 +37,12 @@ class LabelSets:
 
     def __init__(self, names: Sequence[str], *, separator: str) -> None:
         self.names, self.separator = tuple(names), separator
-        self.labels: tuple[str, ...] = ()  # Set by `adapt`.
+        self.labels: tuple[str, ...] = ()  # Both are set by `adapt`.
+        self.head_bias: tuple[float, ...] | None = None
 
     def adapt(self, data: LabelledData) -> LabelledData:
         self.labels = data.labels
+        self.head_bias = log_odds(data.splits["train"].labels > 0)
         return data
 
     def probabilities(self, scores: Scores) -> np.ndarray:
@@ -174,6 +176,20 @@ class Candidates:
         """Returns the index of the largest gain `[K]`; of several, that of the threshold nearest to `THRESHOLD`."""
         best = np.flatnonzero(gains >= gains.max() - 1e-9)
         return int(best[np.abs(self.thresholds[best] - THRESHOLD).argmin()])
+
+
+def log_odds(labels: np.ndarray) -> tuple[float, ...]:
+    """Returns the logit of each label's share of the examples, `[C]`, by the rule of succession `(n_c + 1) / (N + 2)`.
+
+    A head that begins with these biases gives rare labels to few examples from the first step on. One that begins with
+    0 first moves all logits of rare labels down, through the whole encoder, which can lose what tells texts apart
+    (arXiv 1708.02002, section 4.1, gives the bias of detectors such a prior).
+
+    Args:
+        labels: which examples have which label, `[N, C]` (bool).
+    """
+    shares = (labels.sum(axis=0) + 1) / (len(labels) + 2)
+    return tuple(np.log(shares / (1 - shares)).tolist())
 
 
 def choose_thresholds(probabilities: np.ndarray, labels: np.ndarray, *, metric: str) -> list[float]:

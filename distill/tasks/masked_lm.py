@@ -99,6 +99,7 @@ class MaskedLM:
     choices: int | None = None
     compares_with_teacher = True
     can_augment = False
+    head_bias: Sequence[float] | None = None
     further_teachers: Sequence[str] = ()
     has_unlabelled = False
 

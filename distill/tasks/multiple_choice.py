@@ -80,6 +80,7 @@ class MultipleChoice:
     can_abstain = True
     compares_with_teacher = False
     can_augment = False
+    head_bias: Sequence[float] | None = None
     further_teachers: Sequence[str] = ()
     pair = True
 

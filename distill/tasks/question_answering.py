@@ -93,6 +93,7 @@ class QuestionAnswering:
     compares_with_teacher = False
     can_abstain = False
     can_augment = True
+    head_bias: Sequence[float] | None = None
     further_teachers: Sequence[str] = ()
     choices: int | None = None
     pair = True

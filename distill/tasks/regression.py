@@ -62,6 +62,7 @@ class Regression:
     choices: int | None = None
     compares_with_teacher = False
     can_augment = True
+    head_bias: Sequence[float] | None = None
     further_teachers: Sequence[str] = ()
 
     @check_arguments

@@ -84,6 +84,7 @@ class TokenClassification:
     choices: int | None = None
     compares_with_teacher = False
     can_augment = True
+    head_bias: Sequence[float] | None = None
     further_teachers: Sequence[str] = ()
     pair = False
     builtin = False

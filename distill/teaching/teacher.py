@@ -25,7 +25,7 @@ from distill.errors import OptionError, UnreachableError, UserError
 from distill.files import CHECKSUMS, hash_file, write_json
 from distill.losses import Objective
 from distill.models.checks import check_length, encoder_size
-from distill.models.loading import Start, without_warnings
+from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
 from distill.options import show_value
 from distill.teaching.features import Features
@@ -70,8 +70,19 @@ class Weights(Protocol):
         """Returns a digest of everything that the model depends on."""
         ...
 
-    def load(self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str]) -> Start:
-        """Loads the model with a head for `labels`, or over the vocabulary, and its tokenizer."""
+    def load(
+        self,
+        auto_class: str,
+        labels: Sequence[str] | None,
+        texts: Iterable[str],
+        *,
+        problem_type: str | None = None,
+    ) -> Start:
+        """Loads the model with a head for `labels`, or over the vocabulary, and its tokenizer.
+
+        Args:
+            problem_type: of the head in the configurations of transformers, as in `load_directory`.
+        """
         ...
 
 
@@ -438,10 +449,14 @@ def _origin(source: TeacherSource, preparation: Preparation) -> str:
 def load_start(source: TeacherSource, task: Task, splits: Splits) -> Start:
     """Loads the teacher before any training. A new head is initialized from a fixed seed."""
     torch.manual_seed(0 if source.finetune is None else source.finetune.seed)
-    start = source.weights.load(task.auto_class, splits.labels or None, splits.texts())
+    start = source.weights.load(
+        task.auto_class, splits.labels or None, splits.texts(), problem_type=task.model_settings.get("problem_type")
+    )
     notices = configure(start.model, task.model_settings)
     if source.features is not None:
         start = source.features.wrap(start, task, source.weights.resolved())
+    if not start.fits and task.head_bias is not None:
+        start_head(start.model, task.head_bias)
     adopt_special_tokens(start.model, start.tokenizer)
     return replace(start, notices=[*start.notices, *notices])
 
@@ -548,6 +563,7 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
         settings["device"] = source.finetune.device().type
     parts = [source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings]
     parts += [dict(task.model_settings)] if task.model_settings else []
+    parts += [] if task.head_bias is None else [{"head_bias": task.head_bias}]
     parts += [] if source.features is None else [source.features.record()]
     return digest_parts([FORMAT, library_versions(), *parts])
 

@@ -1,10 +1,12 @@
 """Tests of examples with any number of labels: their reading, losses, thresholds, metrics, and the exported bundle."""
 
+import copy
 import csv
 import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import f1_score
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.contracts import Items, Outputs, Scores
 from distill.data import batching
@@ -24,14 +26,19 @@ from distill.errors import UserError
 from distill.export.abstention import check_abstention
 from distill.export.bundle import write_bundle
 from distill.losses import HardLabels, PseudoLabels, SoftTargets
+from distill.plan import Student
 from distill.records.predictions import FILE, write_predictions
 from distill.records.settings import RecordSettings
 from distill.tasks import Classification
 from distill.tasks.label_scores import choose_thresholds
 from distill.teaching.mixture import Mixture
+from distill.teaching.teacher import TeacherSource, load_start
 from distill.training.evaluate import evaluate_splits
+from students.bilstm import from_teacher as bilstm
+from students.distilbert import from_teacher as distilbert
 from teachers.embedded import train_tokenizer
-from tests.conftest import LOOSE
+from teachers.pretrained import Pretrained
+from tests.conftest import LOOSE, SETTINGS
 
 NOWHERE = Path("nowhere")
 TRAIN = (["a", "b", "c", "d"], [["x", "y"], ["z"], [], ["y"]])
@@ -242,6 +249,77 @@ def test_the_mean_of_an_ensemble_is_that_of_the_probabilities() -> None:
     mixed = Mixture((0.25, 0.75), "sigmoid").mix([torch.tensor([[2.0, -1.0]]), torch.tensor([[0.0, 30.0]])])
     expected = 0.25 * torch.tensor([[2.0, -1.0]]).sigmoid() + 0.75 * torch.tensor([[0.0, 30.0]]).sigmoid()
     torch.testing.assert_close(mixed.sigmoid(), expected)
+
+
+def test_a_new_head_gives_each_label_its_share_of_train(encoder_dir: Path) -> None:
+    task = multi_label()
+    data = task.read(NOWHERE)
+    # Of four texts x has one, y two and z one; with the rule of succession 2, 3 and 2 of six.
+    assert task.head_bias == pytest.approx([np.log(2 / 4), 0.0, np.log(2 / 4)])
+    source = TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), SETTINGS)
+    teacher = load_start(source, task, data).model
+    assert teacher.classifier.bias.tolist() == pytest.approx(task.head_bias)
+    student = Student("bilstm", bilstm).make(teacher, task)
+    assert _last_bias(student).tolist() == pytest.approx(task.head_bias)
+
+
+def test_a_trained_head_keeps_its_bias(encoder_dir: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    task = multi_label()
+    data = task.read(NOWHERE)
+    trained = load_start(TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), SETTINGS), task, data).model
+    torch.nn.init.constant_(trained.classifier.bias, 7.0)
+    trained.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    start = load_start(TeacherSource(Pretrained(name="toy", path=str(tmp_path)), SETTINGS), task, data)
+    assert start.fits  # It was saved as a model of several labels.
+    for model in (
+        start.model,
+        Student("distilbert", distilbert).make(start.model, task),
+        Student("mine", copy.deepcopy(start.model)).make(start.model, task),
+    ):
+        assert _last_bias(model).tolist() == [7.0] * 3
+    assert _last_bias(Student("distilbert", partial(distilbert, init="random")).make(start.model, task)).tolist() == (
+        pytest.approx(task.head_bias)
+    )
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "reason"),
+    [
+        (
+            "single_label_classification",
+            "its head is for labels that exclude each other (single_label_classification), and the task is for labels "
+            "of which several can be right at once",
+        ),
+        ("regression", "its head is for numbers (regression), and the task is for labels of which several can be righ"),
+        (None, ""),  # Many models of several labels do not say so.
+    ],
+)
+def test_a_head_for_one_label_does_not_fit_several(
+    problem_type: str | None, reason: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        id2label=dict(enumerate("xyz")), label2id={label: index for index, label in enumerate("xyz")},
+        problem_type=problem_type,
+    )  # fmt: skip
+    BertForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    task = multi_label()
+    start = load_start(TeacherSource(Pretrained(name="toy", path=str(tmp_path)), SETTINGS), task, task.read(NOWHERE))
+    assert start.fits is (problem_type is None)
+    assert start.reason.startswith(reason)
+
+
+def test_labels_that_exclude_each_other_have_no_initial_bias() -> None:
+    task = Classification(text="text", train=(["a", "b"], ["x", "y"]), dev=(["c"], ["x"]))
+    task.read(NOWHERE)
+    assert task.head_bias is None
+
+
+def _last_bias(model: PreTrainedModel) -> torch.Tensor:
+    *_, last = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    return last.bias
 
 
 def test_texts_without_labels_are_items_without_labels() -> None:
