@@ -17,7 +17,7 @@ from distill.errors import UserError, first_line
 from distill.models.forward import model_class
 from distill.models.padding import choose_padding_side
 from distill.models.pooling import adopt_pooling, vector_settings
-from distill.models.tensors import check_tensors
+from distill.models.tensors import LoadingInfo, check_tensors
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,7 @@ def load_directory(
             order, reason, notices = _fit_labels(config, labels, problem_type)
             if not reason and (other_head := _find_other_head(config, auto_class)):
                 order, reason, notices = None, other_head, []
-            model, info = getattr(transformers, auto_class).from_pretrained(
-                directory,
-                config=config,
-                dtype=torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # Checked below.
-                use_safetensors=True,
-                **options,
-            )
+            model, info = _load_weights(directory, auto_class, config, **options)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         # Raised by transformers for damaged files, unknown models and missing heads.
         raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error
@@ -120,6 +112,22 @@ def load_directory(
     if reason:
         return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh, notices=more_notices)
     return Start(model, tokenizer, fits=True, notices=notices + more_notices)
+
+
+def _load_weights(
+    directory: Path, auto_class: str, config: PreTrainedConfig, **options: bool
+) -> tuple[PreTrainedModel, LoadingInfo]:
+    """Loads the model in float32, and returns with it the names of the tensors that are missing or have other sizes."""
+    loaded: tuple[PreTrainedModel, LoadingInfo] = getattr(transformers, auto_class).from_pretrained(
+        directory,
+        config=config,
+        dtype=torch.float32,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # `check_tensors` refuses those outside a new head.
+        use_safetensors=True,
+        **options,
+    )
+    return loaded
 
 
 def _load_config(directory: Path, auto_class: str, **options: bool) -> PreTrainedConfig:
