@@ -9,16 +9,16 @@ comes with the sentence of its answer and with up to `--others` further sentence
 
 import argparse
 import csv
-import gzip
-import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+
+from distill.data.readers import Table, read_file
 
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(]*[A-Z0-9])")
 MARKUP = re.compile(r"<[^>]+>")
@@ -28,18 +28,17 @@ TOKEN = re.compile(r"n't\b|'(?:s|re|ve|ll|d|m)\b|\w+(?=n't\b)|\w+(?:-\w+)*|\.{2,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=["sentences", "pairs"])
-    parser.add_argument("source", type=Path, help="lines of JSON with a `text`, or the JSON of SQuAD, plain or gzipped")
+    parser.add_argument("source", type=Path, help="a table with a column text, or the JSON of SQuAD")
     parser.add_argument("output", type=Path, help="a CSV with the column sentence, or question and sentence")
     parser.add_argument("--words", type=int, nargs=2, default=[4, 40], help="the fewest and the most of a sentence")
     parser.add_argument("--others", type=int, default=3, help="sentences without the answer for each question")
     options = parser.parse_args()
-    with (gzip.open if options.source.suffix == ".gz" else open)(options.source, "rt", encoding="utf-8") as file:
-        if options.kind == "sentences":
-            reviews = (json.loads(line)["text"] for line in file)
-            columns, rows = ["sentence"], sentences_of_reviews(reviews, *options.words)
-        else:
-            columns, rows = ["question", "sentence"], pairs_of_questions(json.load(file), options.others)
-        distinct = list(dict.fromkeys(rows))
+    table = read_file(options.source, ("text", "question", "context", "answers"))
+    if options.kind == "sentences":
+        columns, rows = ["sentence"], sentences_of_reviews(table.columns["text"], *options.words)
+    else:
+        columns, rows = ["question", "sentence"], pairs_of_questions(table, options.others)
+    distinct = list(dict.fromkeys(rows))
     with options.output.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -47,7 +46,7 @@ def main() -> None:
     Console().print(f"{len(distinct):,} different {options.kind} in {options.output}")
 
 
-def sentences_of_reviews(reviews: Iterator[str], fewest: int, most: int) -> Iterator[tuple[str, ...]]:
+def sentences_of_reviews(reviews: Iterable[Any], fewest: int, most: int) -> Iterator[tuple[str, ...]]:
     for review in reviews:
         for sentence in SENTENCE_END.split(MARKUP.sub(" ", review)):
             words = TOKEN.findall(sentence.lower())
@@ -55,19 +54,16 @@ def sentences_of_reviews(reviews: Iterator[str], fewest: int, most: int) -> Iter
                 yield (" ".join(words),)
 
 
-def pairs_of_questions(squad: dict[str, Any], others: int) -> Iterator[tuple[str, ...]]:
+def pairs_of_questions(table: Table, others: int) -> Iterator[tuple[str, ...]]:
     generator = random.Random(0)
-    for article in squad["data"]:
-        for paragraph in article["paragraphs"]:
-            context = paragraph["context"]
-            starts = [0, *(match.end() for match in SENTENCE_END.finditer(context)), len(context)]
-            spans = list(pairwise(starts))
-            for question in paragraph["qas"]:
-                answers = [answer["answer_start"] for answer in question["answers"]]
-                holds = [span for span in spans if any(span[0] <= start < span[1] for start in answers)]
-                rest = [span for span in spans if span not in holds]
-                for start, end in holds + generator.sample(rest, min(others, len(rest))):
-                    yield question["question"].strip(), context[start:end].strip()
+    rows: Iterable[Any] = zip(*(table.columns[name] for name in ("question", "context", "answers")), strict=True)
+    for question, context, answers in rows:
+        spans = list(pairwise([0, *(match.end() for match in SENTENCE_END.finditer(context)), len(context)]))
+        starts = [answer["answer_start"] for answer in answers]
+        holds = [span for span in spans if any(span[0] <= start < span[1] for start in starts)]
+        rest = [span for span in spans if span not in holds]
+        for first, end in holds + generator.sample(rest, min(others, len(rest))):
+            yield question.strip(), context[first:end].strip()
 
 
 if __name__ == "__main__":
