@@ -5,17 +5,16 @@ distill works on paths: a URL has a copy below `root()`, in a directory that spe
 itself what it is a copy of. `fetch` brings a directory from its URL and `send` takes it there. They do nothing for
 other paths.
 
-A file is replaced by renaming, here and there, so that nobody reads half of one. Hidden files are not copied.
+A file is replaced by renaming, here and there, so that nobody reads half of one. Hidden files are not copied. A file
+counts as removed only if a listing that succeeded lacks it.
 """
 
 import contextlib
-import datetime
 import fnmatch
 import json
 import os
 import re
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,6 +23,7 @@ from typing import Any
 
 from distill.errors import UserError, first_line
 from distill.files import CHECKSUMS, atomic_file, make_directory, write_json
+from distill.listing import Listing, is_hidden, list_files, read_version
 
 # In a copy: for each file its size and time here when it was last copied, and its size and stamp there.
 STATE = ".copied.json"
@@ -31,8 +31,6 @@ LAST = (CHECKSUMS, "run.json")  # They say that other files are complete, so tha
 BELOW = ("*/*",)  # The pattern of all files that are not right in a directory.
 _URL = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]+)://(?P<rest>.*)")
 _NO_HOST = "-"  # In place of the host, where a URL has none: file:///data.
-# What file systems call the property of a file that changes with its content, in the order in which it is taken.
-_STAMPS = ("ETag", "etag", "md5Hash", "generation", "mtime", "LastModified", "last_modified", "updated", "created")
 State = dict[str, Any]
 
 
@@ -81,7 +79,8 @@ def check(path: Path) -> None:
     """Raises UserError for a copy whose URL cannot be read, or whose bucket is missing: a typo would make one."""
     if is_copy(path):
         with _connected(path, "read") as (fs, there):
-            fs.exists(there)
+            with contextlib.suppress(FileNotFoundError):  # It is created later; any other error is one of the URL.
+                fs.info(there)
             bucket = there.partition("/")[0]  # Empty where directories can be anywhere.
             with contextlib.suppress(PermissionError):  # Of keys that are for a part of the bucket.
                 if bucket and not fs.exists(bucket):
@@ -98,11 +97,11 @@ def fetch(directory: Path, *, skip: Sequence[str] = ()) -> None:
         skip: patterns of names that are not fetched.
 
     Raises:
-        UserError: if the URL cannot be read.
+        UserError: if the URL cannot be read, or has none of the files that were copied.
     """
     if is_copy(directory):
         with _connected(directory, "read") as (fs, there):
-            _fetch(fs, there, directory, _list_remote(fs, there), skip)
+            _fetch(fs, there, directory, list_files(fs, there), skip)
 
 
 def fetch_files(directory: Path, pattern: str) -> None:
@@ -115,7 +114,7 @@ def fetch_files(directory: Path, pattern: str) -> None:
     """
     if is_copy(directory):
         with _connected(directory, "read") as (fs, there):
-            listed = _list_remote(fs, there, maxdepth=1)
+            listed = list_files(fs, there, deep=False).files
             wanted = {name: listed[name] for name in fnmatch.filter(listed, pattern)}
             state, missing = _read_state(directory), wanted.keys() - _list_local(directory).keys()
             _download(fs, there, directory, missing | _changed_there(wanted, state), wanted, state)
@@ -130,14 +129,10 @@ def fetch_holders(directory: Path, name: str, *, skip: Sequence[str] = ()) -> No
     if not is_copy(directory):
         return
     with _connected(directory, "read") as (fs, there):
-        listed = _list_remote(fs, there)
-        holders = {Path(file).parent for file in listed if Path(file).name == name}
-        inside: dict[Path, dict[str, list[Any]]] = defaultdict(dict)
-        for file, version in listed.items():
-            for holder in holders.intersection(Path(file).parents):
-                inside[holder][Path(file).relative_to(holder).as_posix()] = version
+        listed = list_files(fs, there)
+        holders = {Path(file).parent.as_posix() for file in listed.files if Path(file).name == name}
         for holder in sorted(holders):
-            _fetch(fs, f"{there}/{holder.as_posix()}".removesuffix("/."), directory / holder, inside[holder], skip)
+            _fetch(fs, f"{there}/{holder}".removesuffix("/."), directory / holder, listed.below(holder), skip)
 
 
 def send(directory: Path, *, skip: Sequence[str] = ()) -> None:
@@ -219,13 +214,18 @@ def _connect(directory: Path) -> tuple[Any, str]:
     return fs, there
 
 
-def _fetch(fs: Any, there: str, directory: Path, listed: Mapping[str, list[Any]], skip: Sequence[str]) -> None:
-    wanted = {name: version for name, version in listed.items() if not _is_skipped(name, skip)}
+def _fetch(fs: Any, there: str, directory: Path, listed: Listing, skip: Sequence[str]) -> None:
+    wanted = {name: version for name, version in listed.files.items() if not _is_skipped(name, skip)}
     state, here = _read_state(directory), _list_local(directory)
+    if state and not listed.files:
+        raise UserError(
+            f"{address(directory)} has none of the {len(state)} files that were copied: check the URL and its storage; "
+            f"if they were removed there, remove their copy {directory}, too"
+        )
     changed = _changed_there(wanted, state)
     if changed:
         changed |= {name for name in wanted if name in state and state[name]["here"] != here.get(name)}
-    removed = [name for name in state if name not in listed and state[name]["here"] == here.get(name)]
+    removed = [name for name in state if listed.lacks(name) and state[name]["here"] == here.get(name)]
     for name in removed:
         (directory / name).unlink(missing_ok=True)
         del state[name]
@@ -263,7 +263,7 @@ def _send(fs: Any, there: str, directory: Path, skip: Sequence[str]) -> None:
     try:
         for name in _in_order(changed):
             _put(fs, directory / name, f"{there}/{name}")
-            state[name] = {"here": here[name], "there": _version(fs.info(f"{there}/{name}"))}
+            state[name] = {"here": here[name], "there": read_version(fs.info(f"{there}/{name}"))}
         for name in [name for name in state if name not in here and not _is_skipped(name, skip)]:
             with contextlib.suppress(FileNotFoundError):
                 fs.rm_file(f"{there}/{name}")
@@ -286,36 +286,30 @@ def _put(fs: Any, path: Path, target: str) -> None:
         raise
 
 
-def _list_remote(fs: Any, there: str, maxdepth: int | None = None) -> dict[str, list[Any]]:
-    """Returns the version of each file at a URL, by its name relative to it; nothing for one that is not there."""
-    if not fs.exists(there):
-        return {}
-    prefix = there.rstrip("/") + "/"
-    files = {path.removeprefix(prefix): info for path, info in fs.find(there, maxdepth=maxdepth, detail=True).items()}
-    return {name: _version(info) for name, info in files.items() if not _is_hidden(name)}
-
-
 def _list_local(directory: Path) -> dict[str, list[int]]:
-    """Returns size and time of each file of a directory, by its name relative to it."""
+    """Returns size and time of each file of a directory, by its name relative to it.
+
+    Raises:
+        OSError: for a directory that cannot be read: its files would pass for removed.
+    """
     found = {}
-    for path in directory.rglob("*"):
-        name = path.relative_to(directory).as_posix()
-        with contextlib.suppress(FileNotFoundError):  # Another process has removed it.
-            if not _is_hidden(name) and path.is_file() and not path.is_symlink():
-                found[name] = _stamp(path)
+    for folder, _, names in os.walk(directory, onerror=_raise_unless_missing):
+        for path in (Path(folder, name) for name in names):
+            name = path.relative_to(directory).as_posix()
+            with contextlib.suppress(FileNotFoundError):  # Another process has removed it.
+                if not is_hidden(name) and path.is_file() and not path.is_symlink():
+                    found[name] = _stamp(path)
     return found
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _stamp(path: Path) -> list[int]:
     status = path.stat()
     return [status.st_size, status.st_mtime_ns]
-
-
-def _version(info: Mapping[str, Any]) -> list[Any]:
-    """Returns what changes when a file at a URL changes: its size, and the first property of `_STAMPS`."""
-    stamp = next((info[name] for name in _STAMPS if info.get(name) is not None), None)
-    # A file system may list a time in another form than the one in which it tells that of one file.
-    return [info["size"], str(stamp.timestamp() if isinstance(stamp, datetime.datetime) else stamp)]
 
 
 def _read_state(directory: Path) -> State:
@@ -332,7 +326,3 @@ def _in_order(names: Iterable[str]) -> list[str]:
 
 def _is_skipped(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
-
-
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in name.split("/"))

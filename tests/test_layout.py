@@ -15,7 +15,7 @@ ROOT = Path(distill.__file__).resolve().parents[1]
 PACKAGES = ("distill", "students", "teachers")
 # A unit, a file or folder right below `distill`, imports itself and units of lower levels.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("errors", "sentences", "files", "options", "console", "hub", "mirror", "cache"),
+    ("errors", "sentences", "files", "options", "console", "hub", "listing", "mirror", "cache"),
     ("contracts",),
     ("data", "edge", "losses"),
     ("models", "text"),
@@ -31,7 +31,7 @@ WITHIN = {
     "files": {"errors"},
     "console": {"errors", "files"},
     "hub": {"errors", "files"},
-    "mirror": {"errors", "files", "console"},
+    "mirror": {"errors", "files", "listing", "console"},
     "cache": {"files", "mirror"},
     "options": {"errors"},
     "data": {"edge"},  # Labels are read as on a device.

@@ -1,5 +1,7 @@
 """Tests of directories behind URLs, whose copies two machines have: what is fetched, sent, removed and given up."""
 
+import contextlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from distill import mirror
 from distill.cache import has_entry, new_entry
@@ -189,6 +192,106 @@ def test_an_upload_that_fails_leaves_the_old_file_and_is_sent_later(
     assert second.read() == {"a": "2", "b": "2", "run.json": "2"}
 
 
+class Failing(LocalFileSystem):
+    """A file system with directories whose listings and questions about files can fail, as those of a server do."""
+
+    def __init__(self, error: Exception | None, where: str) -> None:
+        super().__init__(skip_instance_cache=True)
+        self.error, self.where = error, where
+
+    def ls(self, path: str, detail: bool = False, **options: object) -> Any:
+        if path.endswith(self.where):
+            if self.error is not None:
+                raise self.error
+            return []
+        return super().ls(path, detail=detail, **options)
+
+    def info(self, path: str, **options: object) -> Any:
+        if isinstance(path, str) and path.endswith(self.where) and self.error is not None:
+            raise self.error
+        return super().info(path, **options)
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine whose copy of `there` is complete."""
+    machine = Machine(tmp_path / "first", f"file://{tmp_path}/there", monkeypatch)
+    machine.write(metrics="1", checkpoints__last="a")
+    mirror.send(machine.copy)
+    return machine
+
+
+@pytest.mark.parametrize("where", ["there", "checkpoints"])
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError("reset"), PermissionError("denied"), EOFError(), FileNotFoundError("no answer")]
+)
+def test_an_error_of_the_storage_removes_nothing_here_and_is_raised(
+    error: Exception, where: str, copied: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = Failing(error, where)
+    monkeypatch.setattr(mirror, "_connect", lambda directory: (fs, mirror.address(directory).removeprefix("file://")))
+    before = copied.read()
+    for fetch in (mirror.fetch, lambda directory: mirror.fetch_holders(directory, "metrics")):
+        if where == "there" and isinstance(error, FileNotFoundError) and fetch is not mirror.fetch:
+            fetch(copied.copy)  # It is not there, so that no directory is.
+        else:
+            with pytest.raises(UserError, match=r"there cannot be read \(|there has none of the 2 files"):
+                fetch(copied.copy)
+        assert copied.read() == before
+    mirror.try_fetch(copied.copy)  # It prints the same as a notice.
+    assert copied.read() == before
+    if where == "there" and not isinstance(error, FileNotFoundError):
+        with pytest.raises(UserError, match="cannot be read"):
+            mirror.fetch_files(copied.copy, "metrics")
+        with pytest.raises(UserError, match="cannot be read"):
+            mirror.check(copied.copy)
+
+
+@pytest.mark.parametrize(("where", "refused"), [("there", True), ("checkpoints", False)])
+def test_an_empty_listing_removes_nothing_here(
+    where: str, refused: bool, copied: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FTP lists a directory as empty after some of its errors."""
+    monkeypatch.setattr(mirror, "_connect", lambda path: (Failing(None, where), str(mirror.address(path))[7:]))
+    with (
+        pytest.raises(UserError, match=f"^{re.escape(copied.url)} has none of the 2 files that were copied: check")
+        if refused
+        else contextlib.nullcontext()
+    ):
+        mirror.fetch(copied.copy)
+    assert copied.read() == {"metrics": "1", "checkpoints/last": "a"}
+
+
+def test_a_directory_that_was_removed_there_is_refused_and_its_copy_stays(
+    machines: tuple[Machine, Machine], url: str
+) -> None:
+    first, _ = machines
+    first.write(metrics="1", checkpoints__last="a")
+    mirror.send(first.copy)
+    fs, there = fsspec.url_to_fs(url)
+    fs.rm(there, recursive=True)
+    with pytest.raises(UserError, match=f"if they were removed there, remove their copy {re.escape(str(first.copy))}"):
+        mirror.fetch(first.copy)
+    assert first.read() == {"metrics": "1", "checkpoints/last": "a"}
+
+
+def test_a_directory_here_that_cannot_be_read_removes_nothing_there(
+    copied: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = os.scandir
+
+    def deny(path: Any) -> Any:
+        if str(path).endswith("checkpoints"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", deny)
+        with pytest.raises(UserError, match="cannot be written .PermissionError: .*Permission denied"):
+            mirror.send(copied.copy)
+    assert list_there(copied.url) == ["checkpoints/last", "metrics"]
+
+
 def test_a_directory_is_sent_at_the_start_at_the_end_and_after_an_error(machines: tuple[Machine, Machine]) -> None:
     first, second = machines
 
@@ -234,7 +337,7 @@ def test_entries_of_a_shared_cache_are_fetched_and_damaged_ones_are_made_again(
 
 def test_a_bucket_that_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTILL_MIRROR", str(tmp_path))
-    store = SimpleNamespace(exists=lambda path: path == "bucket")
+    store = SimpleNamespace(exists=lambda path: path == "bucket", info=lambda path: {"name": path})
     monkeypatch.setattr(mirror, "_connect", lambda path: (store, mirror.address(path).removeprefix("s3://")))
     mirror.check(mirror.local_path("s3://bucket/runs"))
     with pytest.raises(UserError, match="^s3://typo/runs cannot be read .*: there is no bucket typo"):
