@@ -13,6 +13,7 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.data import readers
+from distill.data.conll import BLANK, read_conll
 from distill.data.labels import is_without_label
 from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
@@ -23,7 +24,6 @@ OUTSIDE = "O"
 CONLL = (".conll", ".txt", ".conll.gz", ".txt.gz")
 SUFFIXES = (*CONLL, ".jsonl", ".jsonl.gz", ".parquet")
 _PREFIXES = ("B", "I", "E", "S")
-BLANK = " \t\r\n"
 ADVICE = "name yours with task.tokens=... and task.tags=..."
 _SHOWN = 8  # Tags in a message.
 
@@ -190,7 +190,9 @@ class _Sentences:
                 )
 
 
-def read_file(path: Path, wanted: Collection[str], *, tokens: str, tags: str, column: int) -> Table:
+def read_file(
+    path: Path, wanted: Collection[str], *, tokens: str, tags: str, column: int, word_column: int | None
+) -> Table:
     """Reads a file of a type in `SUFFIXES`. The columns of a CoNLL file are called `tokens` and `tags`.
 
     Raises:
@@ -198,50 +200,13 @@ def read_file(path: Path, wanted: Collection[str], *, tokens: str, tags: str, co
     """
     if not path.name.endswith(CONLL):
         return readers.read_file(path, wanted)
-    words, names = read_conll(path, column)
+    words, names = read_conll(path, column, word_column)
     return Table(str(path), (tokens, tags), {tokens: words, tags: names})
 
 
-def file_reader(tokens: str, tags: str, column: int) -> "partial[Table]":
+def file_reader(tokens: str, tags: str, column: int, word_column: int | None) -> "partial[Table]":
     """Returns `read_file` for these columns."""
-    return partial(read_file, tokens=tokens, tags=tags, column=column)
-
-
-def read_conll(path: Path, column: int) -> tuple[list[list[str]], list[list[str]]]:
-    """Returns the words and the tags of each sentence of a CoNLL file.
-
-    A line has a word, and its tag in `column`, between tabs, or in a line without a tab between spaces. Blank lines and
-    lines of `-DOCSTART-` end a sentence.
-
-    Args:
-        column: counted from 0, or from the end if below 0.
-
-    Raises:
-        UserError: for a file that cannot be read or has no word, and a line without the column.
-    """
-    words: list[list[str]] = [[]]
-    tags: list[list[str]] = [[]]
-    for number, line in enumerate(readers.read_lines(path), 1):
-        plain = line.strip(BLANK)
-        if "\r" in plain:
-            raise readers.lone_carriage_return(path, number)
-        # Other white space, such as a no-break space, may be part of a word.
-        fields = [part.strip(" ") for part in plain.split("\t" if "\t" in plain else " ")]
-        if "\t" not in plain:
-            fields = list(filter(None, fields))
-        if not fields or fields[0] == "-DOCSTART-":
-            if words[-1]:
-                words.append([])
-                tags.append([])
-            continue
-        if len(fields) < 2 or not -len(fields) <= column < len(fields) or not fields[column]:
-            raise UserError(f"{path}, line {number} is {plain!r}, expected a word and a tag in column {column}")
-        words[-1].append(fields[0])
-        tags[-1].append(fields[column])
-    filled = len(words) if words[-1] else len(words) - 1
-    if not filled:
-        raise UserError(f"{path} is empty, expected a word and its tag on each line")
-    return words[:filled], tags[:filled]
+    return partial(read_file, tokens=tokens, tags=tags, column=column, word_column=word_column)
 
 
 def _name_labels(named: Sequence[str] | None, sentences: Mapping[str, _Sentences]) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ class TokenClassification:
         tokens: the column of a table with the words of each sentence.
         tags: the column of a table with their tags: names, or numbers with `labels` or a `datasets.ClassLabel`.
         column: the column of the tag in a CoNLL file, counted from 0, or from the end if below 0.
+        word_column: the column of the word, counted alike; None takes the first one that does not number the words.
         labels: names of the tags in the order of the data's numbers; None takes those of the data.
         class_weights: weights of the tags in the loss on the labels, as in `Classification`; the words of train count.
         max_length: tokens that a sentence is cut to, between two words. Words beyond it are not scored; cut sentences
@@ -96,6 +97,7 @@ class TokenClassification:
         tokens: str = "tokens",
         tags: str = "tags",
         column: int = -1,
+        word_column: int | None = None,
         name: str = "token_classification",
         labels: Labels | None = None,
         class_weights: ClassWeights | None = None,
@@ -108,7 +110,7 @@ class TokenClassification:
             raise OptionError("labels", show_value(labels), "the names of at least two tags, each once, one of them O")
         source = rows.table_source(
             name=name, text=(tokens,), label=(tags,), suffixes=tagged.SUFFIXES,
-            read_file=tagged.file_reader(tokens, tags, column), **options,
+            read_file=tagged.file_reader(tokens, tags, column, word_column), **options,
         )  # fmt: skip
         self.rows = TaggedText(source, tokens, tags, label_names=None if labels is None else tuple(labels))
         self.pool = rows.pool_source(

@@ -134,10 +134,62 @@ def test_a_type_that_chance_puts_into_dev_alone_is_reported(capsys: pytest.Captu
 
 
 def test_words_may_have_white_space_that_separates_no_columns(tmp_path: Path) -> None:
-    text = "10\u00a0000 O\n\u2009 O\nnew york\tB-x\n"
+    text = "10\u00a0000 O\n\u2009 O\n\nnew york\tB-x\n"
     for name in ("train", "dev"):
         (tmp_path / f"{name}.conll").write_text(text, encoding="utf-8")
-    assert read(data=tmp_path).splits["train"].words == [["10\u00a0000", "\u2009", "new york"]]
+    assert read(data=tmp_path).splits["train"].words == [["10\u00a0000", "\u2009"], ["new york"]]
+
+
+INDEX = "1 fly x O\n2 to x O\n{}new x B-city\n{}york x I-city\n\n{}now x O\n\n{}on x O\n{}monday x B-day\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        INDEX.format("3 ", "4 ", "1 ", "1 ", "2 "),  # Each sentence is counted anew.
+        INDEX.format("3 ", "4 ", "5 ", "6 ", "7 "),
+        "# newdoc\n# text = Fly\n" + INDEX.format("3-4 newyork x _\n3 ", "4 ", "1 ", "1 ", "2 "),  # CoNLL-U
+        INDEX.replace(" ", "\t").format("3\t", "4\t", "1\t", "1\t", "1.1\t_\t_\tO\n2\t"),
+    ],
+)
+def test_a_first_column_that_numbers_the_words_is_not_that_of_the_words(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.conll").write_text(text)
+    (tmp_path / "dev.conll").write_text(conll(*DEV))
+    assert read(data=tmp_path).sha256 == EXPECTED.sha256
+    assert "the words are read from the second one; set task.word_column=0" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_column_of_the_words_can_be_chosen(tmp_path: Path) -> None:
+    for name, rows in (("train", (WORDS, TAGS)), ("dev", DEV)):
+        (tmp_path / f"{name}.conll").write_text(conll(*rows, "7\t{1}\t{0}\n"))
+    assert read(data=tmp_path, column=1, word_column=2).sha256 == EXPECTED.sha256
+    assert read(data=tmp_path, column=-2, word_column=-1).sha256 == EXPECTED.sha256
+
+
+def test_words_that_are_numbers_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.conll").write_text("7 a O\n7 b B-x\n8 c O\n")
+    (tmp_path / "dev.conll").write_text("7 a O\n7 b B-x\n8 c O\n")
+    assert read(data=tmp_path).splits["train"].words == [["7", "7", "8"]]
+    expected = "train.conll: 100% of the words in column 0 are numbers, such as 7; if the words are in another column"
+    assert expected in " ".join(capsys.readouterr().out.split())
+
+
+def test_comments_are_left_out_and_the_word_number_sign_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "#\thttp://example.org\t[2009]\n# B-x\nword O\n\n# a comment of words\nfly O\n# O\n#tag B-x\n"
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.conll").write_text(text)
+    assert read(data=tmp_path).splits["train"].words == [["#", "word"], ["fly", "#", "#tag"]]
+    assert "lines of comments (# ...), which are left out: 2" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_tab_at_every_end_is_no_field(tmp_path: Path) -> None:
+    for name, rows in (("train", (WORDS, TAGS)), ("dev", DEV)):
+        (tmp_path / f"{name}.conll").write_text(conll(*rows, "{}\t{}\t\n"))
+    assert read(data=tmp_path).sha256 == EXPECTED.sha256
 
 
 @pytest.mark.parametrize("text", ["a O\nb O\rc B-x\n", "a O\rb B-x\r"])
@@ -185,7 +237,13 @@ def test_tags_that_train_lacks_count_as_missed_and_are_reported(capsys: pytest.C
 @pytest.mark.parametrize(
     ("text", "options", "expected"),
     [
-        ("fly O\nto\n", {}, "train.conll, line 2 is 'to', expected a word and a tag in column -1"),
+        ("fly O\nto\n", {}, "train.conll, line 2 has 1 field, and line 1 has 2, expected one number of fields in all"),
+        ("a\nb x O\nc x O\n", {}, "train.conll, line 1 has 1 field, and line 2 has 3, expected one number of fields"),
+        ("a x O\n\nnew york x O\n", {"column": 2}, "train.conll, line 3 has 4 fields, and line 1 has 3"),
+        ("fly\tO\nvitamin O\n", {}, "train.conll, line 2 has 1 field, and line 1 has 2"),  # Its tab is lost.
+        ("fly\tO\nto\t\n", {}, "train.conll, line 2 is 'to\\t', expected a word and a tag in column -1"),
+        ("fly O\n", {"word_column": 2}, "line 1 is 'fly O', expected a word in column 2 and a tag in column -1"),
+        ("fly O\n", {"column": 0}, "train.conll: the words and the tags are both in column 0: set task.word_column"),
         ("fly O\n", {"column": 2}, "train.conll, line 1 is 'fly O', expected a word and a tag in column 2"),
         ("fly\t\n", {}, "train.conll, line 1 is 'fly', expected a word and a tag in column -1"),
         ("fly\t\tB-x\n", {"column": 1}, "line 1 is 'fly\\t\\tB-x', expected a word and a tag in column 1"),
