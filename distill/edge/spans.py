@@ -60,25 +60,26 @@ def cut_windows(encoding: Encoding, *, max_length: int, doc_stride: int) -> list
     """Cuts a question and its whole context into windows.
 
     A window has at most `max_length` tokens, the whole question and special tokens among them, and neighbouring windows
-    share `doc_stride` tokens of the context.
+    share `doc_stride` tokens of the context. A question that fits into one window with its whole context has that one.
 
     Raises:
-        ValueError: with the reason in words, if the question is so long that a window would show no new token of the
-            context, the context has no tokens, or no special token comes first.
+        ValueError: with the reason in words, if the question is so long that a second window would show no new token of
+            the context, the context has no tokens, or no special token comes first.
     """
     sequences = encoding.sequence_ids
     if sequences[0] is not None:
         raise ValueError("the tokenizer puts no special token such as [CLS] first, which stands for no answer")
     question, context = sequences.count(0), sequences.count(1)
-    special = len(sequences) - question - context
-    longest = max_length - special - doc_stride - 1
-    if question > longest:
-        raise TooLongError(
-            f"the question has {question} tokens, and at most {longest} leave room for the context in windows of "
-            f"{max_length} tokens that share {doc_stride}"
-        )
     if not context:
         raise ValueError("the context has no tokens")
+    special = len(sequences) - question - context
+    longest = max_length - special - doc_stride - 1
+    if len(sequences) > max_length and question > longest:
+        raise TooLongError(
+            f"the question has {question} tokens and its context {context}, which do not fit into one window of "
+            f"{max_length} tokens; at most {longest} leave room for new tokens of the context in windows that share "
+            f"{doc_stride}"
+        )
     first = sequences.index(1)
     last, room = first + context, max_length - special - question
     starts = [first]

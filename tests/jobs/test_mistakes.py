@@ -647,7 +647,7 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     ),
     "a question longer than the window": (
         lambda user_files: _questions(user_files, question="who made this film " * 12),
-        "train, example 1: the question has 144 tokens, and at most 20 leave room for the context in windows of 32 ",
+        "train, example 1: the question has 144 tokens and its context ",
     ),
     "windows that share too much": (
         _options("task=squad", "task.doc_stride=28"),

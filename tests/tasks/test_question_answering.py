@@ -29,6 +29,7 @@ from distill.edge import spans
 from distill.edge.__main__ import main
 from distill.edge.answer_metrics import normalize_references, score_answer
 from distill.edge.classes import MASKED
+from distill.edge.decoder import TooLongError
 from distill.edge.spans import NO_ANSWER, NO_CLASS
 from distill.errors import OptionError, UserError
 from distill.export.settings import ExportSettings
@@ -192,8 +193,9 @@ def test_a_question_longer_than_a_window_is_named(reader: PreTrainedTokenizerBas
     task = task_of(train=[*questions(2), *long])
     with pytest.raises(
         UserError,
-        match="train, example 3: the question has 16 tokens, and at most 14 leave room for the context in windows of "
-        "24 tokens that share 6: shorten it, raise task.max_length, or lower task.doc_stride",
+        match=r"train, example 3: the question has 16 tokens and its context \d+, which do not fit into one window of "
+        "24 tokens; at most 14 leave room for new tokens of the context in windows that share 6: shorten it, raise "
+        "task.max_length, or lower task.doc_stride",
     ):
         task.encode(task.read(Path()), reader, None)
     with pytest.raises(OptionError, match="got doc_stride=20, expected at most 19, so that windows of 24 tokens have"):
@@ -222,6 +224,19 @@ def test_windows_share_tokens_and_show_every_token_of_the_context(reader: PreTra
     assert [place for of_window in inner[:1] for place in of_window] + [
         place for of_window in inner[1:] for place in of_window[2:]
     ] == [list(offset) for offset, sequence in zip(encoding.offsets, encoding.sequence_ids, strict=True) if sequence]
+
+
+@pytest.mark.parametrize(("spare", "doc_stride"), [(0, 2), (0, 9), (1, 9)])
+def test_a_question_that_fits_one_window_with_its_context_is_read(
+    reader: PreTrainedTokenizerBase, spare: int, doc_stride: int
+) -> None:
+    """What neighbouring windows would share does not matter, because there is one window."""
+    encoding = reader("which day " * 4, "on friday").encodings[0]
+    length = len(encoding.ids)
+    [window] = spans.cut_windows(encoding, max_length=length + spare, doc_stride=doc_stride)
+    assert window.ids.tolist() == encoding.ids
+    with pytest.raises(TooLongError, match=f"which do not fit into one window of {length - 1} tokens; at most"):
+        spans.cut_windows(encoding, max_length=length - 1, doc_stride=doc_stride)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -614,7 +629,7 @@ def test_a_long_context_is_read_to_its_end_and_offsets_count_code_points(result:
         (["which city", " "], "and no empty text"),
         (
             ["which city " * 20, "a b"],
-            "record 1: the question has .* tokens, and at most 14 leave room for the context",
+            "record 1: the question has .* tokens and its context .*, which do not fit into one window of 24 tokens",
         ),
     ):
         with pytest.raises(UserError, match=expected):
