@@ -104,7 +104,8 @@ def _analyze_best(group: Group) -> Group:
     if not group.rows or not group.rows[0].values:
         return group
     try:
-        return replace(group, analysis=analyze_predictions(group.rows[0].directories[0]))
+        best = group.rows[0]
+        return replace(group, analysis=analyze_predictions(best.directories[0], answer=best.task.get("answer")))
     except UserError as error:
         return replace(group, notes=[str(error)])
 

@@ -1,19 +1,21 @@
 """Statistics of predictions.parquet on dev: calibration, confusion, lengths, and where student and teacher differ."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from distill.edge.answer_metrics import normalize_references, score_answer
 from distill.errors import UserError, first_line
 from distill.records.predictions import FILE
 
 BINS = 10  # Of equal width, between the probabilities 0 and 1.
 MOST_CLASSES = 20  # Of a confusion matrix.
 SHOWN = 10  # Examples on which the models differ most.
+LABEL_SETS = "labels"  # The form of a prediction that is any number of labels.
 SHIPPED = ("int8", "fp32", "student")  # The first one that there is, is compared with the teacher.
 Columns = Mapping[str, Sequence[Any]]
 
@@ -83,8 +85,11 @@ class Analysis:
     differences: Sequence[Difference]
 
 
-def analyze_predictions(directory: Path) -> Analysis | None:
+def analyze_predictions(directory: Path, *, answer: str | None = None) -> Analysis | None:
     """Returns the statistics of a run's predictions; None without any, or without a teacher beside the student.
+
+    Args:
+        answer: the form of a prediction, as in the `task` of run.json.
 
     Raises:
         UserError: if the file is damaged.
@@ -97,10 +102,10 @@ def analyze_predictions(directory: Path) -> Analysis | None:
     model = next((name for name in SHIPPED if name in models), None)
     if model is None or "teacher" not in models or not columns["label"]:
         return None
-    classes, confusion = _count_confusions(columns, model)
+    classes, confusion = ((), None) if answer == LABEL_SETS else _count_confusions(columns, model)
     numbers = _stack_numbers(columns, model)
     pairs = list(zip(columns["teacher_prediction"], columns[f"{model}_prediction"], strict=True))
-    calibrations = {name: _calibrate(columns, name) for name in models}
+    calibrations = {name: _calibrate(_judge_items(columns, name, answer)) for name in models}
     return Analysis(
         model=model, number=len(pairs), classes=classes, confusion=confusion, numbers=numbers,
         agreement=None if numbers is not None else sum(first == second for first, second in pairs) / len(pairs),
@@ -123,12 +128,9 @@ def _read_dev(path: Path) -> Columns:
     needed = {"split", "index", "label", *(f"{name}_probability" for name in names)}
     if not needed <= columns.keys():
         raise UserError(f"{path} is damaged: it has no column {min(needed - columns.keys())}")
-    predicted = [columns[f"{name}_prediction"] for name in names]
-    rows = [
-        row
-        for row in range(len(columns["label"]))
-        if columns["label"][row] is not None or any(of[row] is not None for of in predicted)
-    ]
+    # A question that is rightly left unanswered has neither label nor prediction, and a probability.
+    known = [columns["label"], *(columns[f"{name}_{of}"] for name in names for of in ("prediction", "probability"))]
+    rows = [row for row in range(len(columns["label"])) if any(of[row] is not None for of in known)]
     return {name: [values[row] for row in rows] for name, values in columns.items()}
 
 
@@ -137,28 +139,41 @@ def _text_columns(columns: Columns) -> list[str]:
     return [name for name in columns if name not in rest and not name.endswith(("_prediction", "_probability"))]
 
 
-def _items(columns: Columns, model: str) -> list[tuple[Any, Any, float]]:
-    """Returns label, prediction and probability of each item: of an example, or of each of its words.
+def _rows(columns: Columns, model: str) -> Iterator[tuple[Any, Any, Any]]:
+    """Yields label, prediction and probability of each example."""
+    return zip(*(columns[name] for name in ("label", f"{model}_prediction", f"{model}_probability")), strict=True)
 
-    Labels that are lists of another length than the prediction, such as several correct answers, give no item.
+
+def _judge_items(columns: Columns, model: str, answer: str | None) -> list[tuple[bool, float]]:
+    """Returns whether each item is right, and its probability.
+
+    An item is an example, each of its words, or each label that it was given. A question with several correct answers
+    is right if its prediction is one of them.
     """
-    rows = zip(*(columns[name] for name in ("label", f"{model}_prediction", f"{model}_probability")), strict=True)
-    items: list[tuple[Any, Any, float]] = []
-    for label, prediction, probability in rows:
-        if isinstance(probability, float) and not isinstance(label, list):
-            items.append((label, prediction, probability))
-        elif isinstance(probability, list) and isinstance(label, list) and len(label) == len(probability):
-            items += zip(label, prediction, probability, strict=True)
+    may_be_unanswerable = None in columns["label"]
+    items: list[tuple[bool, float]] = []
+    for label, prediction, probability in _rows(columns, model):
+        if answer == LABEL_SETS:
+            items += [(name in label, value) for name, value in zip(prediction, probability, strict=True)]
+        elif isinstance(probability, float) and isinstance(label, list):
+            references = normalize_references(label, may_be_unanswerable=may_be_unanswerable)
+            exact, _ = score_answer(prediction, references, may_be_unanswerable=may_be_unanswerable)
+            items.append((bool(exact), probability))
+        elif isinstance(probability, float):
+            items.append((label == prediction, probability))
+        elif isinstance(probability, list):
+            items += [
+                (name == predicted, value)
+                for name, predicted, value in zip(label, prediction, probability, strict=True)
+            ]
     return items
 
 
-def _calibrate(columns: Columns, model: str) -> Calibration | None:
-    """Returns the reliability diagram of a model; None without probabilities."""
-    items = _items(columns, model)
+def _calibrate(items: Sequence[tuple[bool, float]]) -> Calibration | None:
+    """Returns the reliability diagram of items that are right or not, with their probabilities; None without any."""
     if not items:
         return None
-    right = np.array([label == prediction for label, prediction, _ in items], dtype=np.float64)
-    probability = np.array([value for _, _, value in items])
+    right, probability = np.array(items, dtype=np.float64).T
     bins = np.clip((probability * BINS).astype(int), 0, BINS - 1)
     used = [number for number in range(BINS) if (bins == number).any()]
     confidence = [float(probability[bins == number].mean()) for number in used]
@@ -169,7 +184,10 @@ def _calibrate(columns: Columns, model: str) -> Calibration | None:
 
 
 def _count_confusions(columns: Columns, model: str) -> tuple[Sequence[str], np.ndarray | None]:
-    items = [(label, prediction) for label, prediction, _ in _items(columns, model)]
+    """Returns the classes and the numbers of items by label and prediction; None if they are no names, or too many."""
+    items: list[tuple[Any, Any]] = []
+    for label, prediction, probability in _rows(columns, model):
+        items += zip(label, prediction, strict=True) if isinstance(probability, list) else [(label, prediction)]
     names = sorted({name for item in items for name in item if isinstance(name, str)})
     if not 1 < len(names) <= MOST_CLASSES or not all(isinstance(name, str) for item in items for name in item):
         return (), None

@@ -48,7 +48,7 @@ def _describe_run(directory: Path, record: JsonObject, *, is_section: bool = Fal
     analysis: Analysis | None = None
     notes = []
     try:
-        analysis = analyze_predictions(directory)
+        analysis = analyze_predictions(directory, answer=(record["task"] or {}).get("answer"))
     except UserError as error:
         notes.append(str(error))
     [row] = compare_runs([(directory, record)])

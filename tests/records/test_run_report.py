@@ -65,6 +65,43 @@ def test_numbers_tags_and_runs_without_texts_are_compared_too(tmp_path: Path) ->
     assert found.differences[0].student_probability == pytest.approx(0.7)
 
 
+def test_questions_rightly_left_unanswered_count(tmp_path: Path) -> None:
+    """Both models leave the first question unanswered, which no answer is right for."""
+    questions: dict[str, list[Any]] = {
+        "split": ["dev"] * 4, "index": [0, 1, 2, 3], "label": [None, None, ["the Turing", "Alan"], ["1950"]],
+        "teacher_prediction": [None, "a", "turing", "1950"], "teacher_probability": [0.95, 0.9, 0.8, 0.6],
+        "int8_prediction": [None, None, "Turing", "51"], "int8_probability": [0.95, 0.95, 0.95, 0.95],
+    }  # fmt: skip
+    found = analyze_predictions(write(tmp_path, questions), answer="spans")
+    assert found is not None
+    assert (found.number, found.agreement, found.confusion) == (4, 0.25, None)
+    # The first three are right: an answer is compared with each correct one as SQuAD's metrics do.
+    assert (found.calibration["int8"].accuracy, found.calibration["int8"].number) == ([0.75], [4])
+    assert found.calibration["teacher"].mean_accuracy() == 0.75
+    documents: dict[str, list[Any]] = {  # Of a retrieval set, whose documents are asked nothing.
+        "split": ["dev"] * 2, "index": [0, 1], "label": [["d1"], None],
+        "teacher_prediction": [["d1"], None], "teacher_probability": [None, None],
+        "int8_prediction": [["d2"], None], "int8_probability": [None, None],
+    }  # fmt: skip
+    found = analyze_predictions(write(tmp_path, documents))
+    assert found is not None
+    assert (found.number, found.agreement, found.calibration) == (1, 0.0, {})
+
+
+def test_each_given_label_of_a_set_is_an_item_whatever_stands_beside_it(tmp_path: Path) -> None:
+    """The second example was given two labels, and has other two, so that one of both is right."""
+    sets: dict[str, list[Any]] = {
+        "split": ["dev"] * 3, "index": [0, 1, 2], "label": [["a"], ["b", "c"], []],
+        "teacher_prediction": [["a"], ["a", "b"], []], "teacher_probability": [[0.95], [0.95, 0.95], []],
+        "int8_prediction": [["a"], ["a", "b"], ["c"]], "int8_probability": [[0.95], [0.95, 0.95], [0.95]],
+    }  # fmt: skip
+    found = analyze_predictions(write(tmp_path, sets), answer="labels")
+    assert found is not None
+    assert (found.agreement, found.confusion) == (2 / 3, None)
+    assert (found.calibration["int8"].accuracy, found.calibration["int8"].number) == ([0.5], [4])
+    assert found.calibration["teacher"].mean_accuracy() == pytest.approx(2 / 3)
+
+
 def test_damaged_predictions_are_a_notice_of_the_report(tmp_path: Path) -> None:
     path = save(tmp_path / "run")
     (path / "predictions.parquet").write_bytes(b"no parquet")
