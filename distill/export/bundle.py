@@ -233,12 +233,18 @@ class Scorer:
         return replace(scores, columns={**scores.columns, **marks})
 
     def compare_batches(self, path: Path) -> BatchSensitivity:
-        """Returns how far the predictions of a file for the beginning of dev depend on the batch."""
+        """Returns how far the predictions of a file for the beginning of dev depend on the batch.
+
+        A batch has neighbours of dev, with texts of all lengths as a server has them, or texts of similar length as in
+        one call of `predict`.
+        """
         bundle, records = self._load(path), self.splits.scored()["dev"].records()[:SAMPLED]
         reference = self.scores["dev"]
         alone = self._score(bundle, records, reference, batch_size=1)
-        together = self._score(bundle, records, reference, batch_size=BATCH, together=BATCH)
-        return measure_sensitivity(self.task, together, alone, examples=len(records))
+        groupings = [
+            self._score(bundle, records, reference, batch_size=BATCH, together=together) for together in (BATCH, None)
+        ]
+        return measure_sensitivity(self.task, groupings, alone, examples=len(records))
 
     def _score(
         self,

@@ -4,12 +4,14 @@ Dynamic quantization measures one range of an activation for a whole batch. A la
 precision from the others.
 """
 
+from collections.abc import Sequence
 from typing import TypedDict
 
 from distill.contracts import Scores, Task
+from distill.edge.bundle import BATCH_SIZE
 
-SAMPLED = 128  # Examples of dev, from its beginning.
-BATCH = 8  # Examples that are compared together, in the order of dev, so that a batch has texts of all lengths.
+SAMPLED = 512  # Examples of dev, from its beginning.
+BATCH = BATCH_SIZE  # The largest batch that a bundle runs unless it is told another one.
 
 
 class BatchSensitivity(TypedDict):
@@ -20,7 +22,7 @@ class BatchSensitivity(TypedDict):
             as a share of their range.
         changed: share of the items whose prediction in a batch is another one than alone.
         examples: number of examples that were compared, the first ones of dev.
-        batch: number of examples of a batch.
+        batch: number of examples of a batch, at most.
     """
 
     max_probability_diff: float
@@ -29,13 +31,16 @@ class BatchSensitivity(TypedDict):
     batch: int
 
 
-def measure_sensitivity(task: Task, together: Scores, alone: Scores, *, examples: int) -> BatchSensitivity:
-    """Compares the scores of examples in batches with those of the same examples alone."""
+def measure_sensitivity(task: Task, groupings: Sequence[Scores], alone: Scores, *, examples: int) -> BatchSensitivity:
+    """Compares the scores of examples in batches, grouped in several ways, with those of the same examples alone.
+
+    The values are those of the grouping with the largest difference.
+    """
     return {
-        "max_probability_diff": task.probability_diff(together, alone),
-        "changed": 1 - task.agreement(together, alone),
+        "max_probability_diff": max(task.probability_diff(together, alone) for together in groupings),
+        "changed": max(1 - task.agreement(together, alone) for together in groupings),
         "examples": examples,
-        "batch": BATCH,
+        "batch": min(BATCH, examples),
     }
 
 
@@ -48,7 +53,10 @@ def describe_sensitivity(file: str, sensitivity: BatchSensitivity, batch_size: i
     """Returns one sentence about a file."""
     difference, changed = sensitivity["max_probability_diff"], sensitivity["changed"]
     if batch_size is None:
-        return f"{file} gives a text in a batch the same probabilities as alone, within {difference:.2g}"
+        return (
+            f"{file} gave a text in a batch of up to {sensitivity['batch']} the same probabilities as alone, within "
+            f"{difference:.2g} ({sensitivity['examples']:,} examples of dev)"
+        )
     return (
         f"{file} gives a text other probabilities in a batch than alone, by up to {difference:.2g}, and another "
         f"prediction in {changed:.1%} of cases: the bundle recommends batch_size={batch_size}; export.recipes=[static] "
