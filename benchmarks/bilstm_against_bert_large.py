@@ -16,6 +16,7 @@ from rich.table import Table
 from transformers import BertConfig, BertForSequenceClassification
 
 from distill.benchmark import latency
+from distill.edge import cores
 from distill.export.bundle import FILES
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
@@ -33,7 +34,7 @@ BERT_LARGE = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=latency.count_cores())
+    parser.add_argument("--threads", type=int, default=cores.count_cores())
     parser.add_argument("--seconds", type=float, default=5.0, help="measuring time per model")
     options = parser.parse_args()
     torch.manual_seed(0)

@@ -40,6 +40,7 @@ from transformers import (
 from distill.benchmark import latency, peak
 from distill.benchmark.comparison import torch_candidate
 from distill.console import silence_libraries
+from distill.edge import cores
 from distill.edge.processor import this_target
 from distill.export.bundle import FILES
 from distill.export.onnx import export_onnx
@@ -167,7 +168,7 @@ def main() -> None:
     parser.add_argument("--peer", type=Path, help="Python of an environment with optimum-onnx[onnxruntime]")
     parser.add_argument("--install", action="store_true", help="make that environment")
     parser.add_argument("--work", type=Path, help="directory of the environment; temporary by default")
-    parser.add_argument("--threads", type=int, default=latency.count_cores())
+    parser.add_argument("--threads", type=int, default=cores.count_cores())
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--lengths", type=int, nargs="+", default=[32, 128])
     parser.add_argument("--rounds", type=int, default=9, help="of all files and sizes; ratios are those of a round")

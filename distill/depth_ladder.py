@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.benchmark import latency
 from distill.console import console, print_line, print_notice
 from distill.contracts import Splits
+from distill.edge import cores
 from distill.edge.model_files import count_bytes
 from distill.edge.processor import weight_bits
 from distill.errors import UserError
@@ -86,7 +87,7 @@ class DepthLadder:
         except UserError as error:
             raise UserError(f"{self.plan.budget} tries every depth of student {student.name}: {error}") from error
         length = min(*settings.lengths, longest(model, tokenizer))
-        threads = settings.threads or latency.count_cores()
+        threads = settings.threads or cores.count_cores()
         _separate_tensors(model)
         with tempfile.TemporaryDirectory() as directory:
             fp32, int8 = (Path(directory) / FILES[name] for name in ("fp32", "int8"))

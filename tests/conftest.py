@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import __main__ as command_line
-from distill.benchmark import latency
 from distill.contracts import Items, Outputs, Scores
 from distill.data import batching, tables
+from distill.edge import cores
 from distill.export.settings import ExportSettings
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.losses.term import EncoderSize
@@ -124,9 +124,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
-    """Times models on one core, because the others have tests of their own."""
+    """Runs and times models on one core, because the others have tests of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(latency, "count_cores", lambda: 1)
+        patch.setattr(cores, "count_cores", lambda: 1)
         yield
 
 

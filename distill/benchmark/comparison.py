@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.benchmark import latency
 from distill.benchmark.settings import BenchmarkSettings
 from distill.console import print_line, print_notice
+from distill.edge import cores
 from distill.models.checks import longest
 from distill.models.forward import exported_inputs, run_exported
 
@@ -28,7 +29,7 @@ def compare_models(
         tokenizer: determines the size of the vocabulary and the longest input.
         choices: number of choices of an example, for models of choices.
     """
-    threads = settings.threads or latency.count_cores()
+    threads = settings.threads or cores.count_cores()
     limit = min(longest(model, tokenizer) for model, _ in models.values())
     lengths = [length for length in settings.lengths if length <= limit] or [limit]
     if len(lengths) < len(settings.lengths):

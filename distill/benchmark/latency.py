@@ -1,6 +1,5 @@
 """Latency of models in ms, measured with the same inputs and in turns."""
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from distill.edge import cores
 from distill.edge.model_files import count_bytes, session, timed_name
 
 TURNS = 4
@@ -32,13 +32,6 @@ class Candidate:
     inputs: Sequence[str]
     bytes: int
     run: Callable[[Inputs], Any]
-
-
-def count_cores() -> int:
-    """Returns the number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # Not on macOS and Windows.
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def load_candidate(model: str, format: str, path: Path, inputs: Sequence[str], threads: int) -> Candidate:
@@ -97,10 +90,10 @@ def describe_disturbance(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 class _OtherWork:
-    """The processor time that other processes, and other machines on the same cores, use from its creation on."""
+    """The time that other processes and machines use the processors of this process, from its creation on."""
 
     def __init__(self, threads: int) -> None:
-        self.limit = max(0, (psutil.cpu_count() or threads) - threads) + OTHER_WORK
+        self.limit = max(0, len(cores.usable_processors()) - threads) + OTHER_WORK
         self._start = self._read()
 
     def is_busy(self) -> bool:
@@ -111,9 +104,13 @@ class _OtherWork:
     @staticmethod
     def _read() -> tuple[float, float]:
         """Returns the time and the processor time of others, in s. Each is counted in steps of 10 ms."""
-        total, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        processors, own = psutil.cpu_times(percpu=True), psutil.Process().cpu_times()
+        usable = cores.usable_processors()
+        # Processors that are switched off are not listed, and the numbers of the others are then not their places.
+        used = [processors[number] for number in usable] if max(usable) < len(processors) else processors
         counted = ("user", "nice", "system", "irq", "softirq", "steal")  # `guest` is part of `user`.
-        return time.perf_counter(), sum(getattr(total, name, 0.0) for name in counted) - own.user - own.system
+        total = sum(getattr(each, name, 0.0) for each in used for name in counted)
+        return time.perf_counter(), total - own.user - own.system
 
 
 def _time_in_turns(candidates: Sequence[Candidate], feed: Inputs, seconds: float) -> list[list[float]]:

@@ -146,7 +146,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "standard input",
     )  # fmt: skip
     parser.add_argument("--model", help="such as fp32, int8 or openvino; by default the recommended one")
-    parser.add_argument("--threads", type=int, help="number of threads of onnxruntime")
+    parser.add_argument("--threads", type=int, help="number of threads; by default one for each usable core")
     parser.add_argument(
         "--batch-size", type=int, help="texts in a forward pass; by default as many as the bundle recommends"
     )

@@ -12,7 +12,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from distill.edge import decode
+from distill.edge import cores, decode
 from distill.edge.decoder import Decoder, Example, Items, Prediction, Record, Row, TooLongError
 from distill.edge.manifest import ABOVE, read_manifest
 from distill.edge.model_files import data_file, session, shared_file
@@ -59,7 +59,7 @@ class Bundle:
     Args:
         directory: contains bundle.json, tokenizer.json and the models.
         model: a file of the bundle such as `fp32`, `int8` or `openvino`; None for the recommended one.
-        threads: number of threads of the model; None for the default of onnxruntime, or of openvino.
+        threads: number of threads of the model; None for as many as the process may use cores.
         top_k: number of pieces for each mask, for a bundle that fills masks; None takes that of bundle.json.
 
     Attributes:
@@ -103,7 +103,8 @@ class Bundle:
         self._check_files(path)
         self.tokenizer = self._load_tokenizer(cuts=not decoder.cuts)
         self.decoder = self._create_decoder(decoder, top_k)
-        self.threads, self.session = threads, session(path, threads)
+        self.threads = cores.count_cores() if threads is None else int(threads)
+        self.session = session(path, self.threads)
         self._check_model(path)
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from distill.edge import cores
 from distill.edge.openvino_session import OpenVinoSession
 from distill.edge.strings import find_surrogate
 from distill.errors import UserError, first_line
@@ -71,9 +72,13 @@ def count_bytes(path: Path) -> int:
 def session(path: Path, threads: int | None = None) -> Session:
     """Returns a session on the CPU, of onnxruntime or, for a file of OpenVINO, of openvino.
 
+    Args:
+        threads: None for as many as the process may use cores. The default of the runtimes is the cores of the machine.
+
     Raises:
         UserError: if the model cannot be loaded, or openvino is not installed.
     """
+    threads = cores.count_cores() if threads is None else int(threads)
     if not needs_openvino(path):
         return _onnx_session(path, threads)
     try:
@@ -82,12 +87,11 @@ def session(path: Path, threads: int | None = None) -> Session:
         raise UserError(f"{path} cannot be loaded by openvino: {first_line(error)}") from error
 
 
-def _onnx_session(path: Path, threads: int | None) -> Session:
+def _onnx_session(path: Path, threads: int) -> Session:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    if threads is not None:
-        options.intra_op_num_threads = int(threads)
-        options.inter_op_num_threads = 1
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
     try:
         shared = [data for data in list_model_files(path) if data.parent != path.parent]
         if shared:

@@ -34,16 +34,15 @@ class OpenVinoSession:
 
     Args:
         path: of the `.xml` file, beside which is the `.bin` file with the weights.
-        threads: None for the default of openvino.
 
     Raises:
         UserError: if openvino is not installed.
         RuntimeError: if openvino cannot load the model.
     """
 
-    def __init__(self, path: Path, threads: int | None = None) -> None:
+    def __init__(self, path: Path, threads: int) -> None:
         core = import_openvino(path).Core()
-        options = {**OPTIONS, **({} if threads is None else {"INFERENCE_NUM_THREADS": int(threads)})}
+        options = {**OPTIONS, "INFERENCE_NUM_THREADS": threads}
         with _shorten_errors():
             self._request = core.compile_model(core.read_model(str(path)), "CPU", options).create_infer_request()
         self._lock = threading.Lock()  # A request is for one thread at a time.

@@ -18,6 +18,7 @@ from distill.benchmark import latency
 from distill.benchmark.bundles import CHOICES, MeasuredBundle, list_formats, measure_bundles
 from distill.benchmark.comparison import torch_candidate
 from distill.console import console, print_line, print_notice, silence_libraries
+from distill.edge import cores
 from distill.edge.decoder import Record
 from distill.edge.model_files import timed_name
 from distill.edge.processor import this_target, weight_bits
@@ -49,7 +50,7 @@ def run_benchmark(config: DictConfig) -> None:
     """
     _check_options(config)
     settings = build.instantiate(config.benchmark)
-    threads = _counts(config.job.threads) or [settings.threads or latency.count_cores()]
+    threads = _counts(config.job.threads) or [settings.threads or cores.count_cores()]
     bundles = _open_bundles(config)
     silence_libraries()
     print_line(f"Measuring {', '.join(each.name for each in bundles)} with {' and '.join(map(str, threads))} thread(s)")

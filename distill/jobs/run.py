@@ -4,6 +4,7 @@ import copy
 import hashlib
 import inspect
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from distill import mirror
 from distill.console import print_line, print_notice
+from distill.edge import cores
 from distill.errors import UserError, first_line
 from distill.files import make_directory, write_text
 from distill.jobs import build
@@ -78,12 +80,24 @@ _PATHS_OR_IDS = ("task.unlabelled", "augment.model")  # An id of the Hub is no p
 _PATHS_BY_TASK = {"task.tasks": ("data_dir", "unlabelled"), "teacher.paths": ("",)}
 
 
+def limit_threads() -> None:
+    """Gives torch at most as many threads as the process may use cores, unless the environment names their number.
+
+    Torch does not read the quota of a container, and would begin as many threads as its machine has cores.
+    """
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(torch.get_num_threads(), cores.count_cores()))
+
+
 def run_job(config: DictConfig, *, launch: str = "") -> Path | None:
     """Runs the configured job, records its status, and returns its directory, None for a dry run.
 
     Args:
         launch: identifies the run among all of its sweep, also when a launcher starts it again after a lost worker.
     """
+    limit_threads()
     for place in (config.cache_dir, config.output_dir):
         mirror.check(mirror.local_path(place))
     if config.dry_run:

@@ -3,7 +3,6 @@
 import datetime
 import hashlib
 import json
-import os
 import platform
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distill import __version__, mirror
+from distill.edge import cores
 from distill.errors import UserError, first_line
 from distill.files import JsonObject, make_directory, write_json
 
@@ -175,7 +175,7 @@ def environment() -> dict[str, Any]:
         "platform": f"{sys.platform} {platform.machine()}",
         "cpu": _cpu_name(),
         "isa": _instruction_sets(),
-        "cores": os.cpu_count(),
+        "cores": cores.count_cores(),
         "threads": torch.get_num_threads(),
         "accelerator": accelerator,
     }

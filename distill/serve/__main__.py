@@ -46,7 +46,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--port", type=int, default=8000, help="default %(default)s; 0 for any that is free")
     parser.add_argument("--model", help="such as fp32, int8 or openvino; by default the recommended one")
-    parser.add_argument("--threads", type=int, help="number of threads of onnxruntime")
+    parser.add_argument("--threads", type=int, help="number of threads; by default one for each usable core")
     parser.add_argument("--batch-size", type=int, help="records in a forward pass; by default as the bundle recommends")
     parser.add_argument(
         "--batch-records",

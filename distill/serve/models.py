@@ -22,7 +22,7 @@ class ServedModel:
         name: of the model in paths.
         directory: of the bundle.
         model: one of the bundle's files, None for the recommended one.
-        threads: of onnxruntime; None uses its default.
+        threads: of each model; None for as many as the process may use cores.
         limits: of the requests.
 
     Raises:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from distill.benchmark import latency
-from distill.benchmark.latency import count_cores
 from distill.benchmark.settings import BenchmarkSettings
+from distill.edge import cores
 from distill.errors import UserError
 
 
@@ -41,10 +41,6 @@ def test_rows_contain_the_timings_of_each_model_and_shape() -> None:
     assert len(slow_feeds) == rows[0]["runs"] + rows[2]["runs"] + 2 * latency.TURNS
 
 
-def test_at_least_one_core_is_counted() -> None:
-    assert count_cores() >= 1
-
-
 def test_percentiles_are_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "_time_in_turns", lambda candidates, feed, seconds: [[0.001, 0.002, 0.003]])
     [row] = latency.measure_latency(
@@ -68,7 +64,7 @@ def test_other_work_on_the_cores_is_recorded(
 ) -> None:
     readings = iter([(5.0, 7.0), (15.0, 7.0 + 10 * others)])
     monkeypatch.setattr(latency._OtherWork, "_read", staticmethod(lambda: next(readings)))
-    monkeypatch.setattr(latency.psutil, "cpu_count", lambda: 4)
+    monkeypatch.setattr(cores, "usable_processors", lambda: frozenset({0, 1, 5, 6}))
     monkeypatch.setattr(latency, "_time_in_turns", lambda candidates, feed, seconds: [times])
     [row] = latency.measure_latency(
         [candidate("student", 0, [], ())], batches=[1], lengths=[1], threads=2, seconds=0, vocabulary=9
@@ -76,12 +72,21 @@ def test_other_work_on_the_cores_is_recorded(
     assert row["disturbed"] == is_disturbed
 
 
-def test_processor_time_of_others_is_that_of_the_machine_without_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = SimpleNamespace(user=10.0, nice=1.0, system=2.0, idle=99.0, iowait=5.0, steal=0.5, guest=4.0)
-    monkeypatch.setattr(latency.psutil, "cpu_times", lambda: machine)
+@pytest.mark.parametrize(
+    ("usable", "others"),
+    [({0}, 9.5), ({1}, 46.0), ({0, 1}, 59.5), ({0, 2}, 59.5)],  # Of two listed processors none is the third one.
+)
+def test_processor_time_of_others_is_that_of_the_usable_processors_without_our_own(
+    usable: set[int], others: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is pinned to one of two processors is not disturbed by work on the other one."""
+    first = SimpleNamespace(user=10.0, nice=1.0, system=2.0, idle=99.0, iowait=5.0, steal=0.5, guest=4.0)
+    second = SimpleNamespace(user=50.0, idle=1.0, system=0.0)
+    monkeypatch.setattr(latency.psutil, "cpu_times", lambda percpu: [first, second])
+    monkeypatch.setattr(cores, "usable_processors", lambda: frozenset(usable))
     own = SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=3.0, system=1.0))
     monkeypatch.setattr(latency.psutil, "Process", lambda: own)
-    assert latency._OtherWork._read()[1] == 9.5
+    assert latency._OtherWork._read()[1] == others
 
 
 @pytest.mark.parametrize(

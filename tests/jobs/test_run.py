@@ -17,8 +17,10 @@ from transformers import AutoModelForSequenceClassification
 
 import students  # noqa: F401  so that the auto classes know every student
 from distill import __main__ as command_line
+from distill.edge import cores
 from distill.edge.bundle import Bundle
 from distill.errors import UserError
+from distill.jobs import run
 from distill.jobs.cache import scan
 from distill.records.record import Run
 from distill.teaching import teacher as teaching
@@ -491,3 +493,18 @@ def test_a_regression_on_pairs_trains_and_exports_a_bilstm(tmp_path: Path, encod
     )
     assert again.returncode == 0, again.stderr
     assert "13 tensors copied, 0 new" in again.stdout
+
+
+@pytest.mark.parametrize(("variable", "expected"), [(None, 2), ("6", 6)])
+def test_torch_has_at_most_as_many_threads_as_the_process_may_use_cores(
+    variable: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = [6]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(cores, "count_cores", lambda: 2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    run.limit_threads()
+    assert threads[-1] == expected
