@@ -66,7 +66,7 @@ def measure(run: Path, directory: Path, arguments: argparse.Namespace) -> list[d
     for recipe in RECIPES:
         path = directory / f"{run.name}-{recipe}.onnx"
         settings = replace(plan.export, recipes=(recipe,))
-        ladder = RecipeLadder(material, target, plan.task, reference, scorer.score, settings)
+        ladder = RecipeLadder(material, target, plan.task, reference, scorer.score, settings, scorer.resolution)
         [rung] = ladder.climb(path, path)
         if path.is_file():  # A failed float16 file is not kept.
             rows.append(dict(rung))

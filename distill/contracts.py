@@ -490,6 +490,17 @@ class Task(Protocol):
         """The metric of each example `[N]` where the task's metric is their mean, None where it is no mean."""
         ...
 
+    def spoil(self, scores: Scores) -> Scores | None:
+        """The scores as `condense` returns them with wrong predictions, of which `metrics` makes as little as it can.
+
+        None where the metric is a mean over examples, or has no worst value.
+        """
+        ...
+
+    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
+        """Whether each right answer of each type was found, `[number]` (bool); empty for a task without types."""
+        ...
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the items that both predict alike."""
         ...

@@ -166,13 +166,12 @@ class Part:
         """Prints the bundle, its recommended file and what is to know of it."""
         formats = self.run.record["export"]
         chosen = recommended(formats)
+        undecided = [file for file in formats.values() if file["gate"] == UNDECIDED]
+        for file in undecided:
+            print_notice(f"{file['file']} {self._of_task}is undecided: {file['reason']}")
         if chosen is None:
             print_notice(f"no exported file {self._of_task}passed its gate; report.md has the differences")
-        elif formats[chosen]["gate"] == UNDECIDED:
-            print_notice(
-                f"{formats[chosen]['file']} {self._of_task}kept the metric, but dev is too small to be sure of it"
-            )
-        elif (rung := closest(self.run.record["ladder"])) is not None:
+        elif not undecided and (rung := closest(self.run.record["ladder"])) is not None:
             print_notice(f"no recipe of quantization {self._of_task}passed its gate; closest came {describe(rung)}")
         warn_of_budget(self.plan, formats, chosen)
         if chosen is not None and formats[chosen].get("batch_sensitivity"):  # Earlier versions did not measure it.

@@ -65,6 +65,7 @@ class Bundle:
     Attributes:
         batch_size: rows in a forward pass unless a call names another number. It is 1 for a model whose predictions
             depend on the other texts of a batch by more than the limit of its export.
+        caution: why the model did not pass the gate of its export; None if it passed.
 
     Raises:
         UserError: if the directory is not a bundle or lacks the model, or a file is damaged.
@@ -96,6 +97,7 @@ class Bundle:
             raise UserError(f"{directory} has no model {self.model}, expected one of {', '.join(models)}")
         self._check_target()
         self.batch_size: int = self.manifest["batch_sizes"].get(self.model, BATCH_SIZE)
+        self.caution: str | None = self.manifest["gates"].get(self.model)
         self.threshold: float | None = self.manifest["thresholds"].get(self.model)
         if self.threshold is not None and "probability" not in decoder.fields:
             raise UserError(f"{directory} is damaged: the decoder {self.manifest['decoder']} has no thresholds")

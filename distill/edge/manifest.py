@@ -40,7 +40,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} is of format {_show(number)}, this version of distill reads 1 to {FORMAT}: update distill"
         )
-    defaults: dict[str, Any] = {} if number > 2 else {"truncation_side": "right"}
+    defaults: dict[str, Any] = {"gates": {}} if number > 2 else {"gates": {}, "truncation_side": "right"}
     if number < 4:
         defaults["thresholds"] = {}
     if number < 5:
@@ -97,7 +97,7 @@ def _check_fields(manifest: Mapping[str, Any], path: Path) -> None:
             f"{path} is damaged: recommended is {_show(manifest['recommended'])}, expected null or one of "
             f"{', '.join(models)}"
         )
-    for key in ("thresholds", "targets", "batch_sizes"):
+    for key in ("thresholds", "targets", "batch_sizes", "gates"):
         if unknown := [name for name in manifest[key] if name not in models]:
             raise UserError(f"{path} is damaged: {key} has {unknown[0]}, expected some of {', '.join(models)}")
     weights = [data_file(Path(file)).name for file in models.values() if needs_openvino(file)]
@@ -144,6 +144,10 @@ def _are_counts(value: object) -> bool:
     return isinstance(value, dict) and all(_is_count(count) and count > 0 for count in value.values())
 
 
+def _are_sentences(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_one_line, value.values()))
+
+
 def _are_checksums(value: object) -> bool:
     return isinstance(value, dict) and all(
         isinstance(digest, str) and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
@@ -181,6 +185,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "thresholds": (_are_shares, "a probability for each model that abstains"),
     "targets": (_are_targets, f"one of {', '.join(TARGETS)} for each model that is not right everywhere"),
     "batch_sizes": (_are_counts, "a whole number of at least 1 for each model that prefers small batches"),
+    "gates": (_are_sentences, "one line for each model that did not pass its gate"),
     "files": (_are_checksums, "the SHA-256 of each file"),
 }
 

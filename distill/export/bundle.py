@@ -4,7 +4,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,19 @@ from distill.edge.processor import ANY, weight_bits
 from distill.errors import NumericalError, UserError
 from distill.export.abstention import measure_abstention
 from distill.export.formats import FORMATS, HALF
-from distill.export.gate import FAILED, REREAD, TRUNCATED, ExportedFile, compare, judge, judge_float32, recommended
+from distill.export.gate import (
+    FAILED,
+    PASSED,
+    REREAD,
+    TRUNCATED,
+    ExportedFile,
+    Verdict,
+    compare,
+    judge,
+    judge_float32,
+    measure_resolution,
+    recommended,
+)
 from distill.export.graph import remove_model
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material
@@ -100,9 +112,9 @@ def write_bundle(
         for name, entry in names.items()
     }
     if not is_cut:
-        formats["fp32"]["gate"] = judge_float32(formats["fp32"], settings)
+        _set_verdict(formats["fp32"], judge_float32(formats["fp32"], settings))
     elif not scorer.equals(fp32, exported):
-        formats["fp32"]["gate"] = FAILED
+        _set_verdict(formats["fp32"], Verdict(FAILED, "its logits are not those of the model in torch"))
     manifest |= _summarize(formats)
     _update(manifest, directory, {name: entry.file for name, entry in names.items()})
     return Exported(formats, ladder, file_scores)
@@ -126,12 +138,17 @@ def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:
     """Returns the fields of bundle.json that follow from the scores of the files."""
     return {
         "metrics": {name: row["metrics"] for name, row in formats.items()},
+        "gates": {name: f"{row['gate']}: {row['reason']}" for name, row in formats.items() if row["gate"] != PASSED},
         "recommended": recommended(formats),
         "thresholds": {name: row["abstain"]["threshold"] for name, row in formats.items() if row["abstain"]},
         "targets": {name: row["target"] for name, row in formats.items() if row["target"] != ANY},
         "batch_sensitivity": {name: row["batch_sensitivity"] for name, row in formats.items()},
         "batch_sizes": {name: row["batch_size"] for name, row in formats.items() if row["batch_size"] is not None},
     }
+
+
+def _set_verdict(file: ExportedFile, verdict: Verdict) -> None:
+    file["gate"], file["reason"] = verdict
 
 
 @dataclass(frozen=True)
@@ -154,8 +171,9 @@ def _quantize(
     for number, (bits, target) in enumerate(_list_targets(settings).items()):
         int8 = f"int8-{target}" if number else "int8"
         climber = RecipeLadder(
-            Material(fp32, bits, feeds), target, task, scorer.scores, scorer.score, settings, retrain=retrain
-        )
+            Material(fp32, bits, feeds), target, task, scorer.scores, scorer.score, settings, scorer.resolution,
+            retrain=retrain,
+        )  # fmt: skip
         rungs = climber.climb(fp32.with_name(f"model.{int8}.onnx"), fp32.with_name(FORMATS[HALF].file))
         for rung in (rung for rung in rungs if rung["chosen"]):
             name, target_of_file = (HALF, ANY) if rung["recipe"] == FLOAT16 else (int8, target)
@@ -199,6 +217,11 @@ class Scorer:
     scores: Mapping[str, Scores]
     task: Task
     reread: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @cached_property
+    def resolution(self) -> float | None:
+        """That of `gate.measure_resolution`."""
+        return measure_resolution(self.task, self.scores["dev"])
 
     def marking_reread(self, fp32_scores: Mapping[str, Scores]) -> "Scorer":
         """Returns a scorer that marks the items which a smaller vocabulary reads as other pieces.
@@ -378,11 +401,12 @@ def _describe(
     settings: ExportSettings,
 ) -> ExportedFile:
     """Returns the entry of a file in run.json's `export`."""
-    comparison = compare(scores, scorer.scores, task=task)
+    comparison = compare(scores, scorer.scores, task=task, resolution=scorer.resolution)
+    verdict = judge(comparison, settings, target=entry.target)
     share, sensitivity = settings.abstain, scorer.compare_batches(path)
     return {
         "file": entry.file, "bytes": count_bytes(path), **comparison,
-        "gate": judge(comparison, settings, target=entry.target),
+        "gate": verdict.gate, "reason": verdict.reason,
         "recipe": entry.recipe, "target": entry.target,
         "abstain": None if share is None else measure_abstention(scores, task=task, share=share),
         "batch_sensitivity": sensitivity,
@@ -424,6 +448,7 @@ def _create_manifest(
         "models": {},
         "recommended": None,
         "metrics": {},
+        "gates": {},
         "thresholds": {},
         "targets": {},
         "batch_sensitivity": {},

@@ -1,7 +1,9 @@
 """The gate: compares the predictions of an exported file with those of the torch model."""
 
+import math
 from collections.abc import Mapping
-from typing import TypedDict
+from dataclasses import replace
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -11,6 +13,13 @@ from distill.edge.processor import ANY, runs, this_target
 from distill.export.abstention import Abstention
 from distill.export.sensitivity import BatchSensitivity
 from distill.export.settings import ExportSettings
+from distill.export.type_recall import (
+    TypeRecall,
+    compare_types,
+    describe_types,
+    find_doubtful_types,
+    find_lost_types,
+)
 from distill.training.evaluate import split_metrics
 from distill.training.statistics import compare_examples
 
@@ -22,7 +31,8 @@ FP32_AGREEMENT = 0.999
 # Of toys and of three MiniLM models it is 1e-6 at most. A thousandth is more than rounding and less than a mistake.
 FP32_PROBABILITY_DIFF = 1e-3
 ROUNDING = 1e-9  # In floating point, 0.762 - 0.752 is a little more than 0.01.
-SLACK = 2  # The interval of the drop may end at this multiple of `max_drop`.
+SLACK = 2  # The interval of the drop may end at this multiple of `max_drop`, and the recall of a type fall by it.
+FEWEST = 30  # Examples of dev whose resamples tell something of a metric without a worst value.
 
 
 class Comparison(TypedDict):
@@ -36,6 +46,10 @@ class Comparison(TypedDict):
         drop: decrease of the task's metric, negative if it increased; of a metric of which less is better, its increase
             as a share of that of the torch model.
         interval: the ends of the 95% interval of the drop, by a paired bootstrap over the examples.
+        examples: number of examples of dev.
+        resolution: the end of this interval for predictions that are those of torch; 0 if the metric cannot move, and
+            None for a metric without a worst value.
+        types: types of answers whose recall decreased, by name.
         ece: expected calibration error; None for a task without probabilities.
         ece_rise: increase of it.
     """
@@ -46,6 +60,9 @@ class Comparison(TypedDict):
     metrics: dict[str, float]
     drop: float
     interval: list[float]
+    examples: int
+    resolution: float | None
+    types: dict[str, TypeRecall]
     ece: float | None
     ece_rise: float | None
 
@@ -57,6 +74,7 @@ class ExportedFile(Comparison):
         file: name in the bundle.
         bytes: size on disk, with the weights of a large model that are in a second file.
         gate: `passed`, `undecided`, `failed` or `unchecked`.
+        reason: the reason in words; None if it passed.
         recipe: number format of the weights, in words.
         target: the processors that the file is right on, one of `edge.processor.TARGETS`.
         abstain: the threshold below which it gives no label, with the share and the metrics that follow from it.
@@ -67,6 +85,7 @@ class ExportedFile(Comparison):
     file: str
     bytes: int
     gate: str
+    reason: str | None
     recipe: str
     target: str
     abstain: Abstention | None
@@ -74,33 +93,67 @@ class ExportedFile(Comparison):
     batch_size: int | None
 
 
-def compare(scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, task: Task) -> Comparison:
+class Verdict(NamedTuple):
+    """`passed`, `undecided`, `failed` or `unchecked`, and the reason in words, None for `passed`."""
+
+    gate: str
+    reason: str | None = None
+
+
+def compare(
+    scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, task: Task, resolution: float | None
+) -> Comparison:
     """Compares the scores of an exported file with `reference`, those of the torch model.
 
     Items that the file truncates or reads as other pieces count in its metrics, in the drop and in the agreement.
     Logits, probabilities and calibration are compared at the others.
+
+    Args:
+        resolution: that of `measure_resolution`, which is the same for all files.
     """
     both = _select_common(scores["dev"], reference["dev"])
     values, expected = (of.columns[task.compared_column] for of in both)
-    metrics = split_metrics(task, scores)
-    difference = compare_examples(task, reference["dev"], scores["dev"])
-    assert difference is not None  # As it may be with `only_means` alone.
-    drop, interval = difference["difference"], difference["interval"]
-    assert interval is not None
-    if task.selects == "min":
-        scale = -task.metrics(reference["dev"])[task.metric]
-        drop, interval = drop / scale, [end / scale for end in reversed(interval)]
+    drop, interval, examples = _measure_drop(task, reference["dev"], scores["dev"])
     errors = [task.calibration_error(of) for of in both]
     return {
         "max_abs_diff": float(np.abs(values - expected).max()),
         "max_probability_diff": task.probability_diff(*both),
         "agreement": task.agreement(scores["dev"], reference["dev"]),
-        "metrics": metrics,
+        "metrics": split_metrics(task, scores),
         "drop": drop,
         "interval": interval,
+        "examples": examples,
+        "resolution": resolution,
+        "types": compare_types(task, scores["dev"], reference["dev"]),
         "ece": errors[0],
         "ece_rise": None if errors[0] is None or errors[1] is None else errors[0] - errors[1],
     }
+
+
+def measure_resolution(task: Task, reference: Scores) -> float | None:
+    """Returns the drop that dev cannot rule out for a file with the predictions of torch.
+
+    Returns:
+        0 for a metric that no prediction moves, and None for one without a worst value.
+    """
+    if task.example_metric(reference) is None and task.spoil(task.condense(reference)) is None:
+        return None
+    return _measure_drop(task, reference, reference)[1][1]
+
+
+def _measure_drop(task: Task, reference: Scores, scores: Scores) -> tuple[float, list[float], int]:
+    """Returns the drop of the metric, its interval, and the number of examples.
+
+    The drop of a metric of which less is better is a share of the torch model's.
+    """
+    difference = compare_examples(task, reference, scores)
+    assert difference is not None  # As it may be with `only_means` alone.
+    drop, interval = difference["difference"], difference["interval"]
+    assert interval is not None
+    if task.selects == "min":
+        scale = -task.metrics(reference)[task.metric]
+        drop, interval = drop / scale, [end / scale for end in reversed(interval)]
+    return drop, interval, difference["number"]
 
 
 def _select_common(scores: Scores, reference: Scores) -> tuple[Scores, Scores]:
@@ -113,35 +166,69 @@ def _select_common(scores: Scores, reference: Scores) -> tuple[Scores, Scores]:
     return scores, reference
 
 
-def judge(comparison: Comparison, settings: ExportSettings, *, target: str = ANY) -> str:
-    """Returns `passed`, `undecided`, `failed` or, for a target that this machine cannot check, `unchecked`.
+def judge(comparison: Comparison, settings: ExportSettings, *, target: str = ANY) -> Verdict:
+    """Returns whether a file passes its gate, with the reason if it does not.
 
-    A file fails if its metric drops by more than `max_drop`, or if its predictions are others than `min_agreement`,
-    `max_probability_diff` and `max_ece_rise` allow. A file that does not fail passes if the interval of its drop ends
-    at twice `max_drop` at most.
+    A file fails if its metric drops by more than `max_drop`, if its predictions are others than `min_agreement`,
+    `max_probability_diff` and `max_ece_rise` allow, or if the recall of a type certainly falls by more than twice
+    `max_drop`. A file that does not fail passes if the interval of its drop ends at twice `max_drop` at most, and the
+    recall of no type fell by more than that on dev. Else dev cannot tell, and the file is `undecided`.
     """
-    if not runs(target, this_target()):
-        return UNCHECKED
+    device = this_target()
+    if not runs(target, device):
+        return Verdict(UNCHECKED, f"it is for processors of the kind {target}, and this one is {device}")
+    limit, types = SLACK * settings.max_drop + ROUNDING, comparison["types"]
+    faults = _find_faults(comparison, settings)
+    if lost := find_lost_types(types, limit):
+        faults.append(describe_types(lost, types))
+    if faults:
+        return Verdict(FAILED, "; ".join(faults))
+    doubts = [blindness] if (blindness := describe_blindness(comparison, settings)) else []
+    if not doubts and not comparison["interval"][1] <= limit:
+        doubts.append(f"the drop may be up to {comparison['interval'][1]:.4f} (95% interval), the limit is {limit:.4g}")
+    if doubtful := find_doubtful_types(types, limit):
+        doubts.append(describe_types(doubtful, types))
+    return Verdict(UNDECIDED, "; ".join(doubts)) if doubts else Verdict(PASSED)
+
+
+def _find_faults(comparison: Comparison, settings: ExportSettings) -> list[str]:
+    """Returns the limits that a file exceeds, in words."""
     rise = comparison["ece_rise"]
-    holds = (  # A comparison with NaN is false.
-        comparison["drop"] <= settings.max_drop + ROUNDING,
-        comparison["agreement"] >= settings.min_agreement,
-        comparison["max_probability_diff"] <= settings.max_probability_diff,
-        rise is None or rise <= settings.max_ece_rise + ROUNDING,
-    )
-    if not all(holds):
-        return FAILED
-    return PASSED if comparison["interval"][1] <= SLACK * settings.max_drop + ROUNDING else UNDECIDED
+    limits = (  # A comparison with NaN is false.
+        (comparison["drop"] <= settings.max_drop + ROUNDING, "drop", comparison["drop"], settings.max_drop),
+        (comparison["agreement"] >= settings.min_agreement, "agreement", comparison["agreement"],
+         settings.min_agreement),
+        (comparison["max_probability_diff"] <= settings.max_probability_diff, "largest difference of a probability",
+         comparison["max_probability_diff"], settings.max_probability_diff),
+        (rise is None or rise <= settings.max_ece_rise + ROUNDING, "rise of the calibration error", rise,
+         settings.max_ece_rise),
+    )  # fmt: skip
+    return [f"{name} {value:.4f}, the limit is {limit:g}" for holds, name, value, limit in limits if not holds]
 
 
-def judge_float32(comparison: Comparison, settings: ExportSettings) -> str:
+def describe_blindness(comparison: Comparison, settings: ExportSettings) -> str | None:
+    """Returns the reason why no file could pass on this dev split; None if a file with torch's predictions would."""
+    examples, resolution, limit = comparison["examples"], comparison["resolution"], SLACK * settings.max_drop
+    has = f"dev has {examples:,} example{'s' if examples > 1 else ''}"
+    if resolution is None:
+        return f"{has}, at least {FEWEST} are needed to tell a drop" if examples < FEWEST else None
+    if resolution == 0:
+        return "the metric has the same value on dev whatever a model predicts: choose another metric, or another dev"
+    if resolution <= limit + ROUNDING:
+        return None
+    if limit == 0:
+        return "no dev is large enough to tell a drop of 0: set export.max_drop above it"
+    needed = math.ceil((examples + 2) * resolution / limit - ROUNDING) - 2
+    return f"{has}, at least {needed:,} are needed to tell a drop of {limit:g}"
+
+
+def judge_float32(comparison: Comparison, settings: ExportSettings) -> Verdict:
     """Returns `passed` or `failed` for a float32 file, which must have the predictions of torch."""
-    holds = (
-        comparison["drop"] <= settings.max_drop + ROUNDING,
-        comparison["agreement"] >= FP32_AGREEMENT,
-        comparison["max_probability_diff"] <= FP32_PROBABILITY_DIFF,
+    strict = replace(
+        settings, min_agreement=FP32_AGREEMENT, max_probability_diff=FP32_PROBABILITY_DIFF, max_ece_rise=1.0
     )
-    return PASSED if all(holds) else FAILED
+    faults = _find_faults(comparison, strict)
+    return Verdict(FAILED, "; ".join(faults)) if faults else Verdict(PASSED)
 
 
 def recommended(formats: Mapping[str, ExportedFile]) -> str | None:

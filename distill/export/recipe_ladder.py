@@ -14,7 +14,17 @@ from distill.contracts import Scores, Task
 from distill.edge.model_files import count_bytes
 from distill.errors import NumericalError
 from distill.export import graph, quantization
-from distill.export.gate import FAILED, PASSED, UNCHECKED, UNDECIDED, Comparison, compare, judge
+from distill.export.gate import (
+    FAILED,
+    PASSED,
+    UNCHECKED,
+    UNDECIDED,
+    Comparison,
+    Verdict,
+    compare,
+    describe_blindness,
+    judge,
+)
 from distill.export.quantization import Material
 from distill.export.settings import ExportSettings
 
@@ -49,7 +59,7 @@ class Rung(TypedDict):
         kept: names of the products whose matrices stay in float32.
         bytes: size of the file.
         metrics, drop, interval, max_probability_diff, agreement, ece: as in `gate.Comparison`, on dev.
-        gate: `passed`, `undecided`, `failed` or `unchecked`.
+        gate, reason: as in `gate.ExportedFile`.
         chosen: whether the bundle has the file.
         seconds: of writing the file, scoring it and, for `mixed` and `qat`, what comes before.
     """
@@ -66,6 +76,7 @@ class Rung(TypedDict):
     agreement: float
     ece: float | None
     gate: str
+    reason: str | None
     chosen: bool
     seconds: float
 
@@ -81,6 +92,7 @@ class RecipeLadder:
         reference: the scores of the torch model by split.
         score: scores a file on dev.
         settings: of the export.
+        resolution: that of `gate.measure_resolution`.
         retrain: trains the student with quantized weights and activations, and writes it in float32; None if it cannot
             be trained.
     """
@@ -91,13 +103,15 @@ class RecipeLadder:
     reference: Mapping[str, Scores]
     score: Callable[[Path], Scores]
     settings: ExportSettings
+    resolution: float | None
     retrain: Callable[[Path], object] | None = None
 
     def climb(self, int8: Path, half: Path) -> list[Rung]:
         """Writes the file of the best int8 recipe to `int8` and, if `float16` was reached and passed, one to `half`.
 
-        Returns all recipes that were tried. The best one is the first that passed. If none did, it is the undecided one
-        whose interval ends lowest, else the one with the smallest drop.
+        Returns all recipes that were tried. The best one is the first that is accepted: it passed, or it did not fail
+        on a dev split on which no file could pass, so that other recipes would tell no more. If none was, the best one
+        is the undecided one whose interval ends lowest, else the one with the smallest drop.
         """
         rungs, best = list[Rung](), None
         for name in self.settings.recipes:
@@ -105,7 +119,7 @@ class RecipeLadder:
                 continue
             candidate = int8.with_name(f"{int8.stem}.{name}.onnx")
             try:
-                rung = self._try(name, candidate)
+                rung, is_accepted = self._try(name, candidate)
             except NumericalError as error:
                 print_line(f"  {error}: the recipe {name} is left out")
                 graph.remove_model(candidate)
@@ -113,7 +127,7 @@ class RecipeLadder:
             rungs.append(rung)
             print_line(f"  {rung['bytes'] / 1e6:.1f} MB, {rung['gate']}: {describe(rung)}")
             if name == FLOAT16:
-                if rung["gate"] == PASSED:
+                if is_accepted:
                     graph.move(candidate, half)
                     rung["chosen"] = True
             elif best is None or _rank(rung) < _rank(best):
@@ -122,23 +136,30 @@ class RecipeLadder:
                 graph.move(candidate, int8)
                 best, rung["chosen"] = rung, True
             graph.remove_model(candidate)
-            if rung["gate"] in (PASSED, UNCHECKED):  # Of files that cannot be checked here the first is as good as any.
+            if is_accepted or rung["gate"] == UNCHECKED:  # Of files that cannot be checked the first is as good as any.
                 break
         return rungs
 
-    def _try(self, name: str, path: Path) -> Rung:
+    def _try(self, name: str, path: Path) -> tuple[Rung, bool]:
+        """Returns the rung of a recipe, and whether it is accepted."""
         started = time.perf_counter()
         kept = self._write(name, path)
         comparison = self._compare(path)
-        return {
+        verdict = judge(comparison, self.settings, target=self.target)
+        rung: Rung = {
             "recipe": name, "target": self.target,
             "words": WORDS[name].format(kept=len(kept), products=len(self.material.products)), "kept": kept,
             "bytes": count_bytes(path), "metrics": comparison["metrics"], "drop": comparison["drop"],
             "interval": comparison["interval"], "max_probability_diff": comparison["max_probability_diff"],
             "agreement": comparison["agreement"], "ece": comparison["ece"],
-            "gate": judge(comparison, self.settings, target=self.target), "chosen": False,
+            "gate": verdict.gate, "reason": verdict.reason, "chosen": False,
             "seconds": round(time.perf_counter() - started, 2),
         }  # fmt: skip
+        return rung, self._accepts(verdict, comparison)
+
+    def _accepts(self, verdict: Verdict, comparison: Comparison) -> bool:
+        is_blind = describe_blindness(comparison, self.settings) is not None
+        return verdict.gate == PASSED or (verdict.gate == UNDECIDED and is_blind)
 
     def _write(self, name: str, path: Path) -> list[str]:
         """Writes the file of a recipe; returns the names of the products whose matrices stay in float32."""
@@ -155,7 +176,7 @@ class RecipeLadder:
         return []
 
     def _compare(self, path: Path) -> Comparison:
-        return compare({"dev": self.score(path)}, self.reference, task=self.task)
+        return compare({"dev": self.score(path)}, self.reference, task=self.task, resolution=self.resolution)
 
     def _search(self, path: Path) -> list[str]:
         """Keeps matrices in float32, the most sensitive ones first, until the file passes or evaluations run out.
@@ -172,7 +193,8 @@ class RecipeLadder:
         for name in order[: max(1, evaluations - len(measured))]:
             kept.append(name)
             quantization.write_dynamic(self.material, path, keep=kept, smoothed=True)
-            if judge(self._compare(path), self.settings) == PASSED:
+            comparison = self._compare(path)
+            if self._accepts(judge(comparison, self.settings), comparison):
                 break
         return kept
 
@@ -207,9 +229,9 @@ def _rank(rung: Rung) -> tuple[int, float]:
 
 
 def describe(rung: Rung) -> str:
-    """Returns a rung in words: the recipe, its drop with the interval, and the agreement."""
+    """Returns a rung in words: the recipe, its drop with the interval, the agreement, and why it did not pass."""
     low, high = rung["interval"]
     return (
         f"{rung['words']}, with a drop of {rung['drop']:.4f} (95% interval {low:.4f} to {high:.4f}) and an agreement "
-        f"of {rung['agreement']:.1%}"
+        f"of {rung['agreement']:.1%}{': ' + rung['reason'] if rung['reason'] else ''}"
     )

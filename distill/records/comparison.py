@@ -44,6 +44,7 @@ class FileResult:
         bytes: its size in the last run.
         p50_ms: of the last run that was timed; None without one.
         passed: whether it passed its gate with every seed.
+        verdicts: those of the seeds with which it did not, in words.
     """
 
     file: str
@@ -51,6 +52,7 @@ class FileResult:
     bytes: int | None
     p50_ms: float | None
     passed: bool
+    verdicts: Sequence[str] = ()
 
     def spread(self) -> Spread | None:
         """Returns mean and standard deviation over the seeds."""
@@ -299,6 +301,12 @@ def _collect_files(entries: Mapping[int, JsonObject], task: JsonObject, timed: J
             file=last["file"], values={seed: float(value) for seed, value in metrics.items() if value is not None},
             bytes=last["bytes"], p50_ms=timing["p50_ms"] if timing else None,
             passed=all(file["gate"] == "passed" for file in files.values()),
+            verdicts=list(
+                dict.fromkeys(
+                    f"{file['gate']}{': ' + file['reason'] if file.get('reason') else ''}"
+                    for file in files.values() if file["gate"] != "passed"
+                )
+            ),
         )  # fmt: skip
     return found
 

@@ -7,6 +7,8 @@ from distill.records.report import format_spread
 def describe_result(row: Row, *, subject: str | None = None) -> str | None:
     """Returns the sentence about the smallest file that passed its gate, else about the student in torch.
 
+    It ends with the verdicts on files that did not pass.
+
     Args:
         subject: the name of the student; None for the label of the row.
 
@@ -30,6 +32,7 @@ def describe_result(row: Row, *, subject: str | None = None) -> str | None:
     saved = _describe_savings(row, chosen) if chosen else []
     if row.files and not chosen:
         saved = ["no exported file passed its gate, so these numbers are those in torch"]
+    saved += [f"{file.file} is {verdict}" for file in row.files.values() for verdict in file.verdicts]
     return f"**{kept}{'; ' if saved else ''}{', '.join(saved)}.**"
 
 

@@ -50,11 +50,21 @@ class _Abstention(TypedDict):
     metrics: Metrics
 
 
+class _TypeRecall(TypedDict):
+    number: int
+    lost: int
+    gained: int
+    drop: float
+    interval: tuple[float, float]
+
+
 class _File(TypedDict, total=False):
     file: Required[str]
     bytes: Required[int]
     metrics: Required[Metrics]
     gate: Required[str]
+    reason: str | None
+    types: dict[str, _TypeRecall] | None
     recipe: str | None
     agreement: float | None
     drop: float | None
@@ -93,6 +103,7 @@ class _Rung(TypedDict, total=False):
     max_probability_diff: float | None
     ece: float | None
     gate: str | None
+    reason: str | None
     seconds: float | None
     chosen: bool | None
 

@@ -101,6 +101,9 @@ def _serve(options: argparse.Namespace) -> None:
     names = {field.name for field in fields(Limits)}
     limits = Limits(**{name: value for name, value in vars(options).items() if name in names})
     models = load_models(options.bundles, model=options.model, threads=options.threads, limits=limits)
+    for model in models.values():
+        if model.bundle.caution is not None:
+            _log(f"notice: {model.name}: the model {model.bundle.model} is {model.bundle.caution}")
     service = Service(models, limits=limits, token=token, reload_seconds=options.reload, log=_log)
     run(service, host=options.host, port=options.port)
 

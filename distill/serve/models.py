@@ -42,7 +42,7 @@ class ServedModel:
         names = ("task", "kind", "labels", "pair", "max_length")
         fields = {name: manifest.get(name) for name in names}
         return {
-            "name": self.name, "file": self.bundle.model,
+            "name": self.name, "file": self.bundle.model, "gate": self.bundle.caution or "passed",
             "batch_size": self.batch_size or self.bundle.batch_size, **fields,
         }  # fmt: skip
 

@@ -57,6 +57,10 @@ class ClassScores(Protocol):
 
     def example_metric(self, scores: Scores) -> np.ndarray | None: ...
 
+    def spoil(self, scores: Scores) -> Scores | None: ...
+
+    def hits(self, scores: Scores) -> dict[str, np.ndarray]: ...
+
     def agreement(self, scores: Scores, reference: Scores) -> float: ...
 
     def probability_diff(self, scores: Scores, reference: Scores) -> float: ...
@@ -101,11 +105,12 @@ class OneClass:
         self.names, self.labels, self.positive, self.class_weights = tuple(names), labels, positive, class_weights
         if positive is not None and labels is not None:
             self._check_positive("positive", labels)
-        self._positive_index: int | None = 1  # Set by `adapt`.
-        self.weights: tuple[float, ...] | None = None  # Set by `adapt`.
+        self.classes: tuple[str, ...] = labels or ()  # Set by `adapt`, as are the next two.
+        self._positive_index: int | None = 1
+        self.weights: tuple[float, ...] | None = None
 
     def adapt(self, data: LabelledData) -> LabelledData:
-        self._positive_index = self._find_positive(data.labels)
+        self.classes, self._positive_index = data.labels, self._find_positive(data.labels)
         # The digest is a part of a fine-tuned teacher's key, and F1 may select its checkpoint.
         if self._positive_index not in (1, None):
             data = _extend_digest(data, f"positive={self.positive}")
@@ -172,6 +177,15 @@ class OneClass:
 
     def example_metric(self, scores: Scores) -> np.ndarray | None:
         return (self.predictions(scores) == scores.labels).astype(np.float64) if self.names[0] == "accuracy" else None
+
+    def spoil(self, scores: Scores) -> Scores | None:
+        """The least probable class of each example."""
+        return replace(scores, columns={**scores.columns, "logits": -scores.columns["logits"]})
+
+    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
+        """Whether each example of a class was given it."""
+        is_right = self.predictions(scores) == scores.labels
+        return {name: is_right[scores.labels == number] for number, name in enumerate(self.classes)}
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
         return float((self.predictions(scores) == self.predictions(reference)).mean())

@@ -223,6 +223,12 @@ class Classification:
     def example_metric(self, scores: Scores) -> np.ndarray | None:
         return self.scoring.example_metric(scores)
 
+    def spoil(self, scores: Scores) -> Scores | None:
+        return self.scoring.spoil(scores)
+
+    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
+        return self.scoring.hits(scores)
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         return self.scoring.agreement(scores, reference)
 

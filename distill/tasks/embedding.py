@@ -284,6 +284,14 @@ class Embedding:
         """The metric of each query or translation; None for scores, because a correlation is no mean."""
         return self.scoring.example_metric(scores)
 
+    def spoil(self, scores: Scores) -> Scores | None:
+        """Cosines that fall where the scores rise; None for queries and translations, whose metrics are means."""
+        return self.scoring.spoil(scores)
+
+    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
+        """Nothing, because there are no types."""
+        return {}
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the pairs of texts whose cosines differ by less than 5% of the reference's range.
 

@@ -99,6 +99,16 @@ class LabelSets:
             return None
         return np.asarray((self.predictions(scores) == (scores.labels > 0)).all(axis=-1), dtype=np.float64)
 
+    def spoil(self, scores: Scores) -> Scores | None:
+        """All labels that an example is not given, and none of the others."""
+        certain = np.where(self.predictions(scores), -CERTAIN, CERTAIN)
+        return replace(scores, columns={**scores.columns, "logits": certain.astype(np.float32)})
+
+    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
+        """Whether each example that has a label was given it."""
+        predicted, labels = self.predictions(scores), scores.labels > 0
+        return {name: predicted[labels[:, number], number] for number, name in enumerate(self.labels)}
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Returns the share that both give of the labels that one of both gives to an example, averaged over examples.
 

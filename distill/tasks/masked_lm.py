@@ -240,6 +240,14 @@ class MaskedLM:
         """None, because the perplexity is no mean."""
         return None
 
+    def spoil(self, scores: Scores) -> Scores | None:
+        """None, because a perplexity has no worst value."""
+        return None
+
+    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
+        """Nothing, because there are no types."""
+        return {}
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the items at which both predict the same token."""
         return float((scores.columns["prediction"] == reference.columns["prediction"]).mean())

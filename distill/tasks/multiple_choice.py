@@ -191,6 +191,14 @@ class MultipleChoice:
     def example_metric(self, scores: Scores) -> np.ndarray | None:
         return np.asarray(self.predictions(scores) == scores.labels, dtype=np.float64)
 
+    def spoil(self, scores: Scores) -> Scores | None:
+        """None, because the accuracy is a mean."""
+        return None
+
+    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
+        """Nothing, because there are no types."""
+        return {}
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the questions for which both take the same choice."""
         return float((self.predictions(scores) == self.predictions(reference)).mean())

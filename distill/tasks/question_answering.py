@@ -310,6 +310,14 @@ class QuestionAnswering:
         """F1 of each question."""
         return np.asarray(self._question_scores(scores)[1][:, 1])
 
+    def spoil(self, scores: Scores) -> Scores | None:
+        """None, because F1 is the mean of that of the questions."""
+        return None
+
+    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
+        """Nothing, because there are no types."""
+        return {}
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the questions to which both give the same span, or both no answer."""
         found, expected = self._find_answers(scores), self._find_answers(reference)

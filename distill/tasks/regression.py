@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
@@ -153,6 +154,15 @@ class Regression:
     def example_metric(self, scores: Scores) -> np.ndarray | None:
         """None, because a correlation is no mean."""
         return None
+
+    def spoil(self, scores: Scores) -> Scores | None:
+        """The labels, reflected at their mean."""
+        reflected = 2 * scores.labels.mean() - scores.labels
+        return replace(scores, columns={**scores.columns, "logits": reflected[:, None].astype(np.float32)})
+
+    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
+        """Nothing, because there are no types."""
+        return {}
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the numbers that differ by less than 5% of the reference's range."""

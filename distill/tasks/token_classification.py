@@ -259,6 +259,19 @@ class TokenClassification:
         """None, because F1 is no mean."""
         return None
 
+    def spoil(self, scores: Scores) -> Scores | None:
+        """The least probable tag of each word."""
+        return replace(scores, columns={**scores.columns, "logits": -scores.columns["logits"]})
+
+    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
+        """Whether each entity was found, with its type, first and last word."""
+        scheme, starts = TagScheme(self.labels), np.diff(scores.example_id, prepend=-1) != 0
+        found, expected = (scheme.find(tags, starts) for tags in (self.predictions(scores), scores.labels))
+        last, kind = np.zeros(len(scores.labels), dtype=int), np.full(len(scores.labels), -1)
+        last[found.first], kind[found.first] = found.last, found.kind
+        is_found = (kind[expected.first] == expected.kind) & (last[expected.first] == expected.last)
+        return {name: is_found[expected.kind == number] for number, name in enumerate(scheme.types)}
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the words to which both give the same tag."""
         return float((self.predictions(scores) == self.predictions(reference)).mean())

@@ -38,6 +38,8 @@ class VectorScores(Protocol):
 
     def example_metric(self, scores: Scores) -> np.ndarray | None: ...
 
+    def spoil(self, scores: Scores) -> Scores | None: ...
+
     def cosines(self, scores: Scores) -> np.ndarray:
         """The cosines in which two models are compared, in one dimension and the same order for both."""
         ...
@@ -96,6 +98,14 @@ class PairScores:
 
     def example_metric(self, scores: Scores) -> None:
         """None, because a correlation is no mean."""
+
+    def spoil(self, scores: Scores) -> Scores:
+        """Condensed scores whose cosines fall as the scores rise, in the range of the cosines."""
+        cosines, labels = _pairs(scores)
+        slope = float(cosines.std()) / max(float(labels.std()), 1e-12)
+        # Labels stand at both texts of a pair. Cosines are read at the second one alone.
+        spoiled = cosines.mean() - slope * (scores.labels.astype(np.float64) - labels.mean())
+        return replace(scores, columns={**scores.columns, COSINE: spoiled})
 
     def cosines(self, scores: Scores) -> np.ndarray:
         """The cosine of each pair."""
@@ -159,6 +169,9 @@ class RankingScores:
     def example_metric(self, scores: Scores) -> np.ndarray:
         """The task's metric of each query."""
         return np.asarray(self.condense(scores).columns[self.names[0]])
+
+    def spoil(self, scores: Scores) -> None:
+        """None, because the metric is a mean."""
 
     def cosines(self, scores: Scores) -> np.ndarray:
         """The cosines of all queries and documents, which are held at once."""
@@ -263,6 +276,9 @@ class TranslationScores:
 
     def example_metric(self, scores: Scores) -> np.ndarray:
         return np.asarray(self.condense(scores).columns[ACCURACY])
+
+    def spoil(self, scores: Scores) -> None:
+        """None, because the metric is a mean."""
 
     def cosines(self, scores: Scores) -> np.ndarray:
         """The cosine of each pair."""

@@ -1,7 +1,7 @@
 """Statistics of a comparison: mean and deviation over seeds, a paired t-test, and a paired bootstrap over examples."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TypedDict
 
@@ -71,8 +71,11 @@ def compare_seeds(values: Sequence[float], others: Sequence[float]) -> Differenc
 def compare_examples(task: Task, scores: Scores, other: Scores, *, only_means: bool = False) -> Difference | None:
     """Compares two models on the same dev examples by a paired bootstrap, with the percentiles of the differences.
 
-    Whole examples are drawn, with all of their items. p is twice the smaller share of resamples whose difference is on
-    one side of 0 (with it), where the observed sample counts as one. The resamples are the same in every run.
+    Whole examples are drawn, with all of their items. Two examples are added: one that the first model alone gets
+    right, and one that the second alone does. Without them the interval of two models that predict alike would have no
+    width, however few the examples. With them it ends at 3 / n, the rule of three (similar pairs are added by Agresti
+    and Min, 2005). p is twice the smaller share of resamples whose difference is on one side of 0 (with it), where the
+    observed sample counts as one. The resamples are the same in every run.
 
     Args:
         only_means: returns None for a metric that is no mean over examples, because resampling it takes seconds.
@@ -81,7 +84,8 @@ def compare_examples(task: Task, scores: Scores, other: Scores, *, only_means: b
     difference = task.metrics(scores)[task.metric] - task.metrics(other)[task.metric]
     values, other_values = task.example_metric(scores), task.example_metric(other)
     if values is not None and other_values is not None:
-        number, drawn = len(values), _resample_mean(values - other_values)
+        # The metric of an example is from 0 to 1.
+        number, drawn = len(values), _resample_mean(np.append(values - other_values, [1.0, -1.0]))
     elif only_means:
         return None
     else:
@@ -101,20 +105,42 @@ def _resample_mean(differences: np.ndarray) -> np.ndarray:
 
 
 def _resample_metric(task: Task, scores: Scores, other: Scores) -> np.ndarray:
-    """Returns the difference of the task's metric in every resample of the examples."""
+    """Returns the difference of the task's metric in every resample of the examples and the two that are added.
+
+    An added example is a random one each time it is drawn. One of the models has its own scores, and the other one the
+    first one's, spoiled. Tasks that cannot spoil scores have none.
+    """
     scores, other = task.condense(scores), task.condense(other)
     _, first, counts = np.unique(scores.example_id, return_index=True, return_counts=True)
+    examples, items = len(first), len(scores.labels)
+    spoiled, spoiled_other = task.spoil(scores), task.spoil(other)
+    added = np.arange(2) if spoiled is not None and spoiled_other is not None else np.arange(0)
+    pair = (scores, other)
+    if spoiled is not None and spoiled_other is not None:
+        shared = scores.columns.keys() & other.columns.keys()
+        pair = (_append(scores, spoiled_other, shared), _append(other, spoiled, shared))
+    random = np.random.default_rng(0)
 
-    def difference(examples: np.ndarray) -> float:
-        index = _items_of(first[examples], counts[examples])
-        example_id = np.repeat(np.arange(len(examples)), counts[examples])
-        values = [task.metrics(_take(of, index, example_id))[task.metric] for of in (scores, other)]
+    def difference(drawn: np.ndarray) -> float:
+        real = np.where(drawn < examples, drawn, random.integers(examples, size=len(drawn)))
+        index, sizes = _items_of(first[real], counts[real]), counts[real]
+        example_id = np.repeat(np.arange(len(drawn)), sizes)
+        # The first model is spoiled in the second added example, and the other model in the first one.
+        places = [index + np.repeat((drawn == examples + side) * items, sizes) for side in (1, 0)]
+        values = [
+            task.metrics(_take(of, place, example_id))[task.metric] for of, place in zip(pair, places, strict=True)
+        ]
         return values[0] - values[1]
 
     resamples = int(np.clip(RESAMPLED_ITEMS // counts.sum(), METRIC_RESAMPLES // 4, METRIC_RESAMPLES))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # A resample may lack a class.
-        return _resample(np.arange(len(first)), difference, resamples, vectorized=False)
+        return _resample(np.arange(examples + len(added)), difference, resamples, vectorized=False)
+
+
+def _append(scores: Scores, spoiled: Scores, columns: Collection[str]) -> Scores:
+    """Returns the scores of the items, and after them those of the same items spoiled."""
+    return Scores.join([replace(of, columns={name: of.columns[name] for name in columns}) for of in (scores, spoiled)])
 
 
 def _resample(

@@ -306,8 +306,10 @@ def _labelled_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dev
 def test_the_gate_passes_up_to_its_limits_and_fails_beyond(changes: dict[str, Any], verdict: str) -> None:
     comparison: Any = {
         "drop": 0.0, "interval": [0.0, 0.0], "agreement": 0.999, "max_probability_diff": 1e-3, "ece_rise": 0.0,
+        "examples": 500, "resolution": 0.006, "types": {},
     } | changes  # fmt: skip
-    assert judge(comparison, ExportSettings(max_drop=0.01)) == verdict
+    found = judge(comparison, ExportSettings(max_drop=0.01))
+    assert (found.gate, found.reason is None) == (verdict, verdict == "passed")
 
 
 @pytest.mark.parametrize(
@@ -322,8 +324,9 @@ def test_the_gate_passes_up_to_its_limits_and_fails_beyond(changes: dict[str, An
     ],
 )
 def test_a_float32_file_must_have_the_predictions_of_torch(changes: dict[str, float], verdict: str) -> None:
-    comparison: Any = {"drop": 0.0, "agreement": 1.0, "max_probability_diff": 1e-5} | changes
-    assert judge_float32(comparison, ExportSettings(max_drop=0.01, min_agreement=0, max_probability_diff=1)) == verdict
+    comparison: Any = {"drop": 0.0, "agreement": 1.0, "max_probability_diff": 1e-5, "ece_rise": 0.5} | changes
+    found = judge_float32(comparison, ExportSettings(max_drop=0.01, min_agreement=0, max_probability_diff=1))
+    assert (found.gate, found.reason is None) == (verdict, verdict == "passed")
 
 
 def test_an_fp32_file_with_other_probabilities_fails_its_gate_though_every_label_is_the_same(

@@ -108,6 +108,7 @@ def test_bootstrap_of_tags_draws_sentences_and_not_words(monkeypatch: pytest.Mon
     A resample has the first sentence 0, 1 or 2 times, and then the F1 is 0, 2/3 or 1: other values come of words alone.
     """
     monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 60)
+    monkeypatch.setattr(TokenClassification, "spoil", lambda task, scores: None)  # Without the added examples.
     task = TokenClassification(data="nowhere")
     task.labels = ("O", "B-x", "I-x")
     labels, found = np.array([1, 2, 0, 1, 2]), np.array([1, 2, 0, 0, 0])
@@ -129,9 +130,34 @@ def test_single_example_and_correlations_can_be_resampled(monkeypatch: pytest.Mo
     one = classified(np.array([1]), np.array([True]))
     result = statistics.compare_examples(Classification(text="text"), one, classified(np.array([1]), np.array([False])))
     assert result is not None
-    assert (result["difference"], result["interval"]) == (1.0, [1.0, 1.0])
+    assert (result["difference"], result["interval"]) == (1.0, [-1.0, 1.0])  # One example tells nothing.
     numbers = np.arange(12.0)
     scores = Scores({"logits": numbers[:, None]}, numbers, np.arange(12))
     result = statistics.compare_examples(Regression(text="text"), scores, scores)
     assert result is not None
     assert (result["difference"], result["p"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("examples", "width"), [(5, 3 / 7), (20, 3 / 22), (148, 3 / 150), (1000, 3 / 1002)])
+def test_the_interval_of_two_models_that_predict_alike_is_that_of_the_rule_of_three(
+    examples: int, width: float
+) -> None:
+    one = classified(np.arange(examples) % 2, np.full(examples, True))
+    result = statistics.compare_examples(Classification(text="text"), one, one)
+    assert result is not None
+    assert result["interval"] == pytest.approx([-width, width])
+    assert (result["difference"], result["p"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 5, 10])
+def test_the_interval_of_a_few_lost_examples_ends_near_the_exact_one(lost: int) -> None:
+    """The exact one is that of Clopper and Pearson for a share of lost examples."""
+    right = np.arange(2000) >= lost
+    result = statistics.compare_examples(
+        Classification(text="text"), classified(np.arange(2000) % 2, np.full(2000, True)),
+        classified(np.arange(2000) % 2, right),
+    )  # fmt: skip
+    assert result is not None
+    assert result["interval"] is not None
+    exact = stats.binomtest(lost, 2000).proportion_ci(0.95).high
+    assert 0.8 * exact <= result["interval"][1] <= 1.05 * exact

@@ -1,0 +1,248 @@
+"""Tests that the gate passes a file only where dev can tell, and that no type of answer vanishes behind it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from distill.contracts import Scores, Task
+from distill.export import type_recall
+from distill.export.gate import Verdict, compare, judge, measure_resolution
+from distill.export.settings import ExportSettings
+from distill.tasks import Classification, Embedding, MaskedLM, Regression, TokenClassification
+from distill.tasks.label_scores import LabelSets
+from distill.training import statistics
+
+# The gate of the drop alone.
+DROP_ONLY = ExportSettings(min_agreement=0, max_probability_diff=1, max_ece_rise=1)
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For metrics that are no mean, because each resample computes them anew."""
+    monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 200)
+
+
+def classified(labels: Sequence[int], predicted: Sequence[int], classes: int = 2) -> Scores:
+    return Scores({"logits": np.eye(classes)[list(predicted)]}, np.array(labels), np.arange(len(labels)))
+
+
+def judged(task: Task, scores: Scores, reference: Scores, settings: ExportSettings = DROP_ONLY) -> Verdict:
+    resolution = measure_resolution(task, reference)
+    return judge(compare({"dev": scores}, {"dev": reference}, task=task, resolution=resolution), settings)
+
+
+def share_passed(examples: int, loss: float) -> float:
+    """Returns how probable it is that a file passes which loses this share of all examples, and gains none."""
+    labels = [0] * examples
+    share = 0.0
+    for lost in range(int(0.01 * examples) + 1):  # More than `max_drop` fails.
+        file = classified(labels, [1] * lost + [0] * (examples - lost))
+        if judged(Classification(text="text"), file, classified(labels, labels)).gate == "passed":
+            share += float(stats.binom.pmf(lost, examples, loss))
+    return share
+
+
+@pytest.mark.parametrize(("examples", "chance"), [(5, 0.774), (20, 0.358), (50, 0.077), (100, 0.037)])
+def test_a_file_that_loses_five_points_does_not_pass_by_luck(examples: int, chance: float) -> None:
+    """`chance` is that of a dev split on which nothing, or what `max_drop` allows, is lost."""
+    assert stats.binom.cdf(int(0.01 * examples), examples, 0.05) == pytest.approx(chance, abs=1e-3)
+    assert share_passed(examples, 0.05) == 0
+
+
+@pytest.mark.parametrize(("examples", "passed"), [(147, False), (148, True), (872, True)])
+def test_a_file_that_loses_nothing_passes_where_dev_can_tell_twice_the_limit(examples: int, passed: bool) -> None:
+    assert (share_passed(examples, 0.0) == 1) is passed
+    assert share_passed(examples, 0.05) < 1e-3
+    assert share_passed(examples, 0.02) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("examples", "max_drop", "reason"),
+    [
+        (20, 0.01, "dev has 20 examples, at least 148 are needed to tell a drop of 0.02"),
+        (1, 0.01, "dev has 1 example, at least 148 are needed to tell a drop of 0.02"),
+        (148, 0.005, "dev has 148 examples, at least 298 are needed to tell a drop of 0.01"),
+        (148, 0.0, "no dev is large enough to tell a drop of 0: set export.max_drop above it"),
+    ],
+)
+def test_an_undecided_file_says_how_many_examples_are_needed(examples: int, max_drop: float, reason: str) -> None:
+    labels = [0] * examples
+    one = classified(labels, labels)
+    assert judged(Classification(text="text"), one, one, replace(DROP_ONLY, max_drop=max_drop)) == ("undecided", reason)
+
+
+def test_a_drop_beyond_the_limit_fails_whatever_dev_can_tell() -> None:
+    labels = [0] * 20
+    found = judged(Classification(text="text"), classified(labels, [1] + [0] * 19), classified(labels, labels))
+    assert found == ("failed", "drop 0.0500, the limit is 0.01")
+
+
+CANNOT_MOVE = "the metric has the same value on dev whatever a model predicts: choose another metric, or another dev"
+
+
+def tagging() -> TokenClassification:
+    task = TokenClassification(data="nowhere")
+    task.labels = ("O", "B-x", "I-x", "B-y", "I-y")
+    return task
+
+
+def tagged(tags: Sequence[int], predicted: Sequence[int]) -> Scores:
+    """Sentences of two words."""
+    logits = np.random.default_rng(0).random((len(tags), 5)) + 5 * np.eye(5)[list(predicted)]
+    return Scores({"logits": logits}, np.array(tags), np.arange(len(tags)) // 2)
+
+
+@pytest.mark.parametrize(
+    ("task", "scores"),
+    [
+        (Classification(text="text", labels=["no", "yes"], metrics=["f1"]), classified([0] * 300, [0] * 300)),
+        (Classification(text="text", metrics=["matthews"]), classified([1] * 300, [1] * 299 + [0])),
+        (Regression(text="text"), Scores({"logits": np.arange(300.0)[:, None]}, np.full(300, 2.5), np.arange(300))),
+        (tagging(), tagged([0] * 300, [0] * 300)),
+    ],
+)
+def test_a_metric_that_cannot_move_is_undecided(task: Task, scores: Scores) -> None:
+    """With one class, one number or no entity on dev, the metric is 0 whatever is predicted."""
+    assert judged(task, scores, scores) == ("undecided", CANNOT_MOVE)
+
+
+@pytest.mark.parametrize(
+    ("task", "scores"),
+    [
+        # The model always predicts one class or one number, and a file that did not would have another metric.
+        (Classification(text="text", metrics=["matthews"]), classified([0, 1] * 300, [1] * 600)),
+        (Regression(text="text"), Scores({"logits": np.full((600, 1), 0.5)}, np.arange(600.0), np.arange(600))),
+        (tagging(), tagged([1, 0] * 300, [0] * 600)),
+    ],
+)
+def test_a_metric_of_a_model_that_always_predicts_the_same_can_move(task: Task, scores: Scores) -> None:
+    resolution = measure_resolution(task, scores)
+    assert resolution is not None
+    assert resolution > 0
+
+
+def label_sets(predicted: np.ndarray, labels: np.ndarray) -> tuple[Task, Scores]:
+    task = Classification(text="text", multi_label=True)
+    assert isinstance(task.scoring, LabelSets)
+    task.scoring.labels = ("a", "b")
+    decoding = {"thresholds": [0.2, 0.9]}
+    return task, Scores({"logits": np.where(predicted, 5.0, -5.0)}, labels, np.arange(len(labels)), decoding)
+
+
+def spoilable() -> dict[str, tuple[Task, Scores]]:
+    """Tasks whose metric is no mean, with scores that are right."""
+    random = np.random.default_rng(1)
+    numbers = random.random(60)
+    sets = random.random((60, 2)) < 0.5
+    vectors = np.stack([np.ones(60), np.zeros(60), numbers, np.sqrt(1 - numbers**2)], axis=1).reshape(120, 2)
+    pairs = Scores({"logits": vectors}, np.repeat(numbers, 2), np.repeat(np.arange(60), 2))
+    classes = Classification(text="text", labels=["no", "yes"], metrics=["f1"])
+    return {
+        "f1": (classes, classified([0, 1] * 30, [0, 1] * 30)),
+        "micro_f1": label_sets(sets, sets.astype(float)),
+        "pearson": (Regression(text="text"), Scores({"logits": numbers[:, None]}, numbers, np.arange(60))),
+        "spearman": (Embedding(train={"text": []}), pairs),
+        "tags": (tagging(), tagged([1, 2] * 30, [1, 2] * 30)),
+    }
+
+
+@pytest.mark.parametrize("name", spoilable())
+def test_spoiled_scores_have_the_worst_metric(name: str) -> None:
+    task, scores = spoilable()[name]
+    spoiled = task.spoil(task.condense(scores))
+    assert spoiled is not None
+    assert task.metrics(scores)[task.metric] == pytest.approx(1)
+    worst = -1 if name in ("pearson", "spearman") else 0
+    assert task.metrics(spoiled)[task.metric] == pytest.approx(worst)
+    assert task.example_metric(scores) is None
+
+
+@pytest.mark.parametrize("name", spoilable())
+def test_the_interval_of_every_metric_has_a_width_without_a_changed_prediction(name: str) -> None:
+    task, scores = spoilable()[name]
+    found = judged(task, scores, scores)
+    assert found.gate == "undecided"
+    assert found.reason is not None
+    examples = len(np.unique(scores.example_id))
+    assert found.reason.startswith(f"dev has {examples} examples, at least ")
+
+
+def test_a_perplexity_needs_some_examples() -> None:
+    def scored(examples: int) -> Scores:
+        columns = {
+            "loss": np.ones(examples), "correct": np.ones(examples), "prediction": np.zeros(examples, int),
+            "probability": np.ones(examples),
+        }  # fmt: skip
+        return Scores(columns, np.zeros(examples, int), np.arange(examples))
+
+    verdicts = [judged(MaskedLM(), scored(examples), scored(examples)) for examples in (29, 30)]
+    assert verdicts == [("undecided", "dev has 29 examples, at least 30 are needed to tell a drop"), ("passed", None)]
+
+
+# Types
+
+
+def entities(*, common: int, rare: int, rare_found: int) -> Scores:
+    """One entity a sentence: common ones of the type x, which are all found, and rare ones of the type y."""
+    tags = [1, 0] * common + [3, 0] * rare
+    predicted = [1, 0] * common + [3, 0] * rare_found + [0, 0] * (rare - rare_found)
+    return tagged(tags, predicted)
+
+
+@pytest.mark.parametrize(
+    ("rare", "found", "gate", "reason"),
+    [
+        (14, 0, "failed", "the recall falls of y by 1.00 (14 of 14 lost, 0 gained)"),
+        (14, 7, "failed", "the recall falls of y by 0.50 (7 of 14 lost, 0 gained)"),
+        (14, 12, "undecided", "the recall falls of y by 0.14 (2 of 14 lost, 0 gained)"),
+        (14, 13, "passed", None),  # One entity may be luck.
+        (9, 0, "passed", None),  # Too few to be judged.
+    ],
+)
+def test_a_rare_type_may_not_vanish_behind_the_metric(rare: int, found: int, gate: str, reason: str | None) -> None:
+    reference, file = (entities(common=3000, rare=rare, rare_found=number) for number in (rare, found))
+    assert judged(tagging(), file, reference) == (gate, reason)
+
+
+def test_classes_and_labels_have_a_recall_too() -> None:
+    task = Classification(text="text", labels=["no", "yes"])
+    labels = [0] * 2000 + [1] * 12
+    found = judged(task, classified(labels, [0] * 2012), classified(labels, labels))
+    assert found == ("failed", "the recall falls of yes by 1.00 (12 of 12 lost, 0 gained)")
+    sets = np.zeros((2000, 2))
+    sets[:, 0] = 1
+    sets[:12, 1] = 1
+    given = sets > 0
+    several, reference = label_sets(given, sets)
+    _, file = label_sets(given & [True, False], sets)
+    assert judged(several, file, reference).reason == "the recall falls of b by 1.00 (12 of 12 lost, 0 gained)"
+
+
+def test_intervals_of_many_types_are_wider() -> None:
+    """With 40 types at 95% each, one of two would certainly lose something by chance alone."""
+    scores = {"expected": np.full(20, True), "found": np.arange(20) >= 5}
+
+    class Types:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def hits(self, scores: Scores) -> dict[str, np.ndarray]:
+            hits = scores.columns["hits"]
+            return {"a": hits, **{str(other): np.full(10, True) for other in range(self.number - 1)}}
+
+    def interval(number: int) -> list[float]:
+        task: Any = Types(number)
+        both = [Scores({"hits": scores[name]}, np.zeros(20), np.arange(20)) for name in ("found", "expected")]
+        [(name, recall)] = type_recall.compare_types(task, *both).items()
+        assert (name, recall["number"], recall["lost"], recall["gained"], recall["drop"]) == ("a", 20, 5, 0, 0.25)
+        return recall["interval"]
+
+    error = math.sqrt(5.5 + 0.5 - 25 / 22) / 22
+    for number, quantile in ((1, 1.959964), (40, 3.227218)):  # Of 0.975, and of 1 - 0.025 / 40.
+        assert interval(number) == pytest.approx([5 / 22 - quantile * error, 5 / 22 + quantile * error], abs=1e-6)
+    assert interval(1)[0] > 0.02 > interval(40)[0]
