@@ -180,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         bundle = Bundle(options.bundle, model=options.model, threads=options.threads, top_k=options.top_k)
         if bundle.caution is not None:
-            _write_notice(f"the model {bundle.model} is {bundle.caution}")
+            _write_notice(f"{bundle.model} did not pass the gate of its export, {bundle.caution}")
         if options.web:
             _write_page(bundle, options)
             return 0

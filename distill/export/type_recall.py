@@ -73,9 +73,9 @@ def find_doubtful_types(types: Mapping[str, TypeRecall], limit: float) -> list[s
 
 
 def describe_types(names: list[str], types: Mapping[str, TypeRecall]) -> str:
-    """Returns the decreases of these types' recall in words."""
+    """Returns the decreases of these types' recall in words, on one line."""
     words = [
-        f"{name} by {types[name]['drop']:.2f} ({types[name]['lost']} of {types[name]['number']} lost, "
+        f"{' '.join(name.split())} by {types[name]['drop']:.2f} ({types[name]['lost']} of {types[name]['number']} lost, "
         f"{types[name]['gained']} gained)"
         for name in names
     ]

@@ -44,7 +44,7 @@ class FileResult:
         bytes: its size in the last run.
         p50_ms: of the last run that was timed; None without one.
         passed: whether it passed its gate with every seed.
-        verdicts: those of the seeds with which it did not, in words.
+        verdicts: the reasons of the seeds with which it did not, in words.
     """
 
     file: str
@@ -301,14 +301,18 @@ def _collect_files(entries: Mapping[int, JsonObject], task: JsonObject, timed: J
             file=last["file"], values={seed: float(value) for seed, value in metrics.items() if value is not None},
             bytes=last["bytes"], p50_ms=timing["p50_ms"] if timing else None,
             passed=all(file["gate"] == "passed" for file in files.values()),
-            verdicts=list(
-                dict.fromkeys(
-                    f"{file['gate']}{': ' + file['reason'] if file.get('reason') else ''}"
-                    for file in files.values() if file["gate"] != "passed"
-                )
-            ),
+            verdicts=list(dict.fromkeys(map(_describe_verdict, filter(_has_reason, files.values())))),
         )  # fmt: skip
     return found
+
+
+def _has_reason(file: JsonObject) -> bool:
+    return file["gate"] != "passed" and bool(file.get("reason"))
+
+
+def _describe_verdict(file: JsonObject) -> str:
+    """Returns why a file did not pass its gate, as a sentence about it goes on after its name."""
+    return f"{'failed its gate' if file['gate'] == 'failed' else 'is ' + file['gate']}: {file['reason']}"
 
 
 def _only_seed(record: JsonObject) -> list[dict[str, Any]]:

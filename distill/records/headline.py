@@ -32,8 +32,8 @@ def describe_result(row: Row, *, subject: str | None = None) -> str | None:
     saved = _describe_savings(row, chosen) if chosen else []
     if row.files and not chosen:
         saved = ["no exported file passed its gate, so these numbers are those in torch"]
-    saved += [f"{file.file} is {verdict}" for file in row.files.values() for verdict in file.verdicts]
-    return f"**{kept}{'; ' if saved else ''}{', '.join(saved)}.**"
+    verdicts = [f"{file.file} {verdict}" for file in row.files.values() for verdict in file.verdicts]
+    return f"**{'; '.join([kept, *([', '.join(saved)] if saved else []), *verdicts])}.**"
 
 
 def _describe_savings(row: Row, file: FileResult) -> list[str]:

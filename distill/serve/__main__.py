@@ -103,7 +103,7 @@ def _serve(options: argparse.Namespace) -> None:
     models = load_models(options.bundles, model=options.model, threads=options.threads, limits=limits)
     for model in models.values():
         if model.bundle.caution is not None:
-            _log(f"notice: {model.name}: the model {model.bundle.model} is {model.bundle.caution}")
+            _log(f"{model.name}: {model.bundle.model} did not pass the gate of its export, {model.bundle.caution}")
     service = Service(models, limits=limits, token=token, reload_seconds=options.reload, log=_log)
     run(service, host=options.host, port=options.port)
 

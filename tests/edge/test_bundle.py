@@ -80,6 +80,8 @@ def test_softmax_of_large_logits_is_finite() -> None:
             {"decoder": "spans", "decoding": {"n_best": 2, "max_answer_length": 2, "null_threshold": "0"}},
             "is damaged: decoding has null_threshold 0, expected a number or null",
         ),
+        ({"gates": {"fp32": 1}}, 'gates is {"fp32": 1}, expected one line for each model that did not pass its gate'),
+        ({"gates": {"int9": "failed"}}, "gates has int9, expected some of fp32"),
         ({"batch_sizes": {"fp32": 0}}, 'batch_sizes is {"fp32": 0}, expected a whole number of at least 1 for each'),
         ({"batch_sizes": {"int9": 1}}, "batch_sizes has int9, expected some of fp32"),
         ({"batch_sizes": [1]}, "batch_sizes is [1], expected a whole number of at least 1 for each model"),

@@ -284,3 +284,15 @@ def test_a_text_that_is_cut_is_reported_or_refused(
         "error: line 2: got 'a dull film and a moving film a dull film and a moving film a dull film and a m... with "
         "more tokens than the 8 that the bundle reads: shorten it, or leave out --refuse-long to have it cut\n"
     )
+
+
+def test_a_model_that_did_not_pass_its_gate_says_so(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = {"fp32": "model.onnx", "int8": "model.onnx"}
+    write_toy_bundle(tmp_path, tokenizer, models=models, gates={"int8": "undecided: dev has 20 examples"})
+    assert main([str(tmp_path), "a film", "--model", "int8"]) == 0
+    notice = "notice: int8 did not pass the gate of its export, undecided: dev has 20 examples\n"
+    assert capsys.readouterr().err == notice
+    assert main([str(tmp_path), "a film"]) == 0
+    assert capsys.readouterr().err == ""

@@ -210,10 +210,10 @@ def test_a_rare_type_may_not_vanish_behind_the_metric(rare: int, found: int, gat
 
 
 def test_classes_and_labels_have_a_recall_too() -> None:
-    task = Classification(text="text", labels=["no", "yes"])
+    task = Classification(text="text", labels=["no", "ye\ns"])
     labels = [0] * 2000 + [1] * 12
     found = judged(task, classified(labels, [0] * 2012), classified(labels, labels))
-    assert found == ("failed", "the recall falls of yes by 1.00 (12 of 12 lost, 0 gained)")
+    assert found == ("failed", "the recall falls of ye s by 1.00 (12 of 12 lost, 0 gained)")
     sets = np.zeros((2000, 2))
     sets[:, 0] = 1
     sets[:12, 1] = 1

@@ -49,7 +49,9 @@ def test_the_last_recipe_trains_with_rounding_errors(
 def test_a_vocabulary_of_the_task_is_smaller_and_its_files_pass(
     command: Command, arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
-    code, _, error = command(*arguments, "export.vocabulary=task", "export.target=[avx2,vnni,arm64]")
+    code, _, error = command(
+        *arguments, "export.vocabulary=task", "export.target=[avx2,vnni,arm64]", "export.max_drop=0.5"
+    )
     assert code == 0, error
     directory, record = only_run(tmp_path)
     bundle = directory / "bundle"

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from distill.errors import UserError
 from distill.jobs.report import run_report
-from distill.records import collection, comparison
+from distill.records import collection, comparison, report
 from distill.records import run_report as run_reports
 from distill.records.collection_report import write_collection
 from distill.records.headline import describe_result
@@ -215,3 +215,20 @@ def test_a_speed_up_on_a_busy_machine_says_so(length: int, is_named: bool, tmp_p
     text = report_of(tmp_path)
     assert "8.0x as fast (2.50 ms for 20.00 ms: batch 1, length 32, 2 thread(s) of a processor" in text
     assert ("of a processor, busy with other work)" in text) == is_named
+
+
+def test_a_headline_report_and_card_say_why_a_file_did_not_pass(tmp_path: Path) -> None:
+    files = record()["export"]
+    files["int8"] |= {"gate": "undecided", "reason": "dev has 24 examples, at least 148 are needed"}
+    content = record() | {"export": files}
+    path = save(tmp_path / "run", export=files)
+    [row] = comparison.compare_runs([(path, collection.read_record(path))])
+    headline = describe_result(row, subject="small")
+    assert headline is not None
+    words = "model.int8.onnx is undecided: dev has 24 examples, at least 148 are needed."
+    assert headline.endswith(f"; {words}**")
+    for text in (report.render_report(content), report.render_model_card(content, ["no", "yes"])):
+        assert f"- {words}" in text
+    files["int8"] |= {"gate": "failed", "reason": "the recall falls of y by 1.00 (14 of 14 lost, 0 gained)"}
+    for text in (report.render_report(content), report.render_model_card(content, ["no", "yes"])):
+        assert "- model.int8.onnx failed its gate: the recall falls of y by 1.00 (14 of 14 lost, 0 gained)." in text

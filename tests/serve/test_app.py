@@ -109,7 +109,8 @@ def test_several_models_have_paths_of_their_own(
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    write_toy_bundle(other, tokenizer, labels=["much", "little"], task="films", batch_sizes={"fp32": 1})
+    write_toy_bundle(other, tokenizer, labels=["much", "little"], task="films", batch_sizes={"fp32": 1},
+                     gates={"fp32": "undecided: dev has 20 examples"})  # fmt: skip
     running = start(bundle, f"amounts={other}")
     labels = [
         running.ask({"texts": ["film"]}, f"/{name}/predict").body["predictions"][0]["label"]
@@ -124,8 +125,9 @@ def test_several_models_have_paths_of_their_own(
     assert "requestBody" in paths["/predict"]["post"]
     assert [each["name"] for each in paths["/{name}/predict"]["post"]["parameters"]] == ["name"]
     described = running.get("/models").body["models"]
-    assert [(model["name"], model["labels"], model["batch_size"]) for model in described] == [
-        ("films", ["long", "short"], 32), ("amounts", ["much", "little"], 1),
+    assert [(model["name"], model["labels"], model["batch_size"], model["gate"]) for model in described] == [
+        ("films", ["long", "short"], 32, "passed"),
+        ("amounts", ["much", "little"], 1, "undecided: dev has 20 examples"),
     ]  # fmt: skip
 
 

@@ -615,7 +615,7 @@ def test_a_whole_run_learns_the_vectors_of_texts_alone(result: d.Result) -> None
     assert losses[-3:].mean() < 0.7 * losses[:3].mean()
     assert record["export"]["fp32"]["gate"] == "passed"
     assert record["export"]["fp32"]["max_abs_diff"] < 1e-4
-    assert record["export"]["int8"]["gate"] == "passed"
+    assert record["export"]["int8"]["gate"] == "undecided"  # 48 pairs are too few to tell.
     assert {row["format"] for row in record["benchmark"] if row["model"] == "student"} >= {"torch", "onnx-int8"}
     card = (result.directory / "bundle" / "README.md").read_text()
     assert "sentence-similarity" in card

@@ -347,7 +347,7 @@ def test_a_whole_run_learns_to_choose(result: d.Result) -> None:
     assert record["export"]["fp32"]["agreement"] == 1.0
     assert record["export"]["fp32"]["max_abs_diff"] < 1e-3
     assert record["export"]["fp32"]["metrics"] == record["student"]["metrics"]
-    assert record["export"]["int8"]["gate"] == "passed"
+    assert record["export"]["int8"]["gate"] == "undecided"  # Dev is too small to tell.
     assert {row["model"] for row in record["benchmark"]} == {"teacher", "student"}
     card = (result.directory / "bundle" / "README.md").read_text()
     assert "multiple-choice" in card
