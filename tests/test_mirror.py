@@ -161,6 +161,22 @@ def test_each_directory_with_a_file_of_a_name_is_fetched(machines: tuple[Machine
     assert second.read() == {"a/run": "1", "a/sub/part": "2", "b/run": "3"}
 
 
+def test_checksums_and_the_record_are_copied_after_what_they_describe(
+    machines: tuple[Machine, Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = machines
+    first.write(**{"weights": "1", "run.json": "1", "SHA256SUMS": "1", "z__SHA256SUMS": "1", "z__weights": "1"})
+    sent, fetched = [], []
+    put, atomic_file = mirror._put, mirror.atomic_file
+    monkeypatch.setattr(mirror, "_put", lambda fs, path, target: (sent.append(path), put(fs, path, target)))
+    mirror.send(first.copy)
+    monkeypatch.setattr(mirror, "atomic_file", lambda path: (fetched.append(path), atomic_file(path))[1])
+    mirror.fetch(second.copy)
+    for machine, paths in ((first, sent), (second, fetched)):
+        names = [path.relative_to(machine.copy).as_posix() for path in paths]
+        assert names == ["weights", "z/weights", "SHA256SUMS", "z/SHA256SUMS", "run.json"]
+
+
 def test_an_upload_that_fails_leaves_the_old_file_and_is_sent_later(
     machines: tuple[Machine, Machine], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,6 +174,18 @@ def test_buckets_differ_in_every_epoch():
     assert len(companions) == 3
 
 
+def test_the_micro_batches_of_an_epoch_are_not_sorted_by_length():
+    lengths = np.arange(3, 67)
+    buckets = LengthBuckets(lengths, batch_size=4)
+    places = set()
+    for epoch in range(8):
+        buckets.set_epoch(epoch)
+        longest = [max(lengths[micro_batch]) for [micro_batch] in buckets]
+        assert sorted(longest) == list(range(6, 67, 4))  # Examples of similar length are together.
+        places.add(longest.index(66))
+    assert len(places) > 3
+
+
 def test_without_shuffling_the_longest_come_first():
     lengths = np.array([5, 9, 3, 9, 7])
     assert list(LengthBuckets(lengths, batch_size=2, shuffle=False)) == [[[1, 3]], [[0, 4]], [[2]]]

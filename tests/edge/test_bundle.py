@@ -357,6 +357,15 @@ def test_a_regression_predicts_a_number(
     assert capsys.readouterr().out == f"{number:.4f}\ta lovely film\n"
 
 
+def test_texts_of_similar_length_run_together(bundle: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Otherwise each batch would be padded to a long text."""
+    loaded, short, long = Bundle(bundle), "film", "a dull film and a film"
+    lengths = [len(tokenizer(text).input_ids) for text in (short, long)]
+    assert lengths[0] < lengths[1] < loaded.manifest["max_length"] + 1
+    batches = loaded.inputs([long, short, long, short], batch_size=2)
+    assert [batch["input_ids"].shape for batch in batches] == [(2, length) for length in lengths]
+
+
 def test_a_model_runs_as_many_texts_together_as_its_bundle_recommends(bundle: Path) -> None:
     class Session:
         sizes: list[int] = []  # noqa: RUF012

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from distill.contracts import Scores
-from distill.export import gate, quantization, recipe_ladder
+from distill.export import gate, graph, quantization, recipe_ladder
 from distill.export.quantization import Material
 from distill.export.recipe_ladder import RecipeLadder, Rung, closest
 from distill.export.settings import ExportSettings
@@ -17,7 +18,9 @@ from tests.conftest import LABELS
 
 EXAMPLES = 1000
 LABEL = np.arange(EXAMPLES) % 2
-PRODUCTS = ["a", "b", "c", "d"]
+PRODUCTS = ["a", "b", "c", "d"]  # Those with the largest outliers, as a multiple of the median channel, first.
+CHANNELS = [[1.0, 1.0, 9.0], [2.0, 2.0, 16.0], [4.0, 4.0, 8.0], [9.0, 9.0, 9.0]]
+OUTLIERS = {f"input of {name}": np.array(largest) for name, largest in zip(PRODUCTS, CHANNELS, strict=True)}
 
 
 def scores_with(errors: int, noise: float = 0.0) -> Scores:
@@ -38,7 +41,10 @@ class Quantizer:
         monkeypatch.setattr(recipe_ladder, "SIMPLE", recipes)
         monkeypatch.setattr(quantization, "write_dynamic", self._dynamic)
         monkeypatch.setattr(Material, "products", PRODUCTS)
-        monkeypatch.setattr(RecipeLadder, "_by_outliers", lambda ladder: list(PRODUCTS))
+        products = [SimpleNamespace(name=name, source=f"input of {name}") for name in reversed(PRODUCTS)]
+        monkeypatch.setattr(Material, "graph", lambda material: None)
+        monkeypatch.setattr(graph, "find_products", lambda model: products)
+        monkeypatch.setattr(Material, "largest", OUTLIERS)
 
     def _recipe(self, name: str) -> Any:
         return lambda material, path: path.write_text(name)
@@ -138,6 +144,16 @@ def test_the_first_recipe_that_does_not_fail_is_taken_where_dev_could_pass_none(
     assert quantizer.kept == [["a"], ["b"], ["c"], ["d"], ["c"]]  # The search ends with the first file too.
 
 
+def test_undecided_recipes_are_ranked_by_the_end_of_their_intervals_and_not_by_their_drop() -> None:
+    def rung(recipe: str, gate: str, drop: float, high: float) -> Any:
+        return {"recipe": recipe, "gate": gate, "drop": drop, "interval": [0.0, high]}
+
+    wide, narrow = rung("wide", "undecided", 0.001, 0.02), rung("narrow", "undecided", 0.002, 0.01)
+    failed = rung("failed", "failed", 0.0, 0.0)
+    for rungs in ([failed, wide, narrow], [narrow, wide, failed]):
+        assert closest(rungs) is narrow
+
+
 def test_the_smallest_drop_is_taken_if_all_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rungs, _ = climb(
         monkeypatch, tmp_path, {"dynamic": 3, "smoothed": 2, "static": 4}, max_drop=0.004,
@@ -191,6 +207,14 @@ def test_the_search_stays_within_its_evaluations(
     _, quantizer = climb(monkeypatch, tmp_path, {}, recipes=["mixed"], search_evaluations=evaluations)
     assert len([kept for kept in quantizer.kept[:measured] if len(kept) == 1]) == measured
     assert len(quantizer.kept) == measured + tried
+
+
+@pytest.mark.parametrize("measured", [1, 2, 3])
+def test_the_search_measures_the_matrices_with_the_largest_outliers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measured: int
+) -> None:
+    _, quantizer = climb(monkeypatch, tmp_path, {}, recipes=["mixed"], search_evaluations=measured + 1)
+    assert quantizer.kept[:measured] == [[name] for name in PRODUCTS[:measured]]
 
 
 def test_a_target_that_this_machine_cannot_check_is_exported_unchecked(

@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from distill.errors import NumericalError
+from distill.jobs import optuna_sweeper
 from distill.jobs import run as jobs
 from distill.records.loggers import Entry
 from distill.records.record import Run, create_record
@@ -77,6 +78,17 @@ def test_a_search_finds_the_best_run_and_goes_on_where_it_ended(
     code, _, error = command(*SEARCH, f"{TEMPERATURE}=interval(1,9)")
     assert (code, len(error.splitlines())) == (2, 1)
     assert "is the study of other objectives or another space" in error
+
+
+@pytest.mark.parametrize(("selects", "value"), [("max", 0.25), ("min", -0.25)])
+def test_a_metric_of_which_less_is_better_is_searched_for_its_minimum(selects: str, value: float) -> None:
+    """The study maximizes the metric in both cases."""
+    found = record()
+    found["task"] |= {"metric": "loss", "selects": selects}
+    found["student"]["metrics"] = {"loss": 0.25}
+    assert optuna_sweeper.OBJECTIVES["metric"] == "maximize"
+    assert optuna_sweeper._READERS["metric"](found) == value
+    assert optuna_sweeper._READERS["metric"](found | {"summary": {"loss": {"mean": 0.25}}}) == value
 
 
 def test_two_objectives_have_a_front(ran: list[DictConfig], command: Command, tmp_path: Path) -> None:

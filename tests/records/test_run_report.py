@@ -143,6 +143,15 @@ def test_the_pareto_front_has_no_point_that_another_one_beats() -> None:
     assert [(point.cost, point.metric) for point in front] == [(1.0, 0.5), (2.0, 0.4)]
 
 
+@pytest.mark.parametrize("lower_is_better", [False, True])
+def test_a_point_that_costs_more_for_the_same_metric_is_not_on_the_pareto_front(lower_is_better: bool) -> None:
+    sign = -1.0 if lower_is_better else 1.0
+    values = [(3.0, 0.9), (2.0, 0.7), (1.0, 0.5), (1.0, 0.7), (3.0, 0.9), (4.0, 0.9)]
+    points = [sweep_plots.Point(cost, sign * metric, "") for cost, metric in values]
+    front = sweep_plots.find_pareto(points, lower_is_better=lower_is_better)
+    assert [(point.cost, sign * point.metric) for point in front] == [(1.0, 0.7), (3.0, 0.9)]
+
+
 def test_only_parameters_that_were_varied_have_a_figure() -> None:
     def settings(*values: tuple[int, int]) -> list[sweep_plots.Setting]:
         return [sweep_plots.Setting({"a": a, "b": b}, 0.5, None) for a, b in values]

@@ -142,6 +142,12 @@ def test_a_token_is_asked_for(bundle: Path, start: Start) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["Basic", "Token", "BearerX", "Bearer,"])
+def test_a_token_of_another_scheme_is_refused(kind: str, bundle: Path, start: Start) -> None:
+    running = start(bundle, token="secret")
+    assert running.ask({"texts": ["film"]}, headers={"Authorization": f"{kind} secret"}).status == 401
+
+
 # Batches
 
 
@@ -158,6 +164,18 @@ def test_requests_that_wait_together_run_together(bundle: Path, start: Start) ->
     for text, answer in zip(TEXTS, others, strict=True):
         assert answer.get(timeout=PATIENCE).body["predictions"] == Bundle(bundle).predict([text, "film"])
     assert 'distill_batch_records_bucket{le="16.0",model="films"} 2.0' in running.get("/metrics").body
+
+
+def test_a_batch_has_at_most_as_many_records_as_may_run_together(bundle: Path, start: Start) -> None:
+    running = start(bundle, batch_records=3)
+    gate, [model] = hold(running), running.service.models.values()
+    answers = [running.later({"texts": ["first"]})]
+    gate.entered.get(timeout=PATIENCE)
+    answers += [running.later({"texts": [text]}) for text in TEXTS]
+    wait_until(lambda: model.batcher.waiting() == len(TEXTS))
+    gate.is_open.set()
+    assert [answer.get(timeout=PATIENCE).status for answer in answers] == [200] * 6
+    assert [len(batch) for batch in gate.batches] == [1, 3, 2]
 
 
 def test_a_full_queue_answers_503_and_loses_nothing(bundle: Path, start: Start) -> None:

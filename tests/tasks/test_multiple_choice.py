@@ -120,6 +120,17 @@ def test_a_reading_that_is_not_the_only_one_is_shown(
     assert printed == ("" if notice is None else f"Notice: the answers are read {notice}")
 
 
+def test_a_text_that_two_choices_have_is_no_answer() -> None:
+    """The rows with it are read as something else, or refused."""
+    twice = {"question": ["one", "two"], "choices": [["yes", "no", "yes"], ["yes", "no"]], "answer": ["yes", "no"]}
+    with pytest.raises(UserError, match="expected the text of one of"):
+        MultipleChoice(train=twice, dev=twice).read(Path())
+    other = {**twice, "answer": ["no", "no"]}
+    assert MultipleChoice(train=other, dev=other).read(Path()).splits["train"].labels.tolist() == [1, 1]
+    numbers = {**twice, "choices": [["0", "1", "0"], ["1", "0"]], "answer": ["0", "1"]}
+    assert MultipleChoice(train=numbers, dev=numbers).read(Path()).splits["train"].labels.tolist() == [0, 1]
+
+
 def test_columns_of_single_choices_may_be_empty_at_the_end(tmp_path: Path) -> None:
     for name in ("train", "validation"):
         (tmp_path / f"{name}.csv").write_text("q,one,two,three,key,text\nwhy,a,b,c,3,ab\nhow,d,e,,1,\n")

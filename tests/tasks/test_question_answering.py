@@ -384,6 +384,27 @@ def test_the_best_spans_are_those_of_a_search_over_all(n_best: int, longest: int
         assert ((found.probability(threshold) > 0) & (found.probability(threshold) <= 1)).all()
 
 
+def test_the_probability_of_a_prediction_counts_no_answer_less_by_the_threshold() -> None:
+    """One span scores 2 and no answer 1. No answer is predicted where 1 - 2 is above the threshold."""
+    one = np.ones(1)
+    answers = spans.Answers(np.array([0]), np.array([3]), np.array([7]), score=2 * one, null_score=one, mass=2 * one)
+    span, null = np.exp(2.0), np.exp(1.0)
+    assert answers.probability(None).tolist() == [1.0]
+    assert answers.probability(0.0).tolist() == pytest.approx([span / (span + null)])
+    assert answers.probability(0.5).tolist() == pytest.approx([span / (span + np.exp(0.5))])
+    assert (answers.is_null(-2.0).tolist(), answers.is_null(0.5).tolist()) == ([True], [False])
+    assert answers.probability(-2.0).tolist() == pytest.approx([np.exp(3.0) / (span + np.exp(3.0))])
+
+
+@pytest.mark.parametrize(
+    ("differences", "nearest"), [([-3.0, 5.0], 1.0), ([5.0, 3.0], 2.0), ([-8.0, -6.0], -5.0), ([-1.0, 2.0], 0.5)]
+)
+def test_the_threshold_is_the_one_nearest_to_zero_among_equal_ones(differences: list[float], nearest: float) -> None:
+    """The answers are as good as none, so that all of the cuts below, between and above the differences are."""
+    metric = np.array([0.5, 0.5])
+    assert spans.fit_threshold(np.array(differences), metric, metric) == nearest
+
+
 def test_the_threshold_has_the_best_mean_metric() -> None:
     generator = np.random.default_rng(1)
     for _ in range(20):

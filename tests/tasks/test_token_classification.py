@@ -18,6 +18,7 @@ from distill.contracts import IGNORED, Scores
 from distill.data import batching
 from distill.data.augmentation import augment
 from distill.data.mixing import MixedExamples
+from distill.edge import decode
 from distill.edge.__main__ import main
 from distill.edge.words import TagScheme, cut_between_words, find_first_pieces, join_words, locate_words, split_words
 from distill.errors import UserError
@@ -231,6 +232,14 @@ def test_words_of_one_token_are_joined() -> None:
     joined, firsts = join_words(split_words(text), offsets, special)
     assert [text[start:end] for start, end in joined] == ["AT&T", "is", "U", ".S."]
     assert firsts == [0, 1, 2, 3]
+
+
+def test_the_score_of_an_entity_is_the_mean_probability_of_its_tags(tokenizer: PreTrainedTokenizerBase) -> None:
+    tags = decode.Tags(["O", "B-city", "I-city"], False, {}, tokenizer.backend_tokenizer)
+    example = tags.read("to new york")
+    probabilities = np.array([[0.8, 0.1, 0.1], [0.3, 0.6, 0.1], [0.0, 0.1, 0.9]])
+    [entity] = tags.decode(example, [(example.words, np.log(probabilities + 1e-30))])["entities"]
+    assert entity == {"text": "new york", "type": "city", "score": pytest.approx(0.75), "start": 3, "end": 11}
 
 
 def test_a_token_of_two_words_stands_for_the_first_one() -> None:

@@ -44,6 +44,13 @@ class Embeddings(Term):
         raise AssertionError("is not called")
 
 
+class Odd(Embeddings):
+    """Reads as many layers as `Embeddings` does, and others."""
+
+    def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
+        return (1, 3)
+
+
 class Unnamed(Embeddings):
     def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
         return ()
@@ -117,6 +124,19 @@ def test_hidden_states_are_cached_by_default(
     batch = examples[[39, 0, 17]]
     states = read_states(cached, batch)
     torch.testing.assert_close(states[-1], states_of(teacher, batch)[-1], atol=2e-3, rtol=2e-3)  # float16
+
+
+def test_layers_are_those_of_the_objective_where_others_were_cached_before(
+    cache_for_training: Cache, teacher: PreTrainedModel, examples: TokenizedExamples
+) -> None:
+    batch = examples[[5, 3]]
+    expected = states_of(teacher, batch)
+    for term, layers in ((Embeddings(), {0, 2, 4}), (Odd(), {1, 3, 4})):
+        cached, _ = cache_for_training(terms=objective(other=term))
+        states = read_states(cached, batch)
+        assert {layer for layer, of_layer in enumerate(states) if of_layer is not None} == layers
+        for layer in layers:
+            torch.testing.assert_close(states[layer], expected[layer], atol=2e-3, rtol=2e-3)
 
 
 def test_hidden_states_beyond_max_gb_are_computed_in_every_step(cache_for_training: Cache, tmp_path: Path) -> None:

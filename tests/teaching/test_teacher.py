@@ -461,3 +461,9 @@ def test_a_fine_tuned_teacher_is_cached_under_the_options_that_its_fine_tuning_u
         teaching._fingerprint(teaching.TeacherSource(weights, replace(SETTINGS, **options)), task, splits)
     assert keys[1] == {**keys[0], "ema": 0.9, "soup": 3}
     assert {"schedule", "min_steps", "ema", "soup", "patience"}.isdisjoint(keys[0])
+
+
+def test_a_fine_tuned_teacher_belongs_to_its_data(encoder_dir: Path, task: Classification, splits: Any) -> None:
+    source = teaching.TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), SETTINGS)
+    keys = {teaching._fingerprint(source, task, data) for data in (splits, splits, replace(splits, sha256="other"))}
+    assert len(keys) == 2

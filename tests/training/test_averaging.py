@@ -115,6 +115,25 @@ def test_the_last_evaluations_are_averaged_if_that_is_at_least_as_good(
     assert bool(checkpoint(toy, "soup")["state_dict"]) is taken
 
 
+@pytest.mark.parametrize(("metric", "taken"), [(0.3, False), (0.2, True), (0.1, True)])
+def test_a_soup_is_taken_where_less_is_better_if_it_has_at_most_the_least(
+    make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, metric: float, taken: bool
+):
+    toy, states = make_toy(soup=2), []
+    monkeypatch.setattr(toy.module, "task", SimpleNamespace(selects="min"))
+    monkeypatch.setattr(averaging, "_score", lambda *_: metric)
+    for step in (1, 2):
+        states.append({name: torch.full_like(tensor, step) for name, tensor in weights(toy.module).items()})
+        torch.save({"state_dict": states[-1]}, tmp_path / f"soup-{step}.ckpt")
+    (tmp_path / "best.ckpt").write_bytes((tmp_path / "soup-2.ckpt").read_bytes())
+    recent = averaging.RecentCheckpoints(tmp_path, 2)
+    recent.best_k_models = {str(tmp_path / f"soup-{step}.ckpt"): torch.tensor(step) for step in (1, 2)}
+    best = SimpleNamespace(best_model_score=torch.tensor(0.2), best_model_path=str(tmp_path / "best.ckpt"))
+    soup = averaging.take_best_weights(toy.module, [], toy.settings, best=best, recent=recent)  # type: ignore[arg-type]
+    assert soup == averaging.Soup((1, 2), metric, pytest.approx(0.2), taken)
+    assert set(weights(toy.module)["student.classifier.bias"].tolist()) == {1.5 if taken else 2.0}
+
+
 def test_integers_of_a_soup_are_those_of_the_last_checkpoint(tmp_path: Path):
     states = [{"weight": torch.tensor([value]), "counter": torch.tensor(value).long()} for value in (1.0, 2.0, 6.0)]
     paths = [tmp_path / f"{index}.ckpt" for index in range(3)]

@@ -19,7 +19,7 @@ from distill.errors import NumericalError, UserError
 from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
 from distill.models.forward import run_model
 from distill.tasks import MaskedLM
-from distill.training import fitting, settings
+from distill.training import distributed, fitting, settings
 from distill.training.evaluate import evaluate
 from distill.training.module import DistillationModule, freeze, parameter_groups
 from students.distilbert import from_teacher
@@ -247,6 +247,43 @@ def test_unequal_micro_batches_give_the_weights_of_one_large_batch(make_toy: Mak
     for different in (start, other):
         assert max((tensor - different[name]).abs().max() for name, tensor in large.items()) > 1e-3
     assert toys[0].module.global_step == toys[1].module.global_step == 1
+
+
+def test_the_gradient_does_not_grow_with_the_number_of_micro_batches(
+    make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch
+):
+    """Without clipping, which would give gradients of any size the same norm."""
+    options: dict[str, Any] = {"dropout": 0.0, "max_epochs": None, "max_steps": 1, "clip": 0.0}
+    whole, parts = make_toy(**options), make_toy(**options)
+    start = weights(whole.module)
+    large = train_one_step(whole, [[0, 1, 2, 3]], monkeypatch)
+    small = train_one_step(parts, [[0], [1], [2], [3]], monkeypatch)
+    for name, tensor in large.items():
+        torch.testing.assert_close(small[name], tensor, rtol=1e-4, atol=1e-6, msg=name)
+    assert max((tensor - start[name]).abs().max() for name, tensor in large.items()) > 0.1
+
+
+class Stopped(Exception):
+    """Ends a step after its random state was set."""
+
+
+def test_every_rank_drops_other_units(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch):
+    toy = make_toy()
+    monkeypatch.setattr(toy.module, "optimizers", lambda: None)
+    drawn = []
+
+    def losses(*arguments: object) -> Any:
+        drawn.append(tuple(torch.rand(4).tolist()))
+        raise Stopped
+
+    monkeypatch.setattr(toy.module, "losses", losses)
+    batch = next(iter(toy.loaders["train"]))
+    for rank in (0, 1, 1, 2):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        with pytest.raises(Stopped):
+            toy.module.training_step(batch, 0)
+    assert drawn[1] == drawn[2]
+    assert len(set(drawn)) == 3
 
 
 def test_a_nan_loss_stops_the_training(make_toy: MakeToy):

@@ -161,3 +161,31 @@ def test_the_interval_of_a_few_lost_examples_ends_near_the_exact_one(lost: int) 
     assert result["interval"] is not None
     exact = stats.binomtest(lost, 2000).proportion_ci(0.95).high
     assert 0.8 * exact <= result["interval"][1] <= 1.05 * exact
+
+
+def test_bootstrap_of_f1_and_of_correlations_is_paired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models differ in a few of 300 examples, so that their difference varies less than the metric of each."""
+    monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 100)
+    random = np.random.default_rng(4)
+    labels, right = random.integers(2, size=300), random.random(300) < 0.8
+    other = right.copy()
+    other[:4] = ~other[:4]
+    f1 = Classification(text="text", labels=["no", "yes"], metrics=["f1"])
+    numbers = random.normal(size=300)
+    noisy = numbers + random.normal(size=300)
+    shifted = noisy + 0.01 * random.normal(size=300)
+    pearson = [Scores({"logits": values[:, None]}, numbers, np.arange(300)) for values in (noisy, shifted)]
+    for task, one, two in (
+        (f1, classified(labels, right), classified(labels, other)), (Regression(text="text"), *pearson),
+    ):  # fmt: skip
+        result = statistics.compare_examples(task, one, two)
+        assert result is not None
+        assert result["interval"] is not None
+        alone = [task.metrics(_sampled(one, random))[task.metric] for _ in range(100)]
+        assert np.ptp(result["interval"]) < 1.96 * np.std(alone)  # Unpaired it is 5.5 standard deviations wide.
+
+
+def _sampled(scores: Scores, random: np.random.Generator) -> Scores:
+    """Returns a resample of the examples."""
+    drawn = random.integers(len(scores.labels), size=len(scores.labels))
+    return Scores({"logits": scores.columns["logits"][drawn]}, scores.labels[drawn], scores.example_id)
