@@ -1,22 +1,33 @@
-"""Atomic writes of files and directories, with checksums of their content."""
+"""Atomic writes of files and directories, with checksums of their content.
+
+What is being written is in a temporary directory beside its target, which its process locks. `sweep` removes those
+whose processes were killed.
+"""
 
 import contextlib
 import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import socket
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from distill import locks
 from distill.errors import UserError
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 JsonObject = Mapping[str, Any]  # The content of run.json or bundle.json, or an object inside of it.
 CHECKSUMS = "SHA256SUMS"  # In the format of the command `sha256sum --check`.
+TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}")  # The names of temporary directories.
+_OWNER = ".owner"  # In a temporary directory: it is locked by its process, and has the name of the machine.
+_FULL_BYTES = 1_000_000  # Free space below which an error while writing is taken for one of a full disk.
 
 
 def is_full_disk(error: BaseException | None) -> bool:
@@ -32,18 +43,15 @@ def is_full_disk(error: BaseException | None) -> bool:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary file in the same directory, which replaces `path` on success.
+    """Yields the path of a temporary file, which replaces `path` on success.
 
     If the process fails or is killed, `path` is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
+    with _draft(path) as temporary:
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -77,15 +85,72 @@ def atomic_directory(target: Path, *, reuse_intact: bool = False) -> Iterator[Pa
         reuse_intact: leave `target` unchanged if another process has completed it, because readers may have opened it.
     """
     make_directory(target.parent)
-    # mkdtemp would make a shared cache readable by its creator alone.
-    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    draft.mkdir()
-    try:
+    with _draft(target) as draft:
+        draft.mkdir()
         yield draft
         write_checksums(draft)
         _replace_directory(draft, target, reuse_intact=reuse_intact)
+
+
+@contextmanager
+def _draft(target: Path) -> Iterator[Path]:
+    """Yields a path for the new content of `target`, in a temporary directory that is removed at the end.
+
+    The directory also takes the temporary files of libraries, such as those of safetensors.
+    """
+    # mkdtemp would make a shared cache readable by its creator alone.
+    directory = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    directory.mkdir()
+    lock = locks.acquire(directory / _OWNER)
+    try:
+        with detecting_full_disk(directory):
+            (directory / _OWNER).write_text(socket.gethostname(), encoding="utf-8")
+            yield directory / target.name
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
+        locks.release(lock)
+
+
+@contextmanager
+def detecting_full_disk(directory: Path) -> Iterator[None]:
+    """Raises any error as one of a full disk, if the disk of `directory` or of temporary files is full.
+
+    Libraries in C++ write what fits, and fail later by reading it.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_full_disk(error):
+            for place in (str(directory), tempfile.gettempdir()):
+                if shutil.disk_usage(place).free < _FULL_BYTES:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place) from error
+        raise
+
+
+def is_abandoned(directory: Path) -> bool | None:
+    """Returns whether the process of a temporary directory has ended.
+
+    None if that is unknown: for one of another machine, whose locks may be hidden, or one that is being removed.
+    """
+    owner = directory / _OWNER
+    if locks.is_held(owner):
+        return False
+    try:
+        return True if owner.read_text(encoding="utf-8", errors="replace") == socket.gethostname() else None
+    except OSError:
+        return None
+
+
+def sweep(root: Path) -> None:
+    """Removes the temporary directories of ended processes at any depth below `root`.
+
+    No other process may begin to write there meanwhile, on any machine.
+    """
+    for folder, names, _ in os.walk(root):
+        for name in [name for name in names if TEMPORARY.fullmatch(name)]:
+            names.remove(name)
+            if is_abandoned(Path(folder, name)) is not False:
+                shutil.rmtree(Path(folder, name), ignore_errors=True)
 
 
 def replace_file(directory: Path, name: str, text: str) -> None:
@@ -101,9 +166,9 @@ def write_checksums(directory: Path) -> None:
 
 
 def _list_files(directory: Path) -> list[str]:
-    """Returns the names of all files in the directory and below, except that of the checksums."""
-    files = (path for path in directory.rglob("*") if path.is_file() and path.name != CHECKSUMS)
-    return sorted(path.relative_to(directory).as_posix() for path in files)
+    """Returns the names of all files in the directory and below, except those of checksums and temporary ones."""
+    files = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file() and path.name != CHECKSUMS)
+    return sorted(file.as_posix() for file in files if not any(map(TEMPORARY.fullmatch, file.parts)))
 
 
 def _replace_directory(draft: Path, target: Path, *, reuse_intact: bool) -> None:

@@ -1,9 +1,13 @@
 """Tests of atomic writes and checksums."""
 
+import contextlib
+import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -140,3 +144,88 @@ def test_the_checksums_have_the_format_of_sha256sum(tmp_path: Path) -> None:
     program = "import hashlib; print(hashlib.sha256(b'content').hexdigest() + '  file')"
     expected = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert (tmp_path / "entry" / files.CHECKSUMS).read_text() == expected
+
+
+# A process that is killed while it writes a file and a directory.
+KILLED = """
+import os, pathlib, signal, sys
+from distill.files import atomic_directory, atomic_file
+root = pathlib.Path(sys.argv[1])
+with atomic_file(root / "run" / "last.ckpt") as file, atomic_directory(root / "run" / "bundle") as directory:
+    file.write_text("half")
+    (file.parent / ".tmp1a2b").write_text("of a library")
+    (directory / "model.onnx").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def kill_writer(root: Path) -> None:
+    (root / "run").mkdir(exist_ok=True)
+    process = subprocess.run([sys.executable, "-c", KILLED, str(root)], check=False)
+    assert process.returncode == -9
+
+
+def test_what_killed_processes_were_writing_is_swept_and_what_others_write_stays(tmp_path: Path) -> None:
+    kill_writer(tmp_path)
+    left = sorted(path.name.rpartition(".")[0] for path in (tmp_path / "run").iterdir())
+    assert left == [".bundle", ".last.ckpt"]
+    assert {files.is_abandoned(path) for path in (tmp_path / "run").iterdir()} == {True}
+    other = tmp_path / "run" / ".bundle.not-ours"
+    other.mkdir()
+    with files.atomic_directory(tmp_path / "run" / "sub" / "entry") as draft:
+        (draft / "file").write_text("content")
+        assert files.is_abandoned(draft.parent) is False
+        files.sweep(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".bundle.not-ours", "sub"]
+    assert (tmp_path / "run" / "sub" / "entry" / "file").read_text() == "content"
+
+
+def test_a_temporary_directory_of_another_machine_is_not_known_to_be_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_writer(tmp_path)
+    [directory] = (tmp_path / "run").glob(".bundle.*")
+    monkeypatch.setattr(files.socket, "gethostname", lambda: "another")
+    assert files.is_abandoned(directory) is None
+    files.sweep(tmp_path)  # Nobody else writes here.
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_temporary_files_are_no_part_of_the_directory_in_which_they_are(tmp_path: Path) -> None:
+    target = tmp_path / "entry"
+    with files.atomic_directory(target) as draft:
+        (draft / "file").write_text("content")
+    with files.atomic_file(target / "other") as temporary:
+        temporary.write_text("half")
+        assert files.is_intact(target)
+        files.write_checksums(target)
+    assert files.read_checksums(target) == {"file": files.hash_file(target / "file")}
+
+
+def write_file(root: Path) -> contextlib.AbstractContextManager[Path]:
+    return files.atomic_file(root / "file")
+
+
+def write_directory(root: Path) -> contextlib.AbstractContextManager[Path]:
+    return files.atomic_directory(root / "entry")
+
+
+@pytest.mark.parametrize("write", [write_file, write_directory])
+@pytest.mark.parametrize(("free", "is_full"), [(0, True), (10**9, False)])
+def test_an_error_on_a_full_disk_is_one_of_the_full_disk(
+    write: Callable[[Path], contextlib.AbstractContextManager[Path]], free: int, is_full: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Libraries write what fits, and fail when they read it."""
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=free))
+
+    def fail() -> None:
+        with write(tmp_path):
+            raise ValueError("Wire format was corrupt")
+
+    with pytest.raises((OSError, ValueError)) as caught:
+        fail()
+    assert files.is_full_disk(caught.value) is is_full
+    assert (getattr(caught.value, "errno", None) == errno.ENOSPC) is is_full
+    assert list(tmp_path.iterdir()) == []

@@ -22,6 +22,7 @@ from onnxruntime.quantization import (
 
 from distill.edge.model_files import list_model_files, session
 from distill.export import graph
+from distill.files import detecting_full_disk
 
 Feed = dict[str, np.ndarray]
 QUANTILE = 0.95  # Of the channels of an activation: no channel is larger after the smoothing.
@@ -144,7 +145,7 @@ def _quantizer(model: onnx.ModelProto, path: Path) -> Iterator[dict[str, Any]]:
     graph.save(model, source)
     is_large = len(list_model_files(source)) > 1
     try:
-        with graph.quiet_quantizer():
+        with graph.quiet_quantizer(), detecting_full_disk(path.parent):
             yield {"model_input": source, "model_output": path, "use_external_data_format": is_large}
         if is_large:
             quantized = onnx.load(str(path))

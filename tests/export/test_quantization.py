@@ -1,5 +1,6 @@
 """Tests of the recipes of quantization on graphs whose answers are known."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from distill import files
 from distill.edge.model_files import session
-from distill.export import graph
+from distill.export import graph, quantization
 from distill.export.quantization import Feed, Material, write_dynamic, write_float16, write_static, write_weight_only
 
 WIDTH = 32
@@ -186,3 +188,24 @@ def test_the_weights_of_an_lstm_are_quantized(tmp_path: Path) -> None:
     feed = {"x": random.normal(size=(5, 2, WIDTH)).astype(np.float32)}
     expected, actual = (session(file).run(["y"], feed)[0] for file in (path, tmp_path / "int8.onnx"))
     assert 0 < np.abs(expected - actual).max() < 0.1
+
+
+@pytest.mark.parametrize("name", ["quantize_dynamic", "quantize_static"])
+def test_a_quantizer_that_fails_on_a_full_disk_says_so(
+    name: str, fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk has room again when the files that the quantizer made are removed."""
+    usage = shutil.disk_usage(tmp_path)
+
+    def fail(**options: object) -> None:
+        raise ValueError("Error parsing message with type 'onnx.ModelProto': Wire format was corrupt")
+
+    monkeypatch.setattr(quantization, name, fail)
+    monkeypatch.setattr(
+        files.shutil, "disk_usage", lambda path: usage._replace(free=0 if list(tmp_path.glob("*.source")) else 10**9)
+    )
+    write = {"quantize_dynamic": write_dynamic, "quantize_static": write_static}[name]
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write(Material(fp32, 8, feeds), tmp_path / "int8.onnx")
+    assert files.is_full_disk(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
