@@ -28,13 +28,13 @@ import students as _students  # Registers the architectures that transformers do
 from distill import chain, mirror
 from distill.benchmark.budget import Budget
 from distill.benchmark.settings import BenchmarkSettings
+from distill.cache import open_cache
 from distill.chain import Result
 from distill.console import silence_libraries
 from distill.contracts import SeveralTasks, Task, tasks_of
 from distill.data.augmentation import Augmentation
 from distill.errors import UserError
 from distill.export.settings import ExportSettings
-from distill.files import make_directory
 from distill.losses import Objective
 from distill.plan import Plan, Student, default_objective
 from distill.records.loggers import LoggerSettings, Tracking
@@ -213,7 +213,7 @@ class Teacher:
         is_shared = name not in self.source.by_task
         self.source = source if is_shared else replace(self.source, by_task={**self.source.by_task, name: source})
         silence_libraries()
-        make_directory(self.cache_dir)
+        open_cache(self.cache_dir)
         splits = task.read(self.cache_dir)
         with tempfile.TemporaryDirectory() as directory:
             preparation = teaching.Preparation(

@@ -1,27 +1,115 @@
 """Entries of the cache directory, each of which is written once, whole, and read by all later runs.
 
-If the cache is at a URL, an entry that is missing here is fetched, and a new one is sent.
+If the cache is at a URL, an entry that is missing here is fetched, and a new one is sent. A run holds a shared lock of
+each entry that it reads, so that `job=cache` does not remove it. A complete cache may be read-only.
 """
 
+import contextlib
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from distill import mirror
-from distill.files import atomic_directory, is_intact
+from distill import locks, mirror
+from distill.errors import UserError
+from distill.files import TEMPORARY, atomic_directory, is_abandoned, is_intact, make_directory
+
+LEASE = ".lease"  # In an entry: the file that its readers lock.
+_held: dict[Path, int] = {}  # The descriptors of the locks of this process by entry.
+
+
+def open_cache(directory: Path) -> None:
+    """Creates the cache's directory; one that is there may be read-only.
+
+    Raises:
+        UserError: if the directory cannot be created.
+    """
+    if not directory.is_dir():
+        make_directory(directory)
 
 
 def has_entry(directory: Path) -> bool:
-    """Returns whether the cache has this entry and its checksums match."""
-    if is_intact(directory):
+    """Returns whether the cache has this entry and its checksums match; it is then not removed while it is read.
+
+    Raises:
+        UserError: if it has not and cannot be written, because the entry would be computed in vain.
+    """
+    if _read(directory):
         return True
     mirror.try_fetch(directory)
-    return is_intact(directory)
+    if _read(directory):
+        return True
+    check_writable(directory)
+    return False
+
+
+def check_writable(directory: Path) -> None:
+    """Raises UserError if an entry that is missing cannot be written."""
+    existing = next(parent for parent in directory.absolute().parents if parent.exists())
+    if not os.access(existing, os.W_OK):
+        raise UserError(
+            f"the cache lacks {directory}, and {existing} cannot be written: make it writable, or set another cache_dir"
+        )
 
 
 @contextmanager
 def new_entry(directory: Path) -> Iterator[Path]:
     """Yields a temporary directory that becomes this entry, unless another process has completed it by then."""
+    _sweep(directory)
     with atomic_directory(directory, reuse_intact=True) as temporary:
         yield temporary
+    lease(directory)
     mirror.try_send(directory)
+
+
+def lease(directory: Path) -> bool:
+    """Keeps `job=cache` from removing an entry until `leases` or the process ends; returns whether it is there."""
+    held = _held.get(directory)
+    if held is not None and _is_lock_of(held, directory):
+        return True
+    if not directory.is_dir():
+        return False
+    descriptor = locks.acquire(directory / LEASE, shared=True, wait=True)
+    if descriptor is None:  # It has none and is read-only, or nothing can be locked.
+        return directory.is_dir()
+    if not _is_lock_of(descriptor, directory):  # It was removed meanwhile.
+        locks.release(descriptor)
+        return False
+    locks.release(_held.pop(directory, None))
+    _held[directory] = descriptor
+    return True
+
+
+@contextmanager
+def leases() -> Iterator[None]:
+    """Ends at its end the locks of the entries that were read meanwhile."""
+    before = set(_held)
+    try:
+        yield
+    finally:
+        for directory in _held.keys() - before:
+            locks.release(_held.pop(directory))
+
+
+def _read(directory: Path) -> bool:
+    if not lease(directory):
+        return False
+    if is_intact(directory):
+        return True
+    locks.release(_held.pop(directory, None))
+    return False
+
+
+def _is_lock_of(descriptor: int, directory: Path) -> bool:
+    """Returns whether a lock is that of the directory that has this name now."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(descriptor), os.stat(directory / LEASE))
+    return False
+
+
+def _sweep(directory: Path) -> None:
+    """Removes what killed processes of this machine left of earlier attempts to write an entry."""
+    for path in directory.parent.glob(f".{directory.name}.*"):
+        if TEMPORARY.fullmatch(path.name) and is_abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)

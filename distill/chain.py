@@ -10,6 +10,7 @@ import lightning as L
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import seeds
+from distill.cache import open_cache
 from distill.console import silence_libraries
 from distill.contracts import EncodedSplits, Examples, Loader, SeveralTasks, Splits, Task, tasks_of
 from distill.data import several
@@ -18,7 +19,6 @@ from distill.edge import Bundle
 from distill.export.abstention import check_dev
 from distill.export.bundle import check_calibration
 from distill.export.vocabulary import check_cut
-from distill.files import make_directory
 from distill.models import checks
 from distill.models.heads import check_encoder, share_encoder
 from distill.part import Part, joint_record, task_record
@@ -41,7 +41,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     check_plan(source, plan)
     seeds.check(plan)
     silence_libraries()
-    make_directory(plan.cache_dir)
+    open_cache(plan.cache_dir)
     with run.timed("data"):
         readings = [
             _read(name, source.of_task(name), student, replace(plan, task=task), run.section(name))

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill import part
+from distill.cache import LEASE
 from distill.data import token_cache
 from distill.data.tables import LabelledData
 from distill.export.settings import ExportSettings
@@ -42,7 +43,8 @@ def digest_of(*values: Any) -> str:
 
 
 def read_all(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    paths = (path for path in directory.rglob("*") if path.is_file() and path.name != LEASE)
+    return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
 
 
 @dataclass
@@ -85,7 +87,7 @@ def remember(patch: pytest.MonkeyPatch, root: Path, name: str) -> None:
     copy = root / "made" / name
     if name == "teachers":
         [made] = (root / name / "cache" / "teachers").iterdir()
-        shutil.copytree(made, copy, ignore=shutil.ignore_patterns(CHECKSUMS))
+        shutil.copytree(made, copy, ignore=shutil.ignore_patterns(CHECKSUMS, LEASE))
 
         def finetune(*arguments: Any) -> float:
             with teaching.new_entry(arguments[-1]) as directory:

@@ -10,20 +10,22 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omegaconf import DictConfig
 from rich.filesize import decimal
 from rich.table import Table
 
-from distill import mirror
+from distill import locks, mirror
+from distill.cache import LEASE
 from distill.console import console, print_line, print_notice
 from distill.errors import UserError
+from distill.files import TEMPORARY, is_abandoned
 from distill.jobs.overrides import refuse_other_options
 
 DAY = 86_400.0
-TEMPORARY_SECONDS = DAY  # The age at which a temporary name belongs to a writer that was killed.
+TEMPORARY_SECONDS = DAY  # The age at which what another machine was writing is taken for that of a killed process.
 WRITING_SECONDS = 600.0  # The longest pause between two files that a running writer adds to an entry.
 _HEX = "[0-9a-f]"
 
@@ -52,18 +54,16 @@ KINDS = {
     "datasets": Kind("dataset", re.compile(rf"\w+/default-{_HEX}+.*"), whole=False),
     "data": Kind("built-in data", re.compile(rf"docstrings-{_HEX}+")),
 }
-# The temporary names of `distill.files`.
-_TEMPORARY = re.compile(rf"\.(?P<name>.+)\.{_HEX}{{32}}")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of the cache, or with `temporary` the files of an unfinished write.
+    """An entry of the cache, or with `temporary` the directory of an unfinished write.
 
     Attributes:
         used: time of the last use in seconds since the epoch, where the file system records it, otherwise of the
             last change.
-        writing: whether another process may be writing it.
+        in_use: whether another process reads it or may be writing it.
     """
 
     path: Path
@@ -71,7 +71,7 @@ class Entry:
     name: str
     bytes: int
     used: float
-    writing: bool
+    in_use: bool
     temporary: bool = False
 
 
@@ -123,54 +123,59 @@ def _check_options(older_than_days: float | None, to_gb: float | None, dry_run: 
 
 
 def scan(cache_dir: Path) -> list[Entry]:
-    """Returns all entries and all temporary files and directories below `cache_dir`, the least recently used first."""
+    """Returns all entries and all temporary directories below `cache_dir`, the least recently used first."""
     entries: list[Entry] = []
     for folder, kind in KINDS.items():
         root = cache_dir / folder
         for path in root.glob("*/*" if "/" in kind.names.pattern else "*"):
-            match = _TEMPORARY.fullmatch(path.name)
+            match = TEMPORARY.fullmatch(path.name)
             name = path.relative_to(root).with_name(match["name"] if match else path.name).as_posix()
             if kind.names.fullmatch(name) and path.is_dir() and not path.is_symlink():
                 entries += _read_entry(path, kind, f"{folder}/{name}", temporary=match is not None)
+    entries = [entry if entry.temporary or not _is_read(entry) else replace(entry, in_use=True) for entry in entries]
     return sorted(entries, key=lambda entry: (entry.used, entry.name))
 
 
+def _is_read(entry: Entry) -> bool:
+    return locks.is_held(entry.path / LEASE)
+
+
 def _read_entry(path: Path, kind: Kind, name: str, *, temporary: bool) -> Iterator[Entry]:
-    """Yields the entry at `path`, and each temporary file in it as an entry of its own."""
+    """Yields the entry at `path`, and before it each temporary directory in it as an entry of its own."""
     now = time.time()
-    size, writing, used, changed = 0, False, 0.0, path.lstat().st_mtime
-    for directory, _, files in os.walk(path):
+    size, in_use, used, changed = 0, False, 0.0, path.lstat().st_mtime
+    for directory, folders, files in os.walk(path):
+        for folder in [] if temporary else list(filter(TEMPORARY.fullmatch, folders)):
+            folders.remove(folder)
+            [unfinished] = _read_entry(Path(directory, folder), kind, f"{name}/{folder}", temporary=True)
+            in_use |= unfinished.in_use
+            yield unfinished
         for file in (Path(directory, file) for file in files):
             try:
                 status = file.lstat()
             except FileNotFoundError:  # Another process has renamed or removed it.
                 continue
-            is_young = now - status.st_mtime < TEMPORARY_SECONDS
-            if _TEMPORARY.fullmatch(file.name) and not temporary:
-                writing |= is_young
-                yield Entry(
-                    file, kind, f"{name}/{file.name}", status.st_size, status.st_mtime, is_young, temporary=True
-                )
-                continue
-            writing |= is_young and directory.endswith(".incomplete")  # The temporary name of `datasets`.
+            # The temporary name of `datasets`.
+            in_use |= now - status.st_mtime < TEMPORARY_SECONDS and directory.endswith(".incomplete")
             size += status.st_size
             changed = max(changed, status.st_mtime)
             used = max(used, status.st_atime, status.st_mtime)
     if temporary:
-        writing = now - changed < TEMPORARY_SECONDS
+        abandoned = is_abandoned(path)
+        in_use = now - changed < TEMPORARY_SECONDS if abandoned is None else not abandoned
     elif not kind.whole:
-        writing |= now - changed < WRITING_SECONDS
-    yield Entry(path, kind, name, size, used or changed, writing, temporary)
+        in_use |= now - changed < WRITING_SECONDS
+    yield Entry(path, kind, name, size, used or changed, in_use, temporary)
 
 
 def select_for_removal(
     entries: list[Entry], *, older_than_days: float | None = None, to_gb: float | None = None
 ) -> list[Entry]:
-    """Returns the entries to remove, the least recently used first, and all temporary files of killed writers.
+    """Returns the entries to remove, the least recently used first, and all temporary directories of killed writers.
 
-    Entries that another process may be writing are never among them.
+    Entries that another process reads or may be writing are never among them.
     """
-    free = sorted((entry for entry in entries if not entry.writing), key=lambda entry: (entry.used, entry.name))
+    free = sorted((entry for entry in entries if not entry.in_use), key=lambda entry: (entry.used, entry.name))
     left = sum(entry.bytes for entry in entries)
     oldest = time.time() - (older_than_days or 0.0) * DAY
     chosen = []
@@ -194,20 +199,36 @@ def remove(entry: Entry) -> bool:
     aside = entry.path
     try:
         if not entry.temporary:
-            *_, current = _read_entry(entry.path, entry.kind, entry.name, temporary=False)
-            if current.writing or current.used > entry.used:
+            moved = _move_aside(entry)
+            if moved is None:
                 return False
-            aside = entry.path.with_name(f".{entry.path.name}.{uuid.uuid4().hex}")
-            os.replace(entry.path, aside)
-        if aside.is_dir():
-            shutil.rmtree(aside)
-        else:
-            aside.unlink()
+            aside = moved
+        shutil.rmtree(aside)
     except FileNotFoundError:
         return False
     except OSError as error:
         raise UserError(f"{aside} cannot be removed ({error.strerror}): check its permissions") from error
     return True
+
+
+def _move_aside(entry: Entry) -> Path | None:
+    """Renames an entry; returns its new path, None if another process has used it since it was listed.
+
+    A process that begins to read it meanwhile waits, and then finds it missing.
+    """
+    lease = entry.path / LEASE
+    lock = locks.acquire(lease) if lease.is_file() else None  # A new file would pass for a use.
+    if lock is None and lease.is_file():
+        return None
+    try:
+        *_, current = _read_entry(entry.path, entry.kind, entry.name, temporary=False)
+        if current.in_use or current.used > entry.used:
+            return None
+        aside = entry.path.with_name(f".{entry.path.name}.{uuid.uuid4().hex}")
+        os.replace(entry.path, aside)
+    finally:
+        locks.release(lock)
+    return aside
 
 
 def entry_table(entries: list[Entry], cache_dir: Path) -> Table:
@@ -233,9 +254,10 @@ def _print_removed(
     size = sum(entry.bytes for entry in removed)
     left = sum(entry.bytes for entry in entries) - size
     print_line(f"{verb} {_count(removed)}, {decimal(size)}; {decimal(left)} left in {cache_dir}")
-    writing = [entry for entry in entries if entry.writing]
-    if writing and to_gb is not None and left > to_gb * 1e9:
-        print_notice(f"{_count(writing)} not removed, because another process may be writing: {_names(writing)}")
+    in_use = [entry for entry in entries if entry.in_use]
+    if in_use and to_gb is not None and left > to_gb * 1e9:
+        reason = "because another process may be reading or writing"
+        print_notice(f"{_count(in_use)} not removed, {reason}: {_names(in_use)}")
 
 
 def _names(entries: list[Entry]) -> str:

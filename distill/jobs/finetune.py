@@ -2,10 +2,10 @@
 
 from omegaconf import DictConfig
 
+from distill.cache import open_cache
 from distill.console import print_line, silence_libraries
 from distill.contracts import SeveralTasks, Task
 from distill.errors import UserError
-from distill.files import make_directory
 from distill.jobs import build, pretrain
 from distill.part import save_model, task_record
 from distill.records.predictions import write_predictions
@@ -30,7 +30,7 @@ def run_finetune(config: DictConfig, run: Run) -> None:
     requested, cache_dir = build.single_source(config), build.cache_dir(config)
     teaching.check_features(requested, task)
     settings: TrainerSettings = requested.finetune or build.instantiate(config.trainer)
-    make_directory(cache_dir)
+    open_cache(cache_dir)
     source, substituted = teaching.locate(requested, task)
     with run.timed("data"):
         splits = task.read(cache_dir)

@@ -9,13 +9,14 @@ from omegaconf import DictConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import preflight
+from distill.cache import open_cache
 from distill.console import console, print_line, print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Loader, ScoredSplits
 from distill.data import batching
 from distill.errors import UserError
 from distill.export.bundle import write_bundle
 from distill.export.settings import ExportSettings
-from distill.files import atomic_directory, make_directory, write_text
+from distill.files import atomic_directory, write_text
 from distill.jobs import build
 from distill.models import checks
 from distill.models.loading import Start
@@ -46,7 +47,7 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     source, export, tracking = build.single_source(config), build.instantiate(config.export), build.tracking(config)
     _check(config, settings, task, source, export, from_scratch=from_scratch)
     silence_libraries()
-    make_directory(build.cache_dir(config))
+    open_cache(build.cache_dir(config))
     with run.timed("data"):
         splits = task.read(build.cache_dir(config))
     start = _load(source, task, splits, seed=config.seed)

@@ -9,7 +9,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from distill import mirror
+from distill.cache import leases
 from distill.errors import DistillError, Interrupted, UserError, find_cause
+from distill.files import sweep
 from distill.records.record import LOCK, Run
 from distill.training.checkpoints import handle_signals
 
@@ -26,8 +28,10 @@ def tracked(run: Run, *, resume_with: str, texts: bool = True) -> Iterator[None]
         UserError: if another process has locked the run, or the URL of its directory cannot be written.
         Interrupted: on Ctrl-C and SIGTERM.
     """
-    with _locked(run.directory), mirror.sent(run.directory):
-        yield from _track(run, resume_with, texts=texts)
+    with _locked(run.directory), leases():
+        sweep(run.directory)  # What was being written when the run was killed.
+        with mirror.sent(run.directory):
+            yield from _track(run, resume_with, texts=texts)
 
 
 @contextmanager

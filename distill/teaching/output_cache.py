@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from distill import mirror
+from distill.cache import lease
 from distill.contracts import Batch, Items, Outputs
 from distill.errors import UserError
 from distill.files import atomic_file, make_directory
@@ -150,6 +151,7 @@ class OutputCache:
             top_k: whether only the largest logits are stored.
         """
         mirror.try_fetch(directory)
+        lease(directory)
         return CachedOutputs(directory, lengths, hidden=hidden, top_k=top_k)
 
     def item_bytes(self, classes: float, *, over_vocabulary: bool) -> float:
@@ -196,6 +198,7 @@ class OutputCache:
         """
         size = self.check_size(outputs.lengths[:examples], logit_bytes=logit_bytes, hidden=outputs.hidden)
         make_directory(outputs.directory)
+        lease(outputs.directory)
         missing, free = self._missing_gb(outputs, examples, logit_bytes), _free_gb(outputs.directory)
         if missing > free:
             raise UserError(

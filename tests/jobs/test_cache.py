@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from distill import __main__ as command_line
+from distill.cache import LEASE, lease, leases
 from distill.data import docstrings
 from distill.errors import UserError
+from distill.files import atomic_directory
 from distill.jobs import cache
 from distill.jobs.cache import KINDS, remove, scan, select_for_removal
 
@@ -138,7 +141,7 @@ def test_an_access_counts_as_the_last_use(cache_dir: Path) -> None:
 def test_old_temporary_files_are_removed_and_recent_ones_are_not(distill: Any, cache_dir: Path) -> None:
     old = [
         write(cache_dir / f"tokens/.{HEX}4567.{TEMPORARY}/train.arrow", days=2),
-        write(cache_dir / f"outputs/{HEX}0123/.00001.safetensors.{TEMPORARY}", days=2),
+        write(cache_dir / f"outputs/{HEX}0123/.00001.safetensors.{TEMPORARY}/00001.safetensors", days=2),
         write(cache_dir / f"datasets/csv/.default-{HEX}.{TEMPORARY}/data.arrow", days=2),
     ]
     young = write(cache_dir / f"teachers/.minilm-sst2-{HEX}.{TEMPORARY}/model.safetensors", days=0.9)
@@ -158,7 +161,7 @@ def test_old_temporary_files_are_removed_and_recent_ones_are_not(distill: Any, c
 @pytest.mark.parametrize(
     "file",
     [
-        f"outputs/{HEX}0123/.00001.safetensors.{TEMPORARY}",
+        f"outputs/{HEX}0123/.00001.safetensors.{TEMPORARY}/00001.safetensors",
         f"outputs/{HEX}0123/00001.safetensors",
         f"datasets/csv/default-{HEX}/0.0.0.incomplete/data.arrow",
     ],
@@ -169,12 +172,51 @@ def test_files_being_written_by_another_process_are_not_removed(distill: Any, ca
     assert code == 0
     assert written.exists()
     assert {path.parent.name for path in cache_dir.rglob("file.bin")} == {
-        Path(file).parts[-2 if "outputs" in file else 2]
+        Path(file).parts[1 if "outputs" in file else 2]
     }
-    assert "not removed, because another process may be writing" in out
+    assert "not removed, because another process may be reading or writing" in out
     age(written, 2)
     assert distill("job.to_gb=0")[0] == 0
     assert not written.exists()
+
+
+def test_entries_that_a_run_reads_are_not_removed(distill: Any, cache_dir: Path) -> None:
+    """Their files were last used long ago, because some file systems do not record it."""
+    teacher, onnx = (cache_dir / name for name in (f"teachers/minilm-sst2-{HEX}", f"onnx/{HEX}-channel-7"))
+    with leases():
+        for entry in (teacher, onnx):
+            assert lease(entry)
+            age(entry / "file.bin", 40)
+            age(entry / LEASE, 40)
+        code, out, _ = distill("job.to_gb=0")
+        assert code == 0
+        assert names(cache_dir) == {f"teachers/minilm-sst2-{HEX}", f"onnx/{HEX}-channel-7"}
+        assert "Notice: 2 entries not removed, because another process may be reading or writing: teachers" in out
+        assert "Removed 4 entries, 4.0 MB; 2.0 MB left" in out
+    assert distill("job.to_gb=0")[0] == 0
+    assert names(cache_dir) == set()
+
+
+def test_an_entry_that_a_run_began_to_read_after_listing_is_not_removed(cache_dir: Path) -> None:
+    listed, *_ = scan(cache_dir)
+    with leases():
+        assert lease(listed.path)
+        age(listed.path / LEASE, 100)
+        assert not remove(listed)
+    assert remove(listed)
+
+
+def test_unfinished_writes_of_killed_processes_are_removed_at_once(distill: Any, cache_dir: Path) -> None:
+    folder = cache_dir / "tokens"
+    for number in range(2):
+        write(folder / f".{HEX}456{number}.{TEMPORARY}" / "train.arrow")
+    (folder / f".{HEX}4560.{TEMPORARY}" / ".owner").write_text(socket.gethostname())
+    with atomic_directory(folder / f"{HEX}9999") as draft:
+        age(write(draft / "train.arrow", days=9), 9)
+        assert distill("job.older_than_days=365")[0] == 0
+        assert draft.exists()  # It is locked.
+    assert not (folder / f".{HEX}4560.{TEMPORARY}").exists()
+    assert (folder / f".{HEX}4561.{TEMPORARY}").exists()  # It may be one of another machine.
 
 
 def test_an_entry_used_after_listing_is_not_removed(cache_dir: Path) -> None:
@@ -199,7 +241,7 @@ def test_an_entry_is_renamed_before_it_is_deleted(cache_dir: Path, monkeypatch: 
     assert not entry.path.exists()
     monkeypatch.undo()
     [leftover] = [entry for entry in scan(cache_dir) if entry.temporary]
-    assert (leftover.name, leftover.writing) == (entry.name, False)  # Its files are old.
+    assert (leftover.name, leftover.in_use) == (entry.name, False)  # Its files are old.
     assert remove(leftover)
     assert not list(cache_dir.glob("teachers/.*"))
 

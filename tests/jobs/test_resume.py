@@ -13,6 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from distill.errors import Interrupted, UserError
+from distill.files import atomic_file
 from distill.jobs.run import _check_paths, _load_config, _with_absolute_paths, digest
 from distill.records import record as record_module
 from distill.records.record import Run, create_run_in, open_run
@@ -76,6 +77,19 @@ def test_run_of_another_process_is_not_resumed(tmp_path: Path) -> None:
     assert open_run(run.directory).record["status"] == "finished"
     with tracked(run, resume_with=""):  # The lock was released.
         pass
+
+
+def test_what_a_killed_run_was_writing_is_removed_when_it_is_resumed(tmp_path: Path) -> None:
+    run = create_run_in(tmp_path / "run", job="distill")
+    for name in ("bundle", "checkpoints/last.ckpt", "seeds/1/student"):
+        killed = (run.directory / name).with_name(f".{Path(name).name}.{'0' * 32}")
+        killed.mkdir(parents=True)
+        (killed / "model.onnx").write_text("half")
+    with atomic_file(run.directory / "report.html") as page:  # By a report that is being made.
+        page.write_text("whole")
+        with tracked(run, resume_with=""):
+            assert [path.parent for path in run.directory.rglob("model.onnx")] == []
+    assert (run.directory / "report.html").read_text() == "whole"
 
 
 def test_seconds_of_an_interrupted_process_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,8 +260,8 @@ def test_the_layers_that_terms_name_are_cached(
     assert cached is not None
     assert last is not None
     assert cached.outputs.directory != last.outputs.directory
-    assert len(list(last.outputs.directory.iterdir())) == 1
-    assert len(list(cached.outputs.directory.iterdir())) == 3  # The memory of a pass is that of one layer.
+    assert len(list(last.outputs.directory.glob("*.safetensors"))) == 1
+    assert len(list(cached.outputs.directory.glob("*.safetensors"))) == 3  # The memory of a pass is that of one layer.
     batch = examples[[5, 38, 0]]
     states, expected = read_states(cached, batch), states_of(teacher, batch)
     assert len(states) == LAYERS + 1
@@ -302,7 +302,7 @@ def test_cached_last_hidden_states_have_the_key_and_the_shapes_of_earlier_versio
     cached = cache_for_training()[0]
     assert cached is not None
     assert cached.outputs.directory == tmp_path / key
-    [file] = cached.outputs.directory.iterdir()
+    [file] = cached.outputs.directory.glob("*.safetensors")
     shapes = {name: list(tensor.shape) for name, tensor in load_file(file).items()}
     assert shapes == {"logits": [EXAMPLES, 2], "hidden": [int(examples.lengths.sum()), WIDTH]}
 
