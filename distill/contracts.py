@@ -530,6 +530,17 @@ class Task(Protocol):
 
 
 @runtime_checkable
+class WordTask(Protocol):
+    """A task whose examples are given as words, and whose exported student also splits plain text into words."""
+
+    def text_metrics(
+        self, split: Any, predict: "Callable[[Sequence[str]], Sequence[Mapping[str, Any]]]"
+    ) -> dict[str, float]:
+        """The metrics of the predictions for the plain text of a split. Their names begin with `text_`."""
+        ...
+
+
+@runtime_checkable
 class SeveralTasks(Protocol):
     """Tasks that one student learns, with a head each.
 

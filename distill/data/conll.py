@@ -15,6 +15,7 @@ BLANK = " \t\r\n"
 DOCUMENT = "-DOCSTART-"
 _NUMBER = re.compile(r"\d+")
 _FURTHER = re.compile(r"\d+[-.]\d+")  # Numbers of CoNLL-U for several words in one, and for a word that is not written.
+_TEXT = re.compile(r"#\s*text\s*=")
 _MOST_NUMBERS = 0.5  # A larger share of numbers among the words is reported.
 
 
@@ -26,11 +27,21 @@ class _Line(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Sentences:
+    """The words and the tags of each sentence, and its text where a comment `# text = ...` has it."""
+
+    words: list[list[str]]
+    tags: list[list[str]]
+    texts: list[str | None]
+
+
+@dataclass(frozen=True)
 class Conll:
-    """The sentences of a CoNLL file, of which all lines have the same number of fields."""
+    """The sentences of a CoNLL file, of which all lines have the same number of fields, and their texts."""
 
     path: Path
     sentences: list[list[_Line]]
+    texts: list[str | None]
 
     @property
     def width(self) -> int:
@@ -88,26 +99,26 @@ class Conll:
             return False
         return _counts(whole) or all(map(_counts, numbers))
 
-    def read(self, word_column: int | None, column: int) -> tuple[list[list[str]], list[list[str]]]:
-        """Returns the words and the tags of each sentence.
+    def read(self, word_column: int | None, column: int) -> Sentences:
+        """Returns the words, the tags and the text of each sentence.
 
         Raises:
             UserError: as `find_words`, and for a line without a word or a tag.
         """
         place = self.find_words(word_column, column)
-        words: list[list[str]] = []
-        tags: list[list[str]] = []
-        for sentence in self.sentences:
+        read = Sentences([], [], [])
+        for sentence, text in zip(self.sentences, self.texts, strict=True):
             rows = [line for line in sentence if place == 0 or not _FURTHER.fullmatch(line.fields[0])]
             for line in rows:
                 if not line.fields[place] or not line.fields[column]:
                     raise self._missing(line, place, column)
             if rows:
-                words.append([line.fields[place] for line in rows])
-                tags.append([line.fields[column] for line in rows])
+                read.words.append([line.fields[place] for line in rows])
+                read.tags.append([line.fields[column] for line in rows])
+                read.texts.append(text)
         if word_column is None:
-            self._report_numbers(words, place)
-        return words, tags
+            self._report_numbers(read.words, place)
+        return read
 
     def _report_numbers(self, words: Sequence[Sequence[str]], place: int) -> None:
         every = [word for of_sentence in words for word in of_sentence]
@@ -125,8 +136,8 @@ def _counts(numbers: Sequence[int]) -> bool:
     return first in (0, 1) and list(numbers) == list(range(first, first + len(numbers)))
 
 
-def read_conll(path: Path, column: int, word_column: int | None = None) -> tuple[list[list[str]], list[list[str]]]:
-    """Returns the words and the tags of each sentence of a CoNLL file.
+def read_conll(path: Path, column: int, word_column: int | None = None) -> Sentences:
+    """Returns the words, the tags and the text of each sentence of a CoNLL file.
 
     A line has a word in `word_column`, and its tag in `column`, between tabs, or in a sentence without a tab between
     spaces. Blank lines and lines of `-DOCSTART-` end a sentence. Lines of `# ...` before its first word are comments.
@@ -157,21 +168,29 @@ def parse_conll(path: Path) -> Conll:
             blocks[-1].append((number, line.strip(" \r\n")))  # The last field between tabs may be empty.
         elif blocks[-1]:
             blocks.append([])
-    sentences = [_split_fields(block) for block in blocks if block]
+    blocks = list(filter(None, blocks))
+    sentences = list(map(_split_fields, blocks))
     counts = Counter(len(line.fields) for sentence in sentences for line in sentence if line.fields[0] != "#")
     if not counts:
         raise UserError(f"{path} is empty, expected a word and its tag on each line")
     [(width, _)] = counts.most_common(1)
-    kept, comments = [], 0
-    for sentence in sentences:
+    kept, texts, comments = [], list[str | None](), 0
+    for block, sentence in zip(blocks, sentences, strict=True):
         first = next((place for place, line in enumerate(sentence) if not _is_comment(line, width)), len(sentence))
         comments += first
         if sentence[first:]:
             kept.append(sentence[first:])
+            texts.append(_find_text([line for _, line in block[:first]]))
     if comments:
         print_notice(f"{path}: lines of comments (# ...), which are left out: {comments:,}")
     _check_width(path, kept, width)
-    return Conll(path, _drop_empty_ends(kept, width))
+    return Conll(path, _drop_empty_ends(kept, width), texts)
+
+
+def _find_text(comments: Sequence[str]) -> str | None:
+    """Returns the text of a sentence from its comments; None if they have none."""
+    found = [line.partition("=")[2].strip() for line in comments if _TEXT.match(line)]
+    return found[0] if found else None
 
 
 def _drop_empty_ends(sentences: Sequence[Sequence[_Line]], width: int) -> list[list[_Line]]:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,22 +19,30 @@ from distill.data.labels import is_without_label
 from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import LabelledData, check_surrogates, report_shared_texts
+from distill.edge.splitting import locate_in_text, place_words
+from distill.edge.words import Span
 from distill.errors import UserError
 
 OUTSIDE = "O"
 CONLL = (".conll", ".txt", ".conll.gz", ".txt.gz")
 SUFFIXES = (*CONLL, ".jsonl", ".jsonl.gz", ".parquet")
 _PREFIXES = ("B", "I", "E", "S")
+TEXT = "text"  # The column of a table with the plain text of each sentence, which it may have.
 ADVICE = "name yours with task.tokens=... and task.tags=..."
 _SHOWN = 8  # Tags in a message.
 
 
 @dataclass(frozen=True)
 class TaggedSplit:
-    """Sentences as words, and the tag of each word as an index, `[words]` for each sentence; no tags for a pool."""
+    """Sentences as words, and the tag of each word as an index, `[words]` for each sentence; no tags for a pool.
+
+    Args:
+        plain: the text that the data has of each sentence, None for one without; empty if it has none at all.
+    """
 
     words: list[list[str]]
     tags: list[np.ndarray]
+    plain: list[str | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -66,7 +75,16 @@ class TaggedSplit:
 
     def select(self, rows: np.ndarray) -> "TaggedSplit":
         """Returns these sentences."""
-        return TaggedSplit([self.words[row] for row in rows], [self.tags[row] for row in rows])
+        columns = (self.words, self.tags, self.plain)
+        return TaggedSplit(*([column[row] for row in rows] if column else [] for column in columns))  # type: ignore[arg-type, misc]
+
+    def written(self) -> list[tuple[str, tuple[Span, ...]]]:
+        """Returns the plain text of each sentence and the characters of its words: that of the data, or its words."""
+        return [place_words(words, text) for words, text in zip(self.words, self.plain_texts(), strict=True)]
+
+    def plain_texts(self) -> list[str | None]:
+        """Returns the text that the data has of each sentence, None for one without."""
+        return list(self.plain) or [None] * len(self.words)
 
 
 @dataclass(frozen=True)
@@ -110,6 +128,7 @@ class TaggedText:
             name: TaggedSplit(
                 [words for words, _ in of_split.rows],
                 [np.array([index[tag] for tag in tags], dtype=np.int64) for _, tags in of_split.rows],
+                of_split.plain if any(text is not None for text in of_split.plain) else [],
             )
             for name, of_split in sentences.items()
         }
@@ -141,7 +160,7 @@ class TaggedText:
         """Returns the words and the names of the tags of each sentence."""
         self._check_columns(table)
         sentences, names = _Sentences(table.source), self.label_names or table.classes.get(self.tags)
-        empty = 0
+        empty, texts = 0, [] if self.tokens == TEXT else table.columns.get(TEXT, [])
         for row, (tokens, tags) in enumerate(zip(table.columns[self.tokens], table.columns[self.tags], strict=True)):
             place = f"{table.source}, example {row + 1}"
             words, values = _as_list(tokens, place, self.tokens, "words"), _as_list(tags, place, self.tags, "tags")
@@ -157,6 +176,7 @@ class TaggedText:
                 raise UserError(f"{place}: column {self.tokens} is [], expected words: remove the sentence")
             _check_words(words, place, self.tokens)
             sentences.rows.append(([str(word) for word in words], [_name_tag(value, names, place) for value in values]))
+            sentences.plain.append(_read_text(texts[row], sentences.rows[-1][0]) if texts else None)
         if empty:
             print_notice(f"{table.source}: sentences without a word, which are left out: {empty:,}")
         sentences.check_tags()
@@ -169,6 +189,7 @@ class _Sentences:
 
     source: str
     rows: list[tuple[list[str], list[str]]] = field(default_factory=list)
+    plain: list[str | None] = field(default_factory=list)
 
     def counts(self) -> Counter[str]:
         """Returns the number of words of each tag."""
@@ -200,8 +221,11 @@ def read_file(
     """
     if not path.name.endswith(CONLL):
         return readers.read_file(path, wanted)
-    words, names = read_conll(path, column, word_column)
-    return Table(str(path), (tokens, tags), {tokens: words, tags: names})
+    sentences = read_conll(path, column, word_column)
+    columns: dict[str, list[Any]] = {tokens: sentences.words, tags: sentences.tags}
+    if TEXT not in columns and any(sentences.texts):
+        columns[TEXT] = sentences.texts
+    return Table(str(path), tuple(columns), columns)
 
 
 def file_reader(tokens: str, tags: str, column: int, word_column: int | None) -> "partial[Table]":
@@ -247,6 +271,11 @@ def _check_unseen(sentences: Mapping[str, _Sentences], *, strict: bool) -> None:
                 f"{of_split.source}: words with a tag that train lacks, which count as missed: "
                 f"{sum(unseen.values()):,} ({_show(sorted(unseen))})"
             )
+
+
+def _read_text(value: object, words: Sequence[str]) -> str | None:
+    """Returns the text of a sentence; None unless it has these words and nothing else."""
+    return value if isinstance(value, str) and locate_in_text(words, value) is not None else None
 
 
 def _as_list(value: object, place: str, column: str, content: str) -> list[object]:

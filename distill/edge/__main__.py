@@ -116,14 +116,16 @@ def _evaluate(bundle: Bundle, options: argparse.Namespace) -> None:
     """Writes the metrics of a bundle on labelled rows."""
     if options.text:
         raise UserError(f"got --evaluate and {shorten(options.text[0])}, expected one of the two")
-    columns = Columns(options.text_column, options.label_column)
+    columns = Columns(options.text_column, options.label_column, as_text=options.as_text)
     result = evaluate(bundle, options.evaluate, columns, batch_size=options.batch_size)
     if options.json:
         content = {"model": bundle.model, "rows": result.rows, "truncated": result.truncated, "metrics": result.metrics}
+        content |= {} if result.read_as is None else {"read_as": result.read_as}
         _write([json.dumps(content)])
         return
     _write([f"{name}\t{value:.4f}" for name, value in result.metrics.items()])
     _write([f"rows\t{result.rows}", f"truncated\t{result.truncated}"])
+    _write([] if result.read_as is None else [f"read as\t{result.read_as}"])
 
 
 def _write_page(bundle: Bundle, options: argparse.Namespace) -> None:
@@ -167,6 +169,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--text-column", action="append", metavar="NAME", help="with --evaluate: of a text; again for each further one"
     )
+    parser.add_argument(
+        "--as-text", action="store_true",
+        help="with --evaluate, of tags: predict the text of the words, which the bundle splits itself",
+    )  # fmt: skip
     parser.add_argument("--label-column", metavar="NAME", help="with --evaluate: of the label")
     parser.add_argument("--web", action="store_true", help="write a page for browsers; the text is the folder's name")
     parser.add_argument("--single-file", action="store_true", help="with --web: one HTML file in place of a folder")

@@ -14,6 +14,7 @@ from distill.edge import spans
 from distill.edge.classes import pad_classes, sigmoid, softmax
 from distill.edge.decoder import Decoder, Example, Floats, Items, Prediction, Record, Row
 from distill.edge.mask_decoder import Masks
+from distill.edge.splitting import Splitter
 from distill.edge.strings import check_text, escape, shorten
 from distill.edge.words import (
     OUTSIDE,
@@ -22,7 +23,6 @@ from distill.edge.words import (
     cut_between_words,
     join_words,
     locate_words,
-    split_words,
 )
 from distill.errors import UserError
 
@@ -148,6 +148,9 @@ class Tags:
     Each has `text`, `type`, `score` (the mean probability of its tags), and `start` and `end` in code points. A text is
     cut between words, and the words that are left out are in no entity. `TagScheme` has the rule by which tags are
     read.
+
+    Args:
+        decoding: `splitter`, as `Splitter.describe` returns it, of texts into words.
     """
 
     input_axes = 2
@@ -163,14 +166,14 @@ class Tags:
         return labels > 1
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        self.labels, self.scheme = list(labels), TagScheme(labels)
+        self.labels, self.scheme, self.splitter = list(labels), TagScheme(labels), Splitter.parse(decoding)
 
     def parse(self, line: str) -> Record:
         return line
 
     def read(self, record: Record) -> Example:
         if isinstance(record, str):
-            return Example(check_text(record), words=split_words(record))
+            return Example(check_text(record), words=self.splitter.split(record))
         words = record.get("tokens") if isinstance(record, Mapping) else None
         if isinstance(words, list | tuple) and all(isinstance(word, str) for word in words):
             return Example(check_text(" ".join(words)), words=locate_words(words))

@@ -19,8 +19,9 @@ from distill.edge.bundle import Bundle, RecordError
 from distill.edge.choices import READINGS, Answer, choose_reading, describe_expected, join_choices, split_choices
 from distill.edge.decoder import Prediction, Record
 from distill.edge.search import match_pairs
+from distill.edge.splitting import place_words
 from distill.edge.strings import shorten
-from distill.edge.words import TagScheme, locate_words
+from distill.edge.words import TagScheme, locate_entities, locate_words, score_entities
 from distill.errors import UserError, first_line
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
@@ -32,19 +33,28 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of columns; None for the usual ones of the decoder."""
+    """The names of columns; None for the usual ones of the decoder.
+
+    With `as_text`, sentences that are given as words are predicted as plain text, which the bundle splits itself.
+    """
 
     texts: Sequence[str] | None = None
     label: str | None = None
+    as_text: bool = False
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The metrics of a bundle on a file, the number of its rows, and how many of them were cut."""
+    """The metrics of a bundle on a file, the number of its rows, and how many of them were cut.
+
+    Attributes:
+        read_as: `words` or `text`, as sentences that are given as words were predicted; None for other records.
+    """
 
     metrics: Metrics
     rows: int
     truncated: int
+    read_as: str | None = None
 
 
 class LabelledRows(Protocol):
@@ -65,6 +75,10 @@ def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | 
     Raises:
         UserError: for a file that cannot be read, a column that is missing, and a text or a label that cannot be.
     """
+    if columns.as_text and bundle.manifest["decoder"] != "tags":
+        raise UserError(
+            f"got --as-text, and {bundle.directory} is of no task of tags, whose texts may be words: leave it out"
+        )
     numbered = list(read_table(path))
     if not numbered:
         raise UserError(f"{path} has no rows, expected labelled ones")
@@ -88,7 +102,8 @@ def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | 
     metrics = reader.score(predictions, labels)
     known = [name for name in bundle.manifest.get("metrics", {}).get(bundle.model, {}) if name in metrics]
     truncated = sum(prediction.get("truncated", False) for prediction in predictions)
-    return Evaluation({name: metrics[name] for name in known or metrics}, len(records), truncated)
+    read_as = ("text" if columns.as_text else "words") if isinstance(reader, TagRows) else None
+    return Evaluation({name: metrics[name] for name in known or metrics}, len(records), truncated, read_as)
 
 
 def read_table(path: Path) -> Iterator[tuple[int, Values]]:
@@ -258,10 +273,13 @@ class VectorRows(NumberRows):
 
 
 class TagRows:
-    """Rows with a list of words and a list of their tags."""
+    """Rows with a list of words and a list of their tags, or with the text of the words in place of the list.
+
+    The text is that of the column `text`, if it has these words, or else the words with spaces between.
+    """
 
     def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
-        self.labels, self.scheme = bundle.labels, TagScheme(bundle.labels)
+        self.labels, self.scheme, self.as_text = bundle.labels, TagScheme(bundle.labels), columns.as_text
         self.tokens, self.label = (columns.texts or ["tokens"])[0], columns.label or "tags"
 
     def read(self, row: Values) -> tuple[Record, set[tuple[str, int, int]]]:
@@ -269,19 +287,15 @@ class TagRows:
         if not isinstance(words, list) or not isinstance(tags, list) or len(words) != len(tags):
             raise UserError(f"got {shorten(tags)}, expected two lists, {self.tokens} with a tag for each word")
         numbers = np.array([find_label(tag, self.labels) for tag in tags], dtype=int)
-        spans = locate_words(list(map(str, words)))
-        found = zip(*self.scheme.find(numbers), strict=True)
-        return {"tokens": words}, {(self.scheme.types[k], spans[a][0], spans[b - 1][1]) for a, b, k in found}
+        if self.as_text and words and all(isinstance(word, str) and word for word in words):
+            text, spans = place_words(words, row.get("text"))
+            return text, locate_entities(self.scheme, numbers, spans)
+        return {"tokens": words}, locate_entities(self.scheme, numbers, locate_words(list(map(str, words))))
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[set[tuple[str, int, int]]]) -> Metrics:
         """Returns F1, precision and recall of entities. Those of words that are cut off count as missed."""
-        found = [{(of["type"], of["start"], of["end"]) for of in each["entities"]} for each in predictions]
-        correct = sum(len(of & expected) for of, expected in zip(found, labels, strict=True))
-        predicted, existing = sum(map(len, found)), sum(map(len, labels))
-        return {
-            "f1": 2 * correct / max(1, predicted + existing), "precision": correct / max(1, predicted),
-            "recall": correct / max(1, existing),
-        }  # fmt: skip
+        metrics = score_entities(predictions, labels)
+        return {f"text_{name}": value for name, value in metrics.items()} if self.as_text else metrics
 
 
 class SpanRows:

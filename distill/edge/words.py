@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -100,6 +100,25 @@ def _find_tokens(
             taken = token
         else:
             yield None, False
+
+
+def locate_entities(scheme: "TagScheme", tags: NDArray[np.integer], words: Sequence[Span]) -> set[tuple[str, int, int]]:
+    """Returns the type, the first and the last (exclusive) character of each entity of tags `[n]` of words."""
+    found = zip(*scheme.find(tags), strict=True)
+    return {(scheme.types[kind], words[first][0], words[last - 1][1]) for first, last, kind in found}
+
+
+def score_entities(
+    predictions: Sequence[Mapping[str, Any]], expected: Sequence[set[tuple[str, int, int]]]
+) -> dict[str, float]:
+    """Returns F1, precision and recall of predicted entities, which are right in type and in all characters."""
+    found = [{(of["type"], of["start"], of["end"]) for of in each["entities"]} for each in predictions]
+    correct = sum(len(of & of_text) for of, of_text in zip(found, expected, strict=True))
+    predicted, existing = sum(map(len, found)), sum(map(len, expected))
+    return {
+        "f1": 2 * correct / max(1, predicted + existing), "precision": correct / max(1, predicted),
+        "recall": correct / max(1, existing),
+    }  # fmt: skip
 
 
 def cut_between_words(

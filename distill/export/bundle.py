@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.console import print_line, print_notice
-from distill.contracts import ScoredSplits, Scores, Splits, Task
+from distill.contracts import ScoredSplits, Scores, Splits, Task, WordTask
 from distill.edge import bundle as edge
 from distill.edge.decoder import Record
 from distill.edge.manifest import FORMAT
@@ -250,6 +250,17 @@ class Scorer:
             raise ValueError(f"the bundle has {len(scores.labels)} items, expected {len(expected.labels)} as in torch")
         return self.mark(split, scores)
 
+    def text_metrics(self, path: Path) -> dict[str, float]:
+        """Returns the metrics of a file on the plain text of every split; none unless examples are given as words."""
+        if not isinstance(self.task, WordTask):
+            return {}
+        bundle, metrics, splits = self._load(path), dict[str, float](), self.splits.scored()
+        for split in self.scores:
+            prefix = "" if split == "dev" else f"{split}/"
+            of_split = self.task.text_metrics(splits[split], bundle.predict)
+            metrics |= {f"{prefix}{name}": value for name, value in of_split.items()}
+        return metrics
+
     def mark(self, split: str, scores: Scores) -> Scores:
         """Returns the scores of a split with the column `REREAD`, if the vocabulary is smaller."""
         marks = {REREAD: self.reread[split]} if split in self.reread else {}
@@ -406,6 +417,7 @@ def _describe(
     share, sensitivity = settings.abstain, scorer.compare_batches(path)
     return {
         "file": entry.file, "bytes": count_bytes(path), **comparison,
+        "metrics": {**comparison["metrics"], **scorer.text_metrics(path)},
         "gate": verdict.gate, "reason": verdict.reason,
         "recipe": entry.recipe, "target": entry.target,
         "abstain": None if share is None else measure_abstention(scores, task=task, share=share),

@@ -13,6 +13,7 @@ from rich.table import Table
 from distill.edge.model_files import timed_name
 from distill.files import JsonObject
 from distill.records.licences import find_data_license, find_model_license, is_on_hub, join_licenses
+from distill.records.plain_text import list_text_results
 from distill.records.prediction_analysis import Analysis
 from distill.records.record import whole_section
 
@@ -424,6 +425,7 @@ def _render(template: str, record: Record, **values: object) -> str:
     return render_template(
         template, **_sections(record), **values, columns=summary_columns(record), rows=summary_rows(record),
         timings=timings, comparisons=comparison_sentences(record),
+        texts=list_text_results(record["task"], record["export"] or {}),
     )  # fmt: skip
 
 

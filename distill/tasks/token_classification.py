@@ -22,8 +22,10 @@ from distill.data import tagged
 from distill.data.tables import LabelledData
 from distill.data.tagged import TaggedSplit, TaggedText
 from distill.data.unlabelled import UnlabelledText
+from distill.edge import splitting
 from distill.edge.classes import softmax
-from distill.edge.words import TagScheme, split_words
+from distill.edge.splitting import Splitter
+from distill.edge.words import TagScheme, locate_entities, score_entities
 from distill.errors import OptionError, UserError
 from distill.losses import HardLabels, Term
 from distill.options import check_arguments, show_value
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from distill.models.forward import FullPass
 
 UNTAGGED = -1  # The label in a batch of the first piece of a word without a tag.
+SPLIT = 2000  # Sentences of train that splitters of text are compared on.
 Labels = Annotated[Sequence[str], Field(min_length=2, description="the names of at least two tags, one of them O")]
 
 
@@ -109,18 +112,19 @@ class TokenClassification:
         if labels is not None and (len(set(labels)) < len(labels) or tagged.OUTSIDE not in labels):
             raise OptionError("labels", show_value(labels), "the names of at least two tags, each once, one of them O")
         source = rows.table_source(
-            name=name, text=(tokens,), label=(tags,), suffixes=tagged.SUFFIXES,
+            name=name, text=(tokens,), label=(tags,), further=(tagged.TEXT,), suffixes=tagged.SUFFIXES,
             read_file=tagged.file_reader(tokens, tags, column, word_column), **options,
         )  # fmt: skip
         self.rows = TaggedText(source, tokens, tags, label_names=None if labels is None else tuple(labels))
         self.pool = rows.pool_source(
             options,
             lambda sentences: UnlabelledText(
-                sentences, (tokens,), (tags,), option="task.tokens={}", split_words=_split_text
+                sentences, (tokens,), (tags,), option="task.tokens={}", split_words=self._split_text
             ),
         )
         self.name, self.max_length = name, max_length
         self.labels: tuple[str, ...] = ()  # Set by `read`.
+        self.splitter = Splitter()  # Of plain text; set by `read`.
         self.class_weights = class_weights
         self._weights: tuple[float, ...] | None = None  # Set by `read`.
         self._reported: set[str] = set()  # Splits whose words without a token were reported.
@@ -135,7 +139,9 @@ class TokenClassification:
         Raises:
             UserError: for data that is missing or unusable, and for class weights that do not fit the tags.
         """
-        data = self.pool.add_to(self.rows.read(cache_dir))
+        data = self.rows.read(cache_dir)
+        self.splitter = _choose_splitter(data.splits["train"])
+        data = self.pool.add_to(data)
         self.labels = data.labels
         self._reported.clear()
         if self.class_weights is None:
@@ -196,7 +202,29 @@ class TokenClassification:
         return splits
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        return {}
+        """Returns the splitter of plain text."""
+        return {splitting.NAME: self.splitter.describe()}
+
+    def text_metrics(
+        self, split: TaggedSplit, predict: Callable[[Sequence[str]], Sequence[Mapping[str, Any]]]
+    ) -> dict[str, float]:
+        """F1 of entities in plain text, which are right in type and in all characters.
+
+        Entities of words that are cut off count as missed.
+        """
+        written = split.written()
+        scheme = TagScheme(self.labels)
+        expected = [locate_entities(scheme, tags, spans) for tags, (_, spans) in zip(split.tags, written, strict=True)]
+        return {f"text_{self.metric}": score_entities(predict([text for text, _ in written]), expected)["f1"]}
+
+    def _split_text(self, text: str) -> list[str]:
+        """Returns the words of a text, split as by a bundle."""
+        return [text[start:end] for start, end in self.splitter.split(text)]
+
+    def _share_split_differently(self, split: TaggedSplit) -> float:
+        """Returns the share of the sentences whose text a bundle splits into other words than theirs."""
+        written = split.written()
+        return sum(self.splitter.split(text) != spans for text, spans in written) / len(written)
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """F1, precision and recall of entities, which count when type, first and last word are right, and accuracy.
@@ -289,6 +317,8 @@ class TokenClassification:
         return {
             "labels": list(splits.labels),
             "class_weights": None if self._weights is None else list(self._weights),
+            "splitter": self.splitter.name,
+            "split_differently": {name: self._share_split_differently(of) for name, of in splits.splits.items()},
             "answer": "tags",
             "pipeline_tag": "token-classification",
             "prediction": f"Tags words: {', '.join(splits.labels)}.",
@@ -297,12 +327,16 @@ class TokenClassification:
     def summary(self, splits: LabelledData) -> str:
         shown = ", ".join(splits.labels[:8])
         tags = f"{len(splits.labels)} tags: {shown}{', ...' if len(splits.labels) > 8 else ''}"
-        return tags + describe_weights(self._weights, splits.labels)
+        dev = self._share_split_differently(splits.splits["dev"])
+        text = f"; plain text is split by {self.splitter.name}, {dev:.1%} of dev into other words"
+        return tags + describe_weights(self._weights, splits.labels) + text
 
 
-def _split_text(text: str) -> list[str]:
-    """Returns the words of a text, split as by a bundle."""
-    return [text[start:end] for start, end in split_words(text)]
+def _choose_splitter(train: TaggedSplit) -> Splitter:
+    """Returns the splitter of plain text that finds most of the words of train."""
+    chosen = np.unique(np.linspace(0, len(train) - 1, SPLIT).astype(int))
+    sample = train.select(chosen)
+    return splitting.choose_splitter(sample.words, sample.plain_texts(), train.words)
 
 
 def _label_pieces(words: np.ndarray, lengths: np.ndarray, split: TaggedSplit) -> np.ndarray:

@@ -176,12 +176,15 @@ def same(value: Any, expected: Any) -> bool:
     return bool(value == pytest.approx(expected, abs=1e-6) if isinstance(expected, float) else value == expected)
 
 
+EDGES = {"name": "edges", "whole": ["it's", "..."], "leading": ["@"], "trailing": []}
 # A function that writes a bundle, values of its bundle.json, and records.
 CASES: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
     "labels": (write_toy_bundle, {"decoder": "labels", "decoding": {"thresholds": [0.999, 0.5]}}, WORDS),
     "number": (write_toy_bundle, {"decoder": "number", "labels": ["stars"], "max_length": 12}, WORDS),
     "tags": (write_tag_bundle, {}, WORDS),
     "tags cut on the left": (write_tag_bundle, {"max_length": 9, "truncation_side": "left"}, WORDS),
+    "tags split at edges": (write_tag_bundle, {"decoding": {"splitter": EDGES}}, WORDS),
+    "tags of letters": (write_tag_bundle, {"decoding": {"splitter": {"name": "characters"}}}, WORDS),
     "tags of bytes": (write_tag_bundle, {"max_length": 20}, WORDS),
     "choices": (write_choice_bundle, {"max_length": 16}, QUESTIONS),
     "vectors": (write_vector_bundle, {}, [text for text in WORDS if text.strip()]),

@@ -4,6 +4,7 @@ import copy
 import gzip
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -459,15 +460,44 @@ def test_a_whole_run_learns_to_tag(result: d.Result) -> None:
     assert record["student"]["metrics"]["f1"] > 0.9
     assert record["training"]["teacher_cache"]["hit"] is False
     assert record["export"]["fp32"]["agreement"] == 1.0
-    assert record["export"]["fp32"]["metrics"] == record["student"]["metrics"]
-    assert set(record["export"]["int8"]["metrics"]) == {"f1", "precision", "recall", "accuracy"}
+    assert record["export"]["fp32"]["metrics"] == record["student"]["metrics"] | {"text_f1": 1.0}
+    assert set(record["export"]["int8"]["metrics"]) == {"f1", "precision", "recall", "accuracy", "text_f1"}
+    assert record["task"]["split_differently"] == {"train": 0.0, "dev": 0.0}
     by_type = record["breakdown"]["dev"]
     assert list(by_type) == ["teacher", "student", "fp32", "int8"]
     assert {kind: values["number"] for kind, values in by_type["student"].items()} == {"city": 12, "day": 12}
     report = (result.directory / "report.md").read_text()
     assert "## f1 by type" in report
+    for page in (report, (result.directory / "bundle" / "README.md").read_text()):
+        assert "(splitter `punctuation`)" in page
+        assert "| model.onnx | dev | 1.0000 | 1.0000 | 0.0% |" in page
     assert f"| day | 12 | {by_type['teacher']['day']['f1']:.4f} | {by_type['student']['day']['f1']:.4f} |" in report
     assert "token-classification" in (result.directory / "bundle" / "README.md").read_text()
+
+
+def test_plain_text_is_scored_by_the_characters_of_its_entities(conll: Path) -> None:
+    task = TokenClassification(
+        train=([["AT&T", "in", "St.", "Paul", "."]], [["B-org", "O", "B-city", "I-city", "O"]]),
+        dev=([["AT&T", "in", "Rome"], ["to", "St.", "Paul"]], [["B-org", "O", "B-city"], ["O", "B-city", "I-city"]]),
+        test={"tokens": [["in", "Rome", "."]], "tags": [["O", "B-city", "O"]], "text": ["in  Rome."]},
+    )
+    splits = task.read(conll).splits
+    texts: list[str] = []
+
+    def predict(given: Sequence[str]) -> list[dict[str, Any]]:
+        """Finds one of two entities of the first text, and another end of that of the second one."""
+        texts.extend(given)
+        spans = {"AT&T in Rome": ("org", 0, 4), "to St. Paul": ("city", 3, 6), "in  Rome.": ("city", 4, 8)}
+        return [{"entities": [dict(zip(("type", "start", "end"), spans[text], strict=True))]} for text in given]
+
+    assert task.text_metrics(splits["dev"], predict) == {
+        "text_f1": pytest.approx(2 / 5)
+    }  # Right, found, expected: 1, 2, 3.
+    assert task.text_metrics(splits["test"], predict) == {"text_f1": 1.0}
+    assert texts == ["AT&T in Rome", "to St. Paul", "in  Rome."]
+    description = task.describe(task.read(conll))
+    assert (description["splitter"], description["split_differently"]) == ("edges", {"train": 0, "dev": 0, "test": 0})
+    assert task.fit_decoder(Scores({}, np.zeros(0), np.zeros(0)))["splitter"]["whole"] == ["St."]
 
 
 def test_the_bundle_predicts_entities_with_their_character_offsets(result: d.Result) -> None:

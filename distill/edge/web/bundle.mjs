@@ -38,6 +38,84 @@ export function splitWords(text) {
   return Array.from(text.matchAll(pattern), (match) => [match.index, match.index + match[0].length]);
 }
 
+// Letters of languages without spaces: Thai, Lao, Tibetan, Burmese, Khmer, Chinese and Japanese.
+const UNSPACED = new RegExp(
+  "^[\\u0e00-\\u0fff\\u1000-\\u109f\\u1780-\\u17ff\\u2e80-\\u2fdf\\u3005-\\u3007\\u3021-\\u3029\\u3031-\\u3035\\u3040-\\u30ff" +
+  "\\u3100-\\u312f\\u31f0-\\u31ff\\u3400-\\u4dbf\\u4e00-\\u9fff\\ua9e0-\\ua9ff\\uaa60-\\uaa7f\\uf900-\\ufaff\\uff66-\\uff9f" +
+  "\\u{20000}-\\u{323af}]", "u");
+const MARK = /^\p{M}/u;
+const FIRST_MARK = new RegExp(`^([^\\p{L}\\p{N}\\p{M}_${SPACE}])\\p{M}*`, "u");
+const LAST_MARK = new RegExp(`([^\\p{L}\\p{N}\\p{M}_${SPACE}])\\p{M}*$`, "u");
+
+/** What is between the spaces of a text: `[start, end]` of each in UTF-16 units. */
+function splitSpaces(text) {
+  return Array.from(text.matchAll(new RegExp(`[^${SPACE}]+`, "gu")), (match) => [match.index, match.index + match[0].length]);
+}
+
+/** As `splitWords`, and each letter of a language without spaces by itself. */
+function splitCharacters(text) {
+  return splitWords(text).flatMap(([first, last]) => {
+    const spans = [];
+    let place = first;
+    for (const letter of text.slice(first, last)) {
+      const begun = spans.at(-1);
+      const isApart = begun && (UNSPACED.test(text.slice(begun[0], begun[1])) || UNSPACED.test(letter)) && !MARK.test(letter);
+      if (!begun || isApart) spans.push([place, place + letter.length]);
+      else begun[1] = place + letter.length;
+      place += letter.length;
+    }
+    return spans;
+  });
+}
+
+/** The length of the mark at one edge of a chunk that is no part of its word, 0 without one; several alike may be a word. */
+function countEdge(chunk, isFirst, whole, attached) {
+  const match = chunk.match(isFirst ? FIRST_MARK : LAST_MARK), mark = match?.[1];
+  if (!match || attached.includes(mark)) return 0;
+  let run = 0;
+  const isRun = (size) => (isFirst ? chunk.startsWith(mark, size) : chunk.endsWith(mark, chunk.length - size));
+  while (run < chunk.length && run < 65 * mark.length && isRun(run)) run += mark.length;
+  return run && run < 65 * mark.length && whole.has(isFirst ? chunk.slice(0, run) : chunk.slice(-run)) ? run : match[0].length;
+}
+
+/** The words of what is between `first` and `last`, where some may be `'s`, `n't` or `l'`. */
+function splitApostrophe(text, first, last, whole) {
+  const spans = [];
+  for (let place = first + 1; place < last - 1 && !whole.has(text.slice(first, last)); place++) {
+    if (!"'\u2019".includes(text[place])) continue;
+    const isWhole = (cut) => whole.has(cut > place ? text.slice(first, cut) : text.slice(cut, last));
+    const cut = [place - 1, place, place + 1].find((place) => first < place && isWhole(place));
+    if (cut === undefined) continue;
+    spans.push([first, cut]);
+    first = cut;
+    place = Math.max(place, cut);
+  }
+  return first < last ? [...spans, [first, last]] : spans;
+}
+
+/** What is between spaces, without the marks at its edges, unless the splitter has them as a part of a word. */
+function splitEdges(text, splitter) {
+  const whole = new Set(splitter.whole);
+  return splitSpaces(text).flatMap(([first, last]) => {
+    const before = [], behind = [];
+    while (first < last && !whole.has(text.slice(first, last))) {
+      const chunk = text.slice(first, last), leading = countEdge(chunk, true, whole, splitter.leading);
+      const size = leading || countEdge(chunk, false, whole, splitter.trailing);
+      if (!size) break;
+      if (leading) before.push([first, (first += size)]);
+      else behind.unshift([last - size, (last -= size) + size]);
+    }
+    return [...before, ...splitApostrophe(text, first, last, whole), ...behind];
+  });
+}
+
+const SPLITTERS = { punctuation: splitWords, edges: splitEdges, characters: splitCharacters, spaces: splitSpaces };
+
+/** The words of a text by the splitter of a bundle, as `Splitter` of distill.edge finds them. */
+export function split(text, splitter = { name: "punctuation" }) {
+  return SPLITTERS[splitter.name](text, splitter);
+}
+
 /** The words with a token of their own: `{ word, piece }`, each with the words right behind it that share its last one. */
 export function joinWords(text, words, pieces) {
   const joined = [];
@@ -225,9 +303,9 @@ export class Bundle {
   }
 
   async tag(text) {
-    const { labels, max_length, truncation_side, unknown } = this.description;
+    const { labels, max_length, truncation_side, unknown, decoding } = this.description;
     const { parts, added } = this.frame([text]);
-    const all = this.ids(text), words = splitWords(text);
+    const all = this.ids(text), words = split(text, decoding.splitter);
     const pieces = findFirstPieces(text, words, all, (part) => this.ids(part), unknown);
     const [from, to] = cutBetweenWords(pieces, all.length, max_length - added, truncation_side);
     const logits = await this.run(join(parts, [all.slice(from, to)]));

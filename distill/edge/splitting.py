@@ -1,0 +1,288 @@
+"""Splits plain text into words as the data of a bundle has them, and writes words as plain text."""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from distill.edge.words import Span, split_words
+from distill.errors import UserError
+
+NAME = "splitter"  # Its key in the `decoding` of bundle.json.
+# Letters of languages without spaces: Thai, Lao, Tibetan, Burmese, Khmer, Chinese and Japanese.
+_UNSPACED = (
+    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3040-\u30ff\u3100-\u312f"
+    "\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua9e0-\ua9ff\uaa60-\uaa7f\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"
+)
+UNSPACED = re.compile(f"[{_UNSPACED}]")
+_SOLID = re.compile(f"[{_UNSPACED}\u3000-\u303f\uff00-\uff65]")  # With their punctuation, which has no space beside it.
+_CLOSING, _OPENING = frozenset(".,;:!?%)]}…”»"), frozenset("([{“«")
+_APOSTROPHES = "'\u2019"
+_ENDING = re.compile(rf"[{_APOSTROPHES}]\w+|n[{_APOSTROPHES}]t")  # Such as 's and n't.
+_BEGINNING = re.compile(rf"\w+[{_APOSTROPHES}]")  # Such as l'.
+MOST = 10_000  # Words that are kept whole.
+RUN = 64  # Marks alike that can be one word.
+IsWhole = Callable[[int, int], bool]
+
+
+@dataclass(frozen=True)
+class Splitter:
+    """A way to split a text into words, one of `SPLITTERS`.
+
+    - `punctuation`: words and punctuation marks, each by itself.
+    - `edges`: what is between spaces, without the punctuation marks at its edges.
+    - `characters`: as `punctuation`, and each letter of a language without spaces by itself.
+    - `spaces`: what is between spaces.
+
+    Args:
+        whole: for `edges`, the words that are never cut, also if another word follows or precedes without a space, as
+            of `it's` and `l'eau`.
+        leading, trailing: for `edges`, the marks that belong to the word behind or before them, such as `@`.
+    """
+
+    name: str = "punctuation"
+    whole: frozenset[str] = field(default=frozenset(), repr=False)
+    leading: frozenset[str] = frozenset()
+    trailing: frozenset[str] = frozenset()
+
+    def split(self, text: str) -> tuple[Span, ...]:
+        """Returns the characters of each word."""
+        return tuple(SPLITTERS[self.name](self, text))
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the values in the form of bundle.json."""
+        if self.name != "edges":
+            return {"name": self.name}
+        lists = {name: sorted(getattr(self, name)) for name in ("whole", "leading", "trailing")}
+        return {"name": self.name, **lists}
+
+    @classmethod
+    def parse(cls, decoding: Mapping[str, Any]) -> "Splitter":
+        """Returns the splitter of a bundle; raises UserError for one that is not known."""
+        value = decoding.get(NAME, {"name": "punctuation"})
+        if not isinstance(value, Mapping) or value.get("name") not in SPLITTERS:
+            raise UserError(f"decoding has the splitter {value}, expected one of {', '.join(SPLITTERS)}")
+        lists = {name: value.get(name, []) for name in ("whole", "leading", "trailing")}
+        for name, words in lists.items():
+            if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
+                raise UserError(f"decoding has a splitter with {name} {words}, expected a list of texts")
+        return cls(value["name"], **{name: frozenset(words) for name, words in lists.items()})
+
+    @classmethod
+    def fit_edges(cls, sentences: Iterable[Sequence[str]]) -> "Splitter":
+        """Returns `edges` with the words and marks of sentences that are given as words."""
+        counts = Counter(word for words in sentences for word in words)
+        alone, leading, trailing = Counter[str](), Counter[str](), Counter[str]()
+        for word, number in counts.items():
+            if len(set(word)) == 1:
+                alone[word[0]] += number
+            else:
+                leading[word[0]] += number
+                trailing[word[-1]] += number
+        attached = [
+            frozenset(mark for mark in of if _is_punctuation(mark) and of[mark] > alone[mark])
+            for of in (leading, trailing)
+        ]
+        parts = [word for word in counts if _ENDING.fullmatch(word) or _BEGINNING.fullmatch(word)]
+        first = cls("edges", frozenset(parts), *attached)
+        cut = [word for word in counts if word not in first.whole and _is_cut(first, word)]
+        chosen = sorted(parts + cut, key=lambda word: (-counts[word], word))[:MOST]
+        return cls("edges", frozenset(chosen), *attached)
+
+
+def _is_cut(splitter: Splitter, word: str) -> bool:
+    return len(word.split()) == 1 and len(splitter.split(word)) > 1
+
+
+def _split_punctuation(splitter: Splitter, text: str) -> Iterable[Span]:
+    return split_words(text)
+
+
+def _split_spaces(splitter: Splitter, text: str) -> Iterable[Span]:
+    return [match.span() for match in re.finditer(r"\S+", text)]
+
+
+def _split_characters(splitter: Splitter, text: str) -> Iterable[Span]:
+    spans: list[Span] = []
+    for first, last in split_words(text):
+        start = first
+        for place in range(first + 1, last):
+            apart = UNSPACED.match(text[start]) or UNSPACED.match(text[place])
+            if apart and not _is_mark(text[place]):
+                spans.append((start, place))
+                start = place
+        spans.append((start, last))
+    return spans
+
+
+def _split_edges(splitter: Splitter, text: str) -> Iterable[Span]:
+    longest = max(map(len, splitter.whole), default=0)
+
+    def is_whole(first: int, last: int) -> bool:
+        return last - first <= longest and text[first:last] in splitter.whole
+
+    spans: list[Span] = []
+    for match in re.finditer(r"\S+", text):
+        first, last = match.span()
+        behind: list[Span] = []
+        while first < last and not is_whole(first, last):
+            if end := _leading_mark(text, first, last, splitter.leading, is_whole):
+                spans.append((first, end))
+                first = end
+            elif start := _trailing_mark(text, first, last, splitter.trailing, is_whole):
+                behind.append((start - 1, last))
+                last = start - 1
+            else:
+                break
+        spans += _split_apostrophe(text, first, last, is_whole)
+        spans += reversed(behind)
+    return spans
+
+
+def _leading_mark(text: str, first: int, last: int, attached: frozenset[str], is_whole: IsWhole) -> int:
+    """Returns where a mark at `first` that is no part of its word ends, 0 without one; several alike may be a word."""
+    mark = text[first]
+    if not _is_punctuation(mark) or mark in attached:
+        return 0
+    end = first + 1
+    while end < last and end - first < RUN and text[end] == mark:
+        end += 1
+    if (end == last or text[end] != mark) and is_whole(first, end):
+        return end
+    end = first + 1
+    while end < last and _is_mark(text[end]):
+        end += 1
+    return end
+
+
+def _trailing_mark(text: str, first: int, last: int, attached: frozenset[str], is_whole: IsWhole) -> int:
+    """Returns 1 more than where such a mark at the end begins, with its combining marks, 0 without one."""
+    start = last - 1
+    while start > first and _is_mark(text[start]):
+        start -= 1
+    mark = text[start]
+    if not _is_punctuation(mark) or mark in attached:
+        return 0
+    run = last
+    while run > first and last - run < RUN and text[run - 1] == mark:
+        run -= 1
+    if run < last and (run == first or text[run - 1] != mark) and is_whole(run, last):
+        return run + 1
+    return start + 1
+
+
+def _split_apostrophe(text: str, first: int, last: int, is_whole: IsWhole) -> Iterable[Span]:
+    """Yields the words of what is between `first` and `last`, where some may be `'s`, `n't` or `l'`."""
+    place = first + 1
+    while place < last - 1 and not is_whole(first, last):
+        cuts = (place - 1, place, place + 1) if text[place] in _APOSTROPHES else ()
+        known = (cut for cut in cuts if first < cut and is_whole(*((first, cut) if cut > place else (cut, last))))
+        cut = next(known, None)
+        if cut is not None:
+            yield first, cut
+            first, place = cut, max(place, cut)
+        place += 1
+    if first < last:
+        yield first, last
+
+
+SPLITTERS: Mapping[str, Callable[[Splitter, str], Iterable[Span]]] = {
+    "punctuation": _split_punctuation, "edges": _split_edges, "characters": _split_characters, "spaces": _split_spaces,
+}  # fmt: skip
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character).startswith("M")
+
+
+def _is_punctuation(character: str) -> bool:
+    return not (character.isalnum() or character == "_" or character.isspace() or _is_mark(character))
+
+
+def write_text(words: Sequence[str], *, attach: bool = False) -> tuple[str, tuple[Span, ...]]:
+    """Returns words as a text, and the characters of each: with spaces between, except in languages without spaces.
+
+    Args:
+        attach: whether punctuation marks, `'s` and the like have no space on the side of the word they belong to.
+    """
+    parts: list[str] = []
+    spans: list[Span] = []
+    length = 0
+    for number, word in enumerate(words):
+        if number and not _touch(words[number - 1], word, attach=attach):
+            parts.append(" ")
+            length += 1
+        spans.append((length, length + len(word)))
+        parts.append(word)
+        length += len(word)
+    return "".join(parts), tuple(spans)
+
+
+def _touch(before: str, word: str, *, attach: bool) -> bool:
+    if _SOLID.match(before[-1]) or _SOLID.match(word[0]):
+        return True
+    if not attach:
+        return False
+    ends = word[0] in _CLOSING or _ENDING.fullmatch(word)
+    return bool(ends or (before[-1] in _OPENING and len(before) == 1) or _BEGINNING.fullmatch(before))
+
+
+def choose_splitter(
+    sentences: Sequence[Sequence[str]], texts: Sequence[str | None], known: Sequence[Sequence[str]] | None = None
+) -> Splitter:
+    """Returns the splitter that finds most of the words of sentences in their texts.
+
+    A sentence without a text has two: its words with spaces between, and as they are usually written. Of equal
+    splitters the first one in `SPLITTERS` is taken.
+
+    Args:
+        known: the sentences whose words `edges` knows; None for the same.
+    """
+    edges = Splitter.fit_edges(sentences if known is None else known)
+    candidates = [edges if name == edges.name else Splitter(name) for name in SPLITTERS]
+    written = [
+        form
+        for words, text in zip(sentences, texts, strict=True)
+        for form in (
+            [(text, locate_in_text(words, text) or ())]
+            if text is not None
+            else [write_text(words), write_text(words, attach=True)]
+        )
+    ]
+    return max(candidates, key=lambda splitter: _measure(splitter, written))
+
+
+def _measure(splitter: Splitter, written: Sequence[tuple[str, Sequence[Span]]]) -> tuple[float, float]:
+    """Returns the F1 of the words that a splitter finds in texts with these words, and the share of their starts."""
+    right = starts = found = expected = 0
+    for text, spans in written:
+        of_text = splitter.split(text)
+        right += len(set(of_text) & set(spans))
+        starts += len({start for start, _ in of_text} & {start for start, _ in spans})
+        found += len(of_text)
+        expected += len(spans)
+    return round(2 * right / max(1, found + expected), 4), starts / max(1, expected)
+
+
+def locate_in_text(words: Sequence[str], text: str) -> tuple[Span, ...] | None:
+    """Returns the characters of each word in a text that has them in this order; None if it lacks one.
+
+    What is between the words must be white space, so that the text is that of the words.
+    """
+    spans: list[Span] = []
+    end = 0
+    for word in words:
+        start = text.find(word, end)
+        if start < 0 or text[end:start].strip():
+            return None
+        end = start + len(word)
+        spans.append((start, end))
+    return None if text[end:].strip() else tuple(spans)
+
+
+def place_words(words: Sequence[str], text: object) -> tuple[str, tuple[Span, ...]]:
+    """Returns the text if it has these words, or else the text of the words, and the characters of each word."""
+    spans = locate_in_text(words, text) if isinstance(text, str) else None
+    return (str(text), spans) if spans is not None else write_text(words)
