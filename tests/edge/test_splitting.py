@@ -27,6 +27,7 @@ def words(splitter: Splitter, text: str) -> list[str]:
         ("edges", PUNCTUATED),
         ("characters", [list("我爱北京。"), list("他在上海")]),
         ("characters", [["我", "爱", "北京", "。"], ["他", "在", "上海"]]),
+        ("characters", [["我们", "爱", "北京", "。"], ["他们", "在", "上海", "。"]]),
         ("characters", [["ฉัน", "รัก", "กรุงเทพ"]]),  # No splitter knows its words; none should make one of them all.
     ],
 )
@@ -124,8 +125,9 @@ def test_an_unknown_splitter_is_refused(value: object, expected: str) -> None:
 def test_the_splitters_in_javascript_find_the_same_words() -> None:
     generator = random.Random(0)
     pieces = [
-        "a", "St.", "O'Brien", "n't", "'s", "l'", "...", "..", ".", ",", "(", "@", "#", "'", "\u2019s", " ", " ", "\t", "我",
-        "京", "。", "ก", "\u0e34", "\u0301", "\u2764\ufe0f", "\U0001f600", "\U00020000", "7", "_", "\u0939\u093f", "\x1c",
+        "a", "St.", "O'Brien", "n't", "'s", "l'", "...", "..", ".", ",", "(", "@", "#", "'", "\u2019s", " ", " ", "\t",
+        "我", "京", "。", "ก", "\u0e34", "\u0301", "\u2764\ufe0f", "\U0001f600", "\U00020000", "7", "_", "\u0939\u093f",
+        "\x1c",
     ]  # fmt: skip
     texts = ["".join(generator.choices(pieces, k=8)) for _ in range(500)] + ["." * 70, "a" + "." * 64]
     splitters = [EDGES, *map(Splitter, SPLITTERS)]
