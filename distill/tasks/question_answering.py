@@ -34,6 +34,7 @@ from distill.losses import HardLabels, Term
 from distill.losses.term import mask_logits
 from distill.options import check_arguments
 from distill.tasks import rows
+from distill.tasks.offsets import check_offsets
 from distill.tasks.windows import label_windows, tokenize_windows
 
 if TYPE_CHECKING:
@@ -160,7 +161,12 @@ class QuestionAnswering:
     def encode(
         self, splits: QuestionData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> "dict[str, Examples]":
-        """Tokenizes every split into windows; `Examples` are windows."""
+        """Tokenizes every split into windows; `Examples` are windows.
+
+        Raises:
+            UserError: for a tokenizer whose tokens stand for other characters than it tells, and long questions.
+        """
+        check_offsets(tokenizer, dict.fromkeys(splits.splits["train"].contexts))
 
         def encode(name: str, split: QuestionSplit) -> "TokenizedExamples":
             return self._encode(split, tokenizer, cache_dir, name=name)

@@ -31,6 +31,7 @@ from distill.losses import HardLabels, Term
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
 from distill.tasks.class_weights import ClassWeights, describe_weights, item_weights, resolve_class_weights
+from distill.tasks.offsets import check_offsets
 from distill.tasks.words import tokenize_sentences
 
 if TYPE_CHECKING:
@@ -154,8 +155,14 @@ class TokenClassification:
     def encode(
         self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> dict[str, Examples]:
-        """Tokenizes every split; the label of a word is that of its first piece."""
+        """Tokenizes every split; the label of a word is that of its first piece.
+
+        Raises:
+            UserError: for a tokenizer whose tokens stand for other characters than it tells, and words that do not fit.
+        """
         from distill.data.batching import TokenizedExamples
+
+        check_offsets(tokenizer, splits.splits["train"].texts)
 
         def encode(name: str, split: TaggedSplit) -> TokenizedExamples:
             tokens = tokenize_sentences(split.words, tokenizer, self.max_length, cache_dir)
