@@ -26,6 +26,7 @@ from distill.errors import (
 )
 from distill.files import is_full_disk
 from distill.jobs import slurm
+from distill.jobs.conf import PACKAGE, config_directory
 from distill.mirror import is_url, local_path
 
 if TYPE_CHECKING:
@@ -58,13 +59,6 @@ VALUED = (
     "--experimental-rerun",
 )  # fmt: skip
 INFO = ("--info", "-i")
-PACKAGE = Path(__file__).resolve().parent
-
-
-def config_directory() -> Path:
-    """Returns the directory `conf`, which is in the package in a wheel and beside it in a checkout."""
-    inside = PACKAGE / "conf"
-    return inside if inside.is_dir() else PACKAGE.parent / "conf"
 
 
 def main() -> int:
@@ -75,13 +69,13 @@ def main() -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # A label may have characters that the locale lacks.
             stream.reconfigure(errors="backslashreplace")
-    sys.argv[1:] = put_options_first(sys.argv[1:])
-    sys.argv[1:] = [copy_sweep(argument) for given in sys.argv[1:] for argument in expand_tasks(given)]
     hydra_full_error = os.environ.get("HYDRA_FULL_ERROR")
     show_traceback = hydra_full_error == "1"
     store = None
     launched = "RANK" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ
     try:
+        sys.argv[1:] = put_options_first(sys.argv[1:])
+        sys.argv[1:] = [copy_sweep(argument) for given in sys.argv[1:] for argument in expand_tasks(given)]
         _check_installation()
         if launched:
             if os.environ.get("RANK", os.environ.get("SLURM_PROCID")) != "0":
@@ -238,6 +232,8 @@ def _run_config(config: "DictConfig", *, launch: str) -> Path | None:
     from omegaconf import OmegaConf
 
     _check_added(config)
+    if config.trust is not None and not _opens_a_run(config):
+        raise UserError("trust= is for resume=DIR and job=benchmark, which open runs of others: leave it out")
     if config.resume and config.resume is not True:
         _check_resume_alone()
     elif config.job.name == "cache":  # Imports neither torch nor transformers.
@@ -269,6 +265,11 @@ def _run_config(config: "DictConfig", *, launch: str) -> Path | None:
     return run_job(config, launch=launch)
 
 
+def _opens_a_run(config: "DictConfig") -> bool:
+    """Returns whether the command reads the configuration of an earlier run."""
+    return config.job.name == "benchmark" or bool(config.resume and config.resume is not True)
+
+
 def _check_added(config: "DictConfig") -> None:
     """Raises UserError for `+name=...` where the configuration has no such name, which nothing would read."""
     from hydra.core.hydra_config import HydraConfig
@@ -283,10 +284,10 @@ def _check_added(config: "DictConfig") -> None:
 
 
 def _check_resume_alone() -> None:
-    """Raises UserError for options besides resume=DIR, because a resumed run has its own configuration."""
+    """Raises UserError for options besides resume=DIR and trust, because a resumed run has its own configuration."""
     from hydra.core.hydra_config import HydraConfig
 
-    others = [option for option in HydraConfig.get().overrides.task if not option.startswith("resume=")]
+    others = [option for option in HydraConfig.get().overrides.task if not option.startswith(("resume=", "trust="))]
     if others:
         raise UserError(f"resume=DIR goes on with the options of that run: leave out {' '.join(others)}")
 

@@ -2,12 +2,11 @@
 
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
@@ -17,9 +16,8 @@ from distill import __version__, mirror
 from distill.benchmark import latency
 from distill.benchmark.bundles import CHOICES, MeasuredBundle, list_formats, measure_bundles
 from distill.benchmark.comparison import torch_candidate
-from distill.console import console, print_line, print_notice, silence_libraries
+from distill.console import console, print_line, silence_libraries
 from distill.edge import cores
-from distill.edge.decoder import Record
 from distill.edge.model_files import timed_name
 from distill.edge.processor import this_target, weight_bits
 from distill.errors import UserError
@@ -28,8 +26,9 @@ from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.files import JsonObject, write_json, write_text
 from distill.jobs import build
+from distill.jobs.dev_records import read_dev_records
 from distill.jobs.overrides import refuse_other_options
-from distill.jobs.upgrade import upgrade
+from distill.jobs.trust import read_trust
 from distill.models.forward import exported_inputs
 from distill.records.figures import standalone
 from distill.records.record import RECORD, create_run
@@ -37,8 +36,7 @@ from distill.records.report import MISSING, render_table
 from distill.records.sweep_plots import Point, draw_cost
 from distill.tasks import find_auto_class
 
-READ = ("job=", "job.", "bundles=", "benchmark.", "output_dir=", "+teacher=", "teacher.")
-SAMPLED = 256  # Records of dev.
+READ = ("job=", "job.", "bundles=", "benchmark.", "output_dir=", "trust=", "+teacher=", "teacher.")
 TEACHER = "teacher"
 
 
@@ -93,11 +91,10 @@ def _open_bundles(config: DictConfig) -> list[MeasuredBundle]:
     given = [config.bundles] if isinstance(config.bundles, str) else list(config.bundles)
     directories = [Path(str(name)).expanduser() for name in dict.fromkeys(given)]
     wanted = None if config.job.formats is None else list(map(str, config.job.formats))
-    names = [_name(directory) for directory in directories]
-    bundles = []
+    names, trust, bundles = [_name(directory) for directory in directories], read_trust(config), []
     for name, directory in zip(names, directories, strict=True):
         formats = list_formats(directory, wanted)
-        records, choices = _read_dev(directory)
+        records, choices = read_dev_records(directory, trust=trust)
         unique = name if names.count(name) == 1 else str(directory)
         bundles.append(MeasuredBundle(unique, directory, formats, records, choices or CHOICES))
     return bundles
@@ -107,37 +104,6 @@ def _name(directory: Path) -> str:
     """Returns the teacher and the student of a run, else the name of the directory."""
     absolute = directory.absolute()
     return absolute.parents[1].name if (absolute.parent / RECORD).is_file() else absolute.name
-
-
-def _read_dev(directory: Path) -> tuple[Sequence[Record], int | None]:
-    """Returns records of the dev split of the run that a bundle is in, and the number of choices; none without one."""
-    path = directory.absolute().parent / "config.yaml"
-    if not path.is_file():
-        print_notice(f"{directory} is in no run, so that the lengths of its dev split are not measured")
-        return (), None
-    config = upgrade(OmegaConf.load(path))  # type: ignore[arg-type]
-    try:
-        task = build.instantiate(config.task)
-        cache_dir = build.cache_dir(config)
-        splits = task.read(cache_dir)
-        data = task.scored_data(splits, lambda: task.encode(splits, _load_tokenizer(directory), cache_dir))
-        records = data.scored()["dev"].records()
-    except UserError as error:
-        print_notice(f"the lengths of the dev split of {directory} are not measured: {error}")
-        return (), None
-    number = min(SAMPLED, len(records))
-    return [records[row] for row in np.random.default_rng(0).choice(len(records), number, replace=False)], task.choices
-
-
-def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer that is saved with the model of a bundle's run."""
-    from transformers import AutoTokenizer
-
-    run = directory.absolute().parent
-    saved = next((path for path in (run / "student", run / "teacher" / "model") if path.is_dir()), None)
-    if saved is None:
-        raise UserError(f"{run} has neither student nor teacher/model, whose tokenizer makes the sequences of dev")
-    return AutoTokenizer.from_pretrained(saved, local_files_only=True)
 
 
 @dataclass(frozen=True)

@@ -15,23 +15,24 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
 
 from distill import mirror
 from distill.console import print_line, print_notice
 from distill.edge import cores
 from distill.errors import UserError, first_line
-from distill.files import make_directory, write_text
+from distill.files import make_directory
 from distill.jobs import build
 from distill.jobs.distill import run_distill
 from distill.jobs.finetune import run_finetune
 from distill.jobs.pretrain import run_pretrain
+from distill.jobs.trust import check_targets, read_trust, targets
 from distill.jobs.upgrade import upgrade
 from distill.records.collection import UNREAD, add_run, find_launched
 from distill.records.record import RECORD, Run, create_run, open_run
+from distill.records.saved_config import CONFIG, read_config, write_config
 from distill.records.tracking import tracked
 
-RUN_FILES = (RECORD, "config.yaml")
+RUN_FILES = (RECORD, CONFIG)
 JOBS: dict[str, Callable[[DictConfig, Run], None]] = {
     "distill": run_distill,
     "finetune": run_finetune,
@@ -71,8 +72,9 @@ _IGNORED = {
         "task.unlabelled_share",
     ),
 }
+PRUNER = "pruner"  # The logger that a search by Optuna adds.
 # Options that do not change the results of a run.
-_NOT_IN_DIGEST = ("resume", "output_dir", "cache_dir", "dry_run", "paper", "logger")
+_NOT_IN_DIGEST = ("resume", "trust", "output_dir", "cache_dir", "dry_run", "paper", "logger")
 _NOT_IN_EARLIER_DIGEST = tuple(name for name in _NOT_IN_DIGEST if name != "logger")
 _PATHS = ("task.data_dir", "teacher.path", "teacher.tokenizer", "student.path", "cache_dir")
 _PATHS_OR_IDS = ("task.unlabelled", "augment.model")  # An id of the Hub is no path that can be missing.
@@ -103,7 +105,7 @@ def run_job(config: DictConfig, *, launch: str = "") -> Path | None:
     if config.dry_run:
         _dry_run(config)
         return None
-    resumed = _find_begun(launch) or (_find_run(config) if config.resume else None)
+    resumed = _find_begun(config, launch) or (_find_run(config) if config.resume else None)
     if resumed is not None:
         config, run = resumed
         job = _select_job(config)
@@ -229,7 +231,11 @@ def _create_run(config: DictConfig) -> Run:
         _parent_directory(config), job=config.job.name, command=["python", "-m", "distill", *sys.argv[1:]],
         config_sha256=digest(config), seed=config.seed,
     )  # fmt: skip
-    write_text(run.directory / "config.yaml", OmegaConf.to_yaml(_with_absolute_paths(config)))
+    saved = _with_absolute_paths(config)
+    OmegaConf.set_struct(saved, False)
+    saved.pop("trust", None)  # Of the command alone, as the pruner of a search is.
+    (saved.get("logger") or {}).pop(PRUNER, None)
+    write_config(run.directory, saved)
     return run
 
 
@@ -248,20 +254,32 @@ def _list_in_sweep(run: Run, launch: str) -> None:
         add_run(sweep, run.directory, launch)
 
 
-def _find_begun(launch: str) -> tuple[DictConfig, Run] | None:
-    """Returns the configuration and the run of a worker that was lost, if the launcher starts its run again."""
+def _find_begun(config: DictConfig, launch: str) -> tuple[DictConfig, Run] | None:
+    """Returns the configuration and the run of a worker that was lost, if the launcher starts its run again.
+
+    The configuration is that of the command, which created the run.
+    """
     sweep = _sweep_directory()
     directory = find_launched(sweep, launch) if sweep is not None else None
     if directory is None:
         return None
     mirror.fetch(directory, skip=UNREAD)
-    return _open_to_resume(directory) if (directory / RECORD).is_file() else None
+    if not (directory / RECORD).is_file():
+        return None
+    run_config = copy.deepcopy(config)
+    run_config.resume = True
+    return run_config, open_run(directory, needs=RUN_FILES)
 
 
-def _open_to_resume(directory: Path) -> tuple[DictConfig, Run]:
-    """Returns the configuration and the run of a directory."""
+def _open_to_resume(directory: Path, config: DictConfig) -> tuple[DictConfig, Run]:
+    """Returns the configuration and the run of a directory.
+
+    Raises:
+        UserError: if it is no run, or would create objects that the command does not trust.
+    """
     run = open_run(directory, needs=RUN_FILES)
     run_config = _load_config(run)
+    check_targets(run_config, source=directory / CONFIG, trust=read_trust(config), own=targets(config))
     run_config.resume = True
     return run_config, run
 
@@ -271,7 +289,7 @@ def _find_run(config: DictConfig) -> tuple[DictConfig, Run] | None:
     if config.resume is not True:
         directory = mirror.local_path(config.resume)
         mirror.fetch(directory, skip=UNREAD)
-        return _open_to_resume(directory)
+        return _open_to_resume(directory, config)
     runs = _runs_of(config)
     unfinished = [run for run in runs if run.record["status"] != "finished"]
     if HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -320,17 +338,15 @@ def _load_config(run: Run) -> DictConfig:
     Raises:
         UserError: for a file that is damaged or was edited.
     """
-    path = run.directory / "config.yaml"
+    path = run.directory / CONFIG
+    config = read_config(path)
     try:
-        config = OmegaConf.load(path)
-        if not isinstance(config, DictConfig):
-            raise ValueError("it is no mapping")
         # Earlier versions counted the logger, and saved paths as they were typed.
         known = run.record.get("config_sha256") in (
             digest(config),
             *(_digest(each, _NOT_IN_EARLIER_DIGEST) for each in (config, _with_absolute_paths(config))),
         )
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, OmegaConfBaseException) as error:
         raise UserError(f"{path} is damaged: {first_line(error)}") from error
     if not known:
         raise UserError(f"{path} is damaged or was edited after the run began: start a new run with other options")

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
 from rich.table import Table
 
 from distill.edge.model_files import timed_name
+from distill.errors import UserError
 from distill.files import JsonObject
 from distill.options import show_value
 from distill.records.report import MISSING, find_teacher_bytes, format_points, format_spread, select_timing
+from distill.records.saved_config import CONFIG, read_plain
 from distill.training.statistics import Difference, Spread, compare_seeds, spread
 
 REFERENCE = "supervised"
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # In C it takes a tenth of the time.
 # Options that differ between runs of one row.
 NOT_COMPARED = ("seed", "seeds", "trainer.seed", "resume", "output_dir", "cache_dir", "dry_run", "job.name")
 _GROUPS_NOT_COMPARED = ("logger.", "paper.")
@@ -191,15 +191,12 @@ def read_options(directory: Path, record: JsonObject) -> Options:
 
 
 def read_config(directory: Path) -> JsonObject | None:
-    """Returns the config.yaml of a run; None without one, or with one that is no YAML."""
-    path = directory / "config.yaml"
-    if not path.is_file():
-        return None
+    """Returns the config.yaml of a run; None without one, or with one that is damaged."""
+    path = directory / CONFIG
     try:
-        content = yaml.load(path.read_text(encoding="utf-8", errors="replace"), _LOADER)
-    except yaml.YAMLError:
+        return read_plain(path) if path.is_file() else None
+    except UserError:
         return None
-    return content if isinstance(content, dict) else None
 
 
 def _reconstruct_config(record: JsonObject) -> JsonObject:

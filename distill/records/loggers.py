@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast, get_args
 
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pydantic.dataclasses import dataclass
@@ -31,6 +31,7 @@ from distill.options import STRICT, raise_option_errors, require_package
 from distill.records.report import render_table, select_timing, summary_columns, summary_rows, task_sections
 
 LEAVE_OUT = ", or leave it out"
+WandbMode = Literal["online", "offline", "disabled"]
 ENTRIES = "loggers.json"  # In the directory of a run: the id of its entry in each tracker.
 
 
@@ -145,8 +146,8 @@ class MLflow:
 
     Args:
         experiment: the name of the experiment that has the runs.
-        tracking_uri: of a server or a database; None: `mlflow.db` in `directory`.
-        directory: of the database and its artifacts if `tracking_uri` is None.
+        tracking_uri: of a server or a database; None: MLFLOW_TRACKING_URI, or without it `mlflow.db` in `directory`.
+        directory: of the database and its artifacts if there is no `tracking_uri`.
         bundle: whether the bundle is logged as an artifact.
     """
 
@@ -158,7 +159,7 @@ class MLflow:
     def check(self) -> None:
         """Raises UserError if mlflow is not installed, or its database would be behind a URL."""
         require_package("mlflow", "logger=mlflow", extra="mlflow", advice=LEAVE_OUT)
-        if self.tracking_uri is None and mirror.is_url(self.directory):
+        if self._uri() is None and mirror.is_url(self.directory):
             raise UserError(
                 f"logger=mlflow cannot write its database to {self.directory}: set logger.mlflow.directory=DIR on this "
                 "machine, or MLFLOW_TRACKING_URI to that of a server"
@@ -167,6 +168,7 @@ class MLflow:
     def open(self, entry: Entry) -> tuple[Logger, str | None]:
         """Returns the logger of a run of the experiment, with the name of its sweep in the tag `sweep`."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # It reports usage to its makers otherwise.
+        uri = self._uri()
         from mlflow.exceptions import MlflowException
 
         directory = Path(self.directory).expanduser().absolute()
@@ -176,16 +178,19 @@ class MLflow:
             with _unchanged_environment("MLFLOW_TRACKING_URI"):
                 logger = MLFlowLogger(
                     experiment_name=self.experiment,
-                    tracking_uri=self.tracking_uri or f"sqlite:///{directory / 'mlflow.db'}",
-                    artifact_location=None if self.tracking_uri else (directory / "mlartifacts").as_uri(),
+                    tracking_uri=uri or f"sqlite:///{directory / 'mlflow.db'}",
+                    artifact_location=None if uri else (directory / "mlartifacts").as_uri(),
                     run_name=entry.name, tags={"sweep": entry.group} if entry.group else None, run_id=entry.id,
                 )  # fmt: skip
                 if entry.id is None:  # A parameter cannot be changed.
                     logger.log_hyperparams(dict(entry.config))
                 return logger, logger.run_id
         except MlflowException as error:
-            where = self.tracking_uri or directory
-            raise UserError(f"logger=mlflow cannot write to {where}: {first_line(error)}") from error
+            raise UserError(f"logger=mlflow cannot write to {uri or directory}: {first_line(error)}") from error
+
+    def _uri(self) -> str | None:
+        """Returns the URI of a server or a database. The variable may have a password, so that no file names it."""
+        return self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
 
     def log_results(self, logger: Any, results: Results) -> None:
         """Logs the metrics, the table as `results.json`, and the bundle."""
@@ -209,26 +214,26 @@ class Wandb:
     Args:
         project: that has the runs.
         entity: the user or the team; None: the user's default.
-        mode: `offline` writes files that `wandb sync` uploads.
+        mode: `offline` writes files that `wandb sync` uploads; None: WANDB_MODE, or without it `offline`.
         bundle: whether the bundle is logged as an artifact.
     """
 
     project: str
     entity: str | None = None
-    mode: Literal["online", "offline", "disabled"] = "offline"
+    mode: WandbMode | None = None
     bundle: bool = True
 
     def check(self) -> None:
         """Raises UserError if wandb is not installed, or in the mode `online` without a key that it accepts."""
         require_package("wandb", "logger=wandb", extra="train", advice=LEAVE_OUT)
-        if self.mode != "online":
+        if self._mode() != "online":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # Nothing leaves the machine.
             return
         import wandb
 
         advice = "run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"
         try:
-            wandb.setup(wandb.Settings(mode=self.mode))  # WANDB_MODE may be another one.
+            wandb.setup(wandb.Settings(mode="online"))  # WANDB_MODE may be another one.
             known = wandb.login(prompt=False)
         except wandb.errors.Error as error:
             raise UserError(
@@ -243,7 +248,7 @@ class Wandb:
 
         try:
             logger = WandbLogger(
-                project=self.project, entity=self.entity, name=entry.name, group=entry.group, mode=self.mode,
+                project=self.project, entity=self.entity, name=entry.name, group=entry.group, mode=self._mode(),
                 save_dir=str(entry.directory), id=entry.id, config=dict(entry.config),
             )  # fmt: skip
             return logger, str(logger.experiment.id)
@@ -252,6 +257,17 @@ class Wandb:
                 f"Weights & Biases does not start a run ({first_line(error)}): set WANDB_MODE=offline, or leave out "
                 "logger=wandb"
             ) from error
+
+    def _mode(self) -> WandbMode:
+        """Returns the mode of this process, which may be another one when the run is resumed.
+
+        Raises:
+            UserError: for a value of WANDB_MODE that is no mode.
+        """
+        mode = self.mode or os.environ.get("WANDB_MODE") or "offline"
+        if mode not in get_args(WandbMode):
+            raise UserError(f"got WANDB_MODE={mode}, expected one of {', '.join(get_args(WandbMode))}")
+        return cast(WandbMode, mode)
 
     def log_results(self, logger: Any, results: Results) -> None:
         """Logs the metrics into the summary, the table, and the bundle, which stays where it is."""

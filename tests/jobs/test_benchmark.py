@@ -3,28 +3,30 @@
 import json
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
-from omegaconf import OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark import peak
 from tests.edge.conftest import write_toy_bundle
 from tests.jobs.conftest import Command
-from tests.jobs.test_config import compose_config
 
 QUICK = ("benchmark.batches=[1]", "benchmark.lengths=[4]", "benchmark.seconds=0.001", "benchmark.threads=1")
 
 
 @pytest.fixture
-def bundle(tmp_path: Path, data_dir: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bundle(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bundle in the directory of a run."""
     monkeypatch.setattr(peak, "SIZES", ((8, 16, 24),))
     bundle = tmp_path / "runs" / "sst2" / "large-small" / "2026" / "bundle"
     bundle.mkdir(parents=True)
     teacher = {"name": "large", "metrics": {"accuracy": 0.9}}
     write_toy_bundle(bundle, tokenizer, task="sst2", metrics={"fp32": {"accuracy": 0.5}}, teacher=teacher)
-    config = compose_config("task=sst2", f"task.data_dir={data_dir}", f"cache_dir={tmp_path / 'cache'}")
-    (bundle.parent / "config.yaml").write_text(OmegaConf.to_yaml(config))
+    # A stranger's: whatever it names is not read.
+    (bundle.parent / "config.yaml").write_text("task: {_target_: os._exit, status: 1}")
+    columns = {"split": ["dev", "dev", "test"], "text": ["a dull film", "a film", "left out"]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), bundle.parent / "predictions.parquet")
     (bundle.parent / "run.json").write_text("{}")
     return bundle
 

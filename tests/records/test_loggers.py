@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from distill.errors import UserError
 from distill.jobs.upgrade import upgrade
@@ -117,10 +118,25 @@ def test_what_a_tracker_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_p
         Wandb(project="toy").check()
 
 
+def test_trackers_read_their_variables_when_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "postgresql://me:secret@host/runs"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", secret)
+    config = OmegaConf.to_container(compose_config("logger=[mlflow,wandb]"), resolve=True)
+    assert "secret" not in str(config)
+    assert MLflow(experiment="toy", directory="mlflow")._uri() == secret
+    for value, mode in (("disabled", "disabled"), ("", "offline")):
+        monkeypatch.setenv("WANDB_MODE", value)
+        assert Wandb(project="toy")._mode() == mode
+        assert Wandb(project="toy", mode="online")._mode() == "online"
+    monkeypatch.setenv("WANDB_MODE", "never")
+    with pytest.raises(UserError, match="got WANDB_MODE=never, expected one of online, offline, disabled"):
+        Wandb(project="toy")._mode()
+
+
 def test_loggers_compose_and_each_has_its_options() -> None:
     config = compose_config("logger=[csv,mlflow,tensorboard,wandb]", "logger.mlflow.experiment=mine")
     assert list(config.logger) == ["csv", "mlflow", "tensorboard", "wandb"]
-    assert (config.logger.mlflow.experiment, config.logger.wandb.mode) == ("mine", "offline")
+    assert (config.logger.mlflow.experiment, config.logger.wandb.mode) == ("mine", None)
     assert config.logger.mlflow.tracking_uri is None
     assert "logger" not in compose_config("logger=[]")
 
