@@ -5,18 +5,21 @@ import logging
 import re
 import time
 import warnings
+from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+# Names and options of users are printed as they are: "[text]" is no markup, and ":smile:" no emoji.
+create_console = partial(Console, highlight=False, markup=False, emoji=False)
 # A file and a pipe have no width, and the default of 80 columns would break the tables.
-console = Console(highlight=False) if Console().is_terminal else Console(highlight=False, width=120)
+console = create_console() if Console().is_terminal else create_console(width=120)
 LINE_EVERY_SECONDS = 20.0
 
 
 def print_line(text: str, style: str | None = None) -> None:
     """Prints one line without wrapping it, so that its paths can be copied."""
-    console.print(text, style=style, markup=False, soft_wrap=True)
+    console.print(text, style=style, soft_wrap=True)
 
 
 def print_notice(text: str) -> None:
@@ -48,10 +51,10 @@ class ProgressMeter:
         self._started = self._last_line = time.monotonic()
         if _shows_bars():
             self._progress = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[status]}"),
+                TextColumn("{task.fields[status]}", markup=False),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
