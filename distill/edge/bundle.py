@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 from distill.edge import cores, decode
 from distill.edge.decoder import Decoder, Example, Items, Prediction, Record, Row, TooLongError
 from distill.edge.manifest import ABOVE, read_manifest
-from distill.edge.model_files import data_file, session, shared_file
+from distill.edge.model_files import data_file, list_model_files, needs_openvino, session, shared_file
+from distill.edge.onnx_weights import find_weight_files
 from distill.edge.processor import ANY, runs, this_target
 from distill.edge.search import find_nearest, similarity
 from distill.edge.strings import shorten
@@ -105,6 +106,7 @@ class Bundle:
         self._check_files(path)
         self.tokenizer = self._load_tokenizer(cuts=not decoder.cuts)
         self.decoder = self._create_decoder(decoder, top_k)
+        self._check_weights(path)
         self.threads = cores.count_cores() if threads is None else int(threads)
         self.session = session(path, self.threads)
         self._check_model(path)
@@ -377,6 +379,26 @@ class Bundle:
                 raise UserError(f"{path} cannot be read: {error.strerror}") from error
             if digest != checksums[name]:
                 raise UserError(f"{path} is damaged: its SHA-256 is not the one in bundle.json")
+
+    def _check_weights(self, model: Path) -> None:
+        """Raises UserError if a model reads weights from a file that bundle.json does not list."""
+        if needs_openvino(model):  # Its one file of weights is listed.
+            return
+        try:
+            names = find_weight_files(model)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{model} cannot be loaded by onnxruntime: {first_line(error)}") from error
+        if not names:
+            return
+        expected, used = data_file(model), list_model_files(model)[-1]
+        if strange := sorted(names - {expected.name}):
+            raise UserError(f"{model} reads weights from {strange[0]!r}, expected {expected.name} as in bundle.json")
+        listed = used.name if used == expected else f"{ABOVE}{used.name}"
+        if used == model or listed not in self.manifest["files"]:
+            raise UserError(
+                f"{model} reads weights from {expected.name}, which bundle.json does not list for that directory: "
+                "take the bundle from its source again"
+            )
 
     def _load_tokenizer(self, *, cuts: bool) -> Tokenizer:
         """Returns the tokenizer, which does not pad; with `cuts` it truncates as in training."""
