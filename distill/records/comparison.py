@@ -6,6 +6,7 @@ A row is compared with the row of the same options and the objective `supervised
 import csv
 import io
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ NOTE = (
     f"deviation over the seeds. The difference from {REFERENCE}, the student without a teacher, is paired by seed, in "
     "points, with its 95% interval by Student's t. Of many rows, one in twenty has an interval without 0 by chance."
 )
+_FORMULAS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # These begin a formula, also in full width.
 OPTIONAL = ("int8", "MB", "p50 ms", "speed-up")  # Columns of the table.
 Options = Mapping[str, object]
 
@@ -151,7 +153,7 @@ def terminal_table(rows: Sequence[Row], *, title: str | None = None) -> Table:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Returns the table as CSV, with plain numbers."""
+    """Returns the table as CSV, with plain numbers. A spreadsheet reads its texts as texts."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = ("difference", "low", "high", "p")
@@ -170,14 +172,22 @@ def to_csv(rows: Sequence[Row]) -> str:
         small_spread = small.spread() if small else None
         writer.writerow(
             (
-                row.label, row.task.get("name"), row.task.get("metric"), found and found["mean"],
-                found and found["std"], " ".join(map(str, row.values)), row.kept, *numbers, row.seconds, row.error,
-                " ".join(map(str, row.directories)), teacher and teacher.metric,
+                *map(_plain_text, (row.label, row.task.get("name"), row.task.get("metric"))), found and found["mean"],
+                found and found["std"], " ".join(map(str, row.values)), row.kept, *numbers, row.seconds,
+                *map(_plain_text, (row.error, " ".join(map(str, row.directories)))), teacher and teacher.metric,
                 small_spread and small_spread["mean"], small_spread and small_spread["std"], small and small.bytes,
                 small and small.p50_ms, teacher and teacher.p50_ms,
             )
         )  # fmt: skip
     return text.getvalue()
+
+
+def _plain_text(value: object) -> object:
+    """Returns a text in one line, with an apostrophe before what a spreadsheet would run as a formula."""
+    if not isinstance(value, str):
+        return value
+    text = re.sub(r"[\t\r\n]", " ", value)
+    return f"'{text}" if text.lstrip().startswith(_FORMULAS) else text
 
 
 def read_options(directory: Path, record: JsonObject) -> Options:

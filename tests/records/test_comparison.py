@@ -1,6 +1,8 @@
 """Tests that the table of several runs groups seeds, pairs them with the reference, and shows what failed."""
 
 import csv
+import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,23 @@ def test_table_has_the_metric_the_difference_and_the_error_of_every_row(tmp_path
     read = list(csv.DictReader(comparison.to_csv(rows).splitlines()))
     assert [float(read[0][name]) for name in ("mean", "std", "difference")] == pytest.approx([0.74, 0.02, 0.03])
     assert (read[0]["seeds"], read[2]["error"], read[2]["mean"]) == ("0 1 2", "UserError: it cannot learn this", "")
+
+
+FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =1", "\n-1", "\uff1d1", '=HYPERLINK("http://x","y")']
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_spreadsheet_reads_the_texts_of_the_table_as_texts(tmp_path: Path, text: str) -> None:
+    for number, objective in enumerate(("hinton", "supervised")):
+        directory = write_run(tmp_path, number, objective, {0: 0.7})
+        record = collection.read_record(directory)
+        task = {**record["task"], "name": text}
+        Run(directory, {**record, "task": task, "status": "failed", "error": text}).save()
+    rows = comparison.compare_runs(collection.find_runs(tmp_path).readable)
+    for row in csv.DictReader(io.StringIO(comparison.to_csv(rows), newline="")):
+        expected = "'" + re.sub(r"\s", " ", text)
+        assert (row["task"], row["error"]) == (expected, expected)
+        assert row["run"].startswith("objective=")
 
 
 def test_options_that_vary_name_the_rows_and_only_equal_ones_are_compared(tmp_path: Path) -> None:
