@@ -28,6 +28,7 @@ from distill.files import is_full_disk
 from distill.jobs import slurm
 from distill.jobs.conf import PACKAGE, config_directory
 from distill.mirror import is_url, local_path
+from distill.secrets import describe_refusal, find_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,6 +75,7 @@ def main() -> int:
     store = None
     launched = "RANK" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ
     try:
+        refuse_passwords((_option_name(argument), argument) for argument in sys.argv[1:])
         sys.argv[1:] = put_options_first(sys.argv[1:])
         sys.argv[1:] = [copy_sweep(argument) for given in sys.argv[1:] for argument in expand_tasks(given)]
         _check_installation()
@@ -126,6 +128,17 @@ def expand_tasks(argument: str) -> list[str]:
     if names is None:
         return [argument]
     return [f"+task@task.tasks.{name.strip()}={name.strip()}" for name in names.group(1).split(",") if name.strip()]
+
+
+def refuse_passwords(options: "Iterable[tuple[str, str]]") -> None:
+    """Raises UserError for an option of a URL with a password, given by its name and its value."""
+    for name, value in options:
+        if refusal := describe_refusal(name, value):
+            raise UserError(refusal)
+
+
+def _option_name(argument: str) -> str:
+    return argument.lstrip("+~").partition("=")[0]
 
 
 def copy_sweep(argument: str) -> str:
@@ -231,6 +244,7 @@ def _run_config(config: "DictConfig", *, launch: str) -> Path | None:
     """Runs the job of a configuration; returns the directory of its run, which a sweeper reads."""
     from omegaconf import OmegaConf
 
+    refuse_passwords(find_texts(OmegaConf.to_container(config, resolve=True)))
     _check_added(config)
     if config.trust is not None and not _opens_a_run(config):
         raise UserError("trust= is for resume=DIR and job=benchmark, which open runs of others: leave it out")

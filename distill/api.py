@@ -41,6 +41,7 @@ from distill.records.loggers import LoggerSettings, Tracking
 from distill.records.record import Run, create_run, create_run_in, open_run
 from distill.records.settings import RecordSettings
 from distill.records.tracking import tracked
+from distill.secrets import hide_secrets
 from distill.teaching import teacher as teaching
 from distill.teaching.features import BilstmSettings, Features
 from distill.teaching.output_cache import OutputCache
@@ -333,7 +334,7 @@ def _run(
 
 def _open_run(plan: Plan, teacher: Teacher, student: Student, directory: str | Path | None) -> Run:
     """A new run, or the one to go on with."""
-    fields = {"job": "distill", "command": sys.argv, "config_sha256": None, "seed": plan.seed}
+    fields = {"job": "distill", "command": list(map(hide_secrets, sys.argv)), "config_sha256": None, "seed": plan.seed}
     if directory is None:
         if plan.resume:
             raise UserError("got resume=True without a directory, expected the directory of the run to go on with")

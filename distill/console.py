@@ -10,6 +10,8 @@ from functools import partial
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from distill.secrets import hide_secrets
+
 # Names and options of users are printed as they are: "[text]" is no markup, and ":smile:" no emoji.
 create_console = partial(Console, highlight=False, markup=False, emoji=False)
 # A file and a pipe have no width, and the default of 80 columns would break the tables.
@@ -19,7 +21,7 @@ LINE_EVERY_SECONDS = 20.0
 
 def print_line(text: str, style: str | None = None) -> None:
     """Prints one line without wrapping it, so that its paths can be copied."""
-    console.print(text, style=style, soft_wrap=True)
+    console.print(hide_secrets(text), style=style, soft_wrap=True)
 
 
 def print_notice(text: str) -> None:

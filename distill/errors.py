@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from distill.secrets import hide_secrets
+
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's text, or the name of its class where it has no text."""
@@ -19,6 +21,10 @@ class DistillError(Exception):
     """An error whose message is complete: what was wrong, what was expected, what to type."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        """Returns the message, which may quote an option or an error of a library, without passwords."""
+        return hide_secrets(super().__str__())
 
 
 class UserError(DistillError):
@@ -42,7 +48,7 @@ class OptionError(UserError, ValueError):
 
     def __str__(self) -> str:
         got = f"no {self.option}" if self.got is None else f"{self.option}={self.got}"
-        return f"got {got}, expected {self.expected}"
+        return hide_secrets(f"got {got}, expected {self.expected}")
 
     def with_prefix(self, prefix: str) -> "OptionError":
         """Returns the same error about `prefix.option`."""

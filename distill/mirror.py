@@ -24,6 +24,7 @@ from typing import Any
 from distill.errors import UserError, first_line
 from distill.files import CHECKSUMS, atomic_file, make_directory, write_json
 from distill.listing import Listing, is_hidden, list_files, read_version
+from distill.secrets import describe_refusal
 
 # In a copy: for each file its size and time here when it was last copied, and its size and stamp there.
 STATE = ".copied.json"
@@ -48,8 +49,10 @@ def local_path(place: object) -> Path:
     """Returns the directory on this machine of an option that is a path or a URL.
 
     Raises:
-        UserError: for a URL of several file systems.
+        UserError: for a URL of several file systems, or with a password.
     """
+    if refusal := describe_refusal("a directory", str(place)):
+        raise UserError(refusal)
     if re.match(r"[a-z0-9+.-]+::", str(place)):
         raise UserError(f"{place} joins several file systems: give the URL of one, such as s3://bucket/runs")
     url = _URL.fullmatch(str(place))

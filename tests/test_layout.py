@@ -15,7 +15,7 @@ ROOT = Path(distill.__file__).resolve().parents[1]
 PACKAGES = ("distill", "students", "teachers")
 # A unit, a file or folder right below `distill`, imports itself and units of lower levels.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("errors", "sentences", "files", "options", "console", "locks", "hub", "listing", "mirror", "cache"),
+    ("secrets", "errors", "sentences", "files", "options", "console", "locks", "hub", "listing", "mirror", "cache"),
     ("contracts",),
     ("data", "edge", "losses"),
     ("models", "text"),
@@ -28,10 +28,11 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 )
 # Within a level these may import each other in this order, the earlier ones from the later ones.
 WITHIN = {
+    "errors": {"secrets"},
     "files": {"errors", "locks"},
-    "console": {"errors", "files"},
+    "console": {"secrets", "errors", "files"},
     "hub": {"errors", "files"},
-    "mirror": {"errors", "files", "listing", "console"},
+    "mirror": {"secrets", "errors", "files", "listing", "console"},
     "cache": {"errors", "files", "locks", "mirror"},
     "options": {"errors"},
     "data": {"edge"},  # Labels are read as on a device.

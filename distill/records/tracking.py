@@ -13,6 +13,7 @@ from distill.cache import leases
 from distill.errors import DistillError, Interrupted, UserError, find_cause
 from distill.files import sweep
 from distill.records.record import LOCK, Run
+from distill.secrets import hide_secrets
 from distill.training.checkpoints import handle_signals
 
 
@@ -63,7 +64,7 @@ def _track(run: Run, resume_with: str, *, texts: bool) -> Iterator[None]:
             cause = find_cause(error)
             known = cause if isinstance(cause, DistillError) else error
             message = f"{type(known).__name__}: {known if texts else 'left out, because record.texts=false'}"
-            run.update(status="failed", error=message.splitlines()[0])
+            run.update(status="failed", error=hide_secrets(message.splitlines()[0]))
         raise
     run.update(status="finished")
 
