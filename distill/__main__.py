@@ -156,13 +156,15 @@ def _run(show_traceback: bool) -> int:
 
     Plugins.instance()  # It loads the module of the basic sweeper again, so that ours is defined later.
     from distill.jobs.plugins import register_plugins
+    from distill.jobs.quoting import quote_overrides
 
     _, unknown = get_args_parser().parse_known_args()
     if unknown:
         raise UserError(f"there is no option {unknown[0]}: set options with key=value, and see --help")
     register_resolvers()
     register_plugins()
-    job = Job(show_traceback)
+    job = Job(show_traceback)  # It records the command without our quotes.
+    sys.argv[1:] = quote_overrides(sys.argv[1:], VALUED)
     run = hydra.main(config_path=str(config_directory()), config_name="config", version_base="1.3")(job)
     try:
         run()
@@ -192,6 +194,7 @@ class Job:
 
     def __call__(self, config: "DictConfig") -> Path | Failure | None:
         """Runs the job of a configuration; returns its run directory, or the error of a run in another process."""
+        sys.argv = list(self._command)
         from hydra.core.hydra_config import HydraConfig
         from hydra.errors import HydraException
         from hydra.types import RunMode
