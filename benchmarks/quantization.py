@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 from machine import describe_machine, random_material
-from omegaconf import DictConfig, OmegaConf
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 import students
@@ -38,7 +37,9 @@ from distill.export.onnx import export_onnx
 from distill.export.recipe_ladder import RecipeLadder
 from distill.export.settings import Recipe
 from distill.jobs import build
+from distill.jobs.trust import check_targets
 from distill.jobs.upgrade import upgrade
+from distill.records.saved_config import CONFIG, read_config
 
 assert students
 RECIPES: tuple[Recipe, ...] = ("dynamic", "smoothed", "mixed", "static", "weight_only", "float16")
@@ -48,9 +49,9 @@ INPUTS = ["input_ids", "attention_mask"]  # Of a student with random weights.
 
 def measure(run: Path, directory: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns a row for the float32 file and for every recipe."""
-    config = OmegaConf.load(run / "config.yaml")
-    assert isinstance(config, DictConfig)
-    plan = build.plan(upgrade(config))
+    config = upgrade(read_config(run / CONFIG))
+    check_targets(config, source=run / CONFIG, trust=())
+    plan = build.plan(config)
     splits: Any = plan.task.read(plan.cache_dir)
     bundle = Bundle(run / "bundle", model="fp32")
     dev = splits.scored()["dev"]

@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from distill import mirror
 from distill.errors import DistillError, Failure, Interrupted, UserError, first_line
 from distill.jobs import slurm
+from distill.jobs.quoting import quote_overrides
 from distill.jobs.ray_launcher import name_runs
 
 _GOES_ON = "the same command with resume=true goes on"
@@ -35,6 +36,10 @@ class GridSweeper(BasicSweeper):
         slurm.prepare(config)
         self._job = cast(Job, task_function)
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
+
+    def _parse_config(self) -> list[str]:
+        """Returns the options that a YAML file sweeps, with quotes around texts as on the command line."""
+        return quote_overrides(super()._parse_config(), ())
 
     def sweep(self, arguments: list[str]) -> Any:
         """Runs all combinations and returns their results in batches.

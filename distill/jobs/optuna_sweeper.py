@@ -25,6 +25,7 @@ from distill.errors import OptionError, UserError, first_line
 from distill.files import JsonObject, make_directory
 from distill.jobs import slurm
 from distill.jobs.grid_sweeper import Job, check_directory, lost_workers, report_failures
+from distill.jobs.quoting import quote_overrides
 from distill.options import require_package, show_value
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class OptunaSweeper(Sweeper):
     def _read_space(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, "BaseDistribution"]]:
         """Returns the overrides of every run, and the distribution of each option that is searched over."""
         parser = OverridesParser.create(config_loader=self._context.config_loader)
-        given = [f"{name}={value}" for name, value in self.params.items()]
+        given = quote_overrides([f"{name}={value}" for name, value in self.params.items()], ())
         overrides = {each.get_key_element(): each for each in parser.parse_overrides([*given, *arguments])}
         space = {name: _distribution(each) for name, each in overrides.items() if each.is_sweep_override()}
         if not space:

@@ -72,6 +72,7 @@ _IGNORED = {
         "task.unlabelled_share",
     ),
 }
+_GROUPS = ("job", "task", "teacher", "substitute", "objective", "trainer", "export", "benchmark")
 PRUNER = "pruner"  # The logger that a search by Optuna adds.
 # Options that do not change the results of a run.
 _NOT_IN_DIGEST = ("resume", "trust", "output_dir", "cache_dir", "dry_run", "paper", "logger")
@@ -340,6 +341,9 @@ def _load_config(run: Run) -> DictConfig:
     """
     path = run.directory / CONFIG
     config = read_config(path)
+    unusable = [name for name in _GROUPS if not OmegaConf.is_dict(config.get(name))]
+    if unusable or config.job.get("name") not in JOBS:
+        raise UserError(f"{path} is damaged: {unusable[0] if unusable else 'job'} is not that of a run")
     try:
         # Earlier versions counted the logger, and saved paths as they were typed.
         known = run.record.get("config_sha256") in (

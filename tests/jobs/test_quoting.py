@@ -8,6 +8,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from distill.errors import UserError
+from distill.jobs.grid_sweeper import GridSweeper
 from distill.jobs.quoting import quote_overrides
 from tests.jobs.conftest import Command
 
@@ -112,3 +113,9 @@ def test_a_command_reads_its_columns_and_records_what_was_typed(command: Command
     assert (code, "no column" in error) == (2, False)
     [record] = [json.loads(path.read_text()) for path in tmp_path.rglob("run.json")]
     assert record["command"] == ["python", "-m", "distill", *options, "task.labels=[no]"]
+
+
+def test_a_sweep_of_a_yaml_file_is_quoted_as_that_of_a_command() -> None:
+    sweeper = object.__new__(GridSweeper)
+    sweeper.params = {"task.text": "[Größe],[x]", "+ablation": "none,no_soft"}
+    assert sweeper._parse_config() == ["task.text=['Größe'],[x]", "+ablation=none,no_soft"]

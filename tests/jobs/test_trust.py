@@ -193,19 +193,17 @@ def create(tmp_path: Path, *overrides: str) -> Path:
     return run.directory
 
 
-def set_target(directory: Path, target: str) -> None:
-    """Replaces the class of the record's settings, and the checksums that would show it, as a stranger can."""
+def change(directory: Path, **changes: object) -> None:
+    """Replaces a part of the configuration."""
     path = directory / "config.yaml"
-    content = yaml.safe_load(path.read_text())
-    content["record"]["_target_"] = target
-    path.write_text(yaml.safe_dump(content))
-    run = jobs.open_run(directory)
-    run.update(config_sha256=jobs.digest(read_config(path)))
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
 
 
 def test_resume_creates_no_strange_object(command: Command, tmp_path: Path) -> None:
     directory = create(tmp_path)
-    set_target(directory, "distill.mirror.os.system")
+    change(directory, record={"_target_": "distill.mirror.os.system"})
+    digest = jobs.digest(read_config(directory / "config.yaml"))  # As a stranger can write it.
+    jobs.open_run(directory).update(config_sha256=digest)
     code, _, error = command(f"resume={directory}")
     assert code == 2
     assert error == (
@@ -214,6 +212,19 @@ def test_resume_creates_no_strange_object(command: Command, tmp_path: Path) -> N
     )
     code, _, error = command(f"resume={directory}", "trust=[distill]")
     assert (code, "is no class or function of distill itself but one of posix" in error) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [({"teacher": 5}, "teacher"), ({"task": ["a"]}, "task"), ({"job": {"name": "cache"}}, "job"), ({"job": {}}, "job")],
+)
+def test_a_configuration_without_the_groups_of_a_run_is_refused(
+    command: Command, tmp_path: Path, changes: dict[str, object], name: str
+) -> None:
+    directory = create(tmp_path)
+    change(directory, **changes)
+    code, _, error = command(f"resume={directory}")
+    assert (code, error) == (2, f"error: {directory}/config.yaml is damaged: {name} is not that of a run\n")
 
 
 def test_trust_is_a_list_for_commands_that_open_a_run(command: Command, tmp_path: Path) -> None:
