@@ -4,13 +4,15 @@ It has neither references nor aliases, which could stand for gigabytes in a few 
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml  # type: ignore[import-untyped]
-from omegaconf import DictConfig, OmegaConf
 
 from distill.errors import UserError, first_line
 from distill.files import write_text
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 CONFIG = "config.yaml"
 DEEPEST = 50  # Mappings and lists in each other.
@@ -19,8 +21,10 @@ _OPENING = (yaml.MappingStartEvent, yaml.SequenceStartEvent)
 _CLOSING = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
 
 
-def write_config(directory: Path, config: DictConfig) -> None:
+def write_config(directory: Path, config: "DictConfig") -> None:
     """Writes the configuration of a run with the values that its references stand for."""
+    from omegaconf import OmegaConf
+
     write_text(directory / CONFIG, OmegaConf.to_yaml(config, resolve=True))
 
 
@@ -41,12 +45,14 @@ def read_plain(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_config(path: Path) -> DictConfig:
+def read_config(path: Path) -> "DictConfig":
     """Returns the configuration that a run was started with, as OmegaConf reads it.
 
     Raises:
         UserError: as `read_plain`.
     """
+    from omegaconf import DictConfig, OmegaConf
+
     _check_references(read_plain(path), path)
     config = OmegaConf.load(path)
     assert isinstance(config, DictConfig)
