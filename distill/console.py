@@ -6,14 +6,30 @@ import re
 import time
 import warnings
 from functools import partial
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from distill.secrets import hide_secrets
 
-# Names and options of users are printed as they are: "[text]" is no markup, and ":smile:" no emoji.
-create_console = partial(Console, highlight=False, markup=False, emoji=False)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # And those of the direction.
+
+
+class PlainConsole(Console):
+    """A console that prints names and options of users as they are: "[text]" is no markup, and ":smile:" no emoji.
+
+    Characters that would move the cursor or reverse the text are spelled.
+    """
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Returns a text as rich prints it."""
+        spelled = _CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+        return super().render_str(spelled, **options)
+
+
+create_console = partial(PlainConsole, highlight=False, markup=False, emoji=False)
 # A file and a pipe have no width, and the default of 80 columns would break the tables.
 console = create_console() if Console().is_terminal else create_console(width=120)
 LINE_EVERY_SECONDS = 20.0

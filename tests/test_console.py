@@ -32,6 +32,26 @@ def test_lines_tables_and_rules_show_a_text_as_it_is(
         assert f"{text} {name}" in output.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\x1b[2Jb", "a\\x1b[2Jb"),
+        ("a\rb", "a\\rb"),
+        ("a\x9bb", "a\\x9bb"),
+        ("a\u202eb", "a\\u202eb"),
+        ("Größe 日本 \u200d🙂", "Größe 日本 \u200d🙂"),
+    ],
+)
+def test_characters_that_move_the_cursor_are_spelled(text: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_line(text)
+    assert capsys.readouterr().out == f"{shown}\n"
+    output = io.StringIO()
+    table = Table(text)
+    table.add_row(text)
+    create_console(file=output, width=120).print(table)
+    assert output.getvalue().count(shown) == 2
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_bar_shows_a_text_as_it_is(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     output = io.StringIO()

@@ -214,6 +214,16 @@ def test_resume_creates_no_strange_object(command: Command, tmp_path: Path) -> N
     assert (code, "is no class or function of distill itself but one of posix" in error) == (2, True)
 
 
+def test_resume_creates_the_objects_of_a_trusted_package(command: Command, tmp_path: Path) -> None:
+    own = "+objective.terms.attention={_target_: tests.jobs.test_mistakes.AttentionTerm}"
+    directory = create(tmp_path, "task=sst2", f"task.data_dir={tmp_path / 'gone'}", own)
+    code, _, error = command(f"resume={directory}")
+    assert code == 2
+    assert "no YAML of distill names: if you trust the run and that code, add trust=[tests]" in error
+    code, _, error = command(f"resume={directory}", "trust=[tests]")
+    assert (code, f"{tmp_path / 'gone'} and does not exist: put it back" in error) == (2, True)  # The next check.
+
+
 @pytest.mark.parametrize(
     ("changes", "name"),
     [({"teacher": 5}, "teacher"), ({"task": ["a"]}, "task"), ({"job": {"name": "cache"}}, "job"), ({"job": {}}, "job")],
