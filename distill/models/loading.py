@@ -16,7 +16,8 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from distill.errors import UserError, first_line
 from distill.models.forward import model_class
 from distill.models.padding import choose_padding_side
-from distill.models.pooling import adopt_pooling, vector_settings
+from distill.models.pooling import vector_settings
+from distill.models.sentence_files import adopt_sentence_files, head_activation, read_sentence_files
 from distill.models.tensors import LoadingInfo, check_tensors
 
 
@@ -44,6 +45,7 @@ def check_directory(directory: Path, given: str) -> None:
     if not directory.is_dir():
         raise UserError(f"{given} is no directory, expected one with config.json and weights")
     if not (directory / "config.json").is_file():
+        read_sentence_files(directory)  # Names the folder of the model in old directories of sentence-transformers.
         raise UserError(f"{given} has no config.json, expected a directory that save_pretrained wrote")
     if not list(directory.glob("*.safetensors")):
         pickles = ", ".join(sorted(entry.name for entry in directory.glob("*.bin")))
@@ -89,16 +91,16 @@ def load_directory(
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
         with without_warnings():  # `Start.reason` reports a new head.
-            tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **options)
             config = _load_config(directory, auto_class, **options)
-            order, reason, notices = _fit_labels(config, labels, problem_type)
+            tokenizer, more_notices = _load_tokenizer(directory, auto_class, config, **options)
+            order, reason, notices = _fit_labels(config, labels, problem_type, head_activation(config, directory))
             if not reason and (other_head := _find_other_head(config, auto_class)):
                 order, reason, notices = None, other_head, []
             model, info = _load_weights(directory, auto_class, config, **options)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         # Raised by transformers for damaged files, unknown models and missing heads.
         raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error
-    more_notices = check_tensors(model, info, directory, new_head=order is None)
+    more_notices += check_tensors(model, info, directory, new_head=order is None)
     check_tokenizer(tokenizer, directory)
     check_embeddings(model, tokenizer, directory)
     more_notices += choose_padding_side(model, tokenizer)
@@ -131,7 +133,7 @@ def _load_weights(
 
 
 def _load_config(directory: Path, auto_class: str, **options: bool) -> PreTrainedConfig:
-    """Loads the configuration of a model, for vectors with the pooling that it was trained with.
+    """Loads the configuration of a model.
 
     Raises:
         UserError: if the family has no model with this head.
@@ -142,9 +144,15 @@ def _load_config(directory: Path, auto_class: str, **options: bool) -> PreTraine
             f"{directory} cannot be loaded: transformers has no {auto_class} for a model of type "
             f"{config.model_type}: take one of another family, such as BERT, RoBERTa or DeBERTa-v2"
         )
-    if auto_class == ENCODER:
-        adopt_pooling(config, directory)
     return config
+
+
+def _load_tokenizer(
+    directory: Path, auto_class: str, config: PreTrainedConfig, **options: bool
+) -> tuple[PreTrainedTokenizerBase, list[str]]:
+    """Loads the tokenizer, which treats texts as sentence-transformers does, and returns it with notices."""
+    tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(directory, **options)
+    return adopt_sentence_files(config, tokenizer, directory, encodes=auto_class == ENCODER)
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
@@ -184,9 +192,13 @@ def _find_other_head(config: PreTrainedConfig, auto_class: str) -> str | None:
 
 
 def _fit_labels(
-    config: PreTrainedConfig, labels: Sequence[str] | None, problem_type: str | None
+    config: PreTrainedConfig, labels: Sequence[str] | None, problem_type: str | None, activation: str | None
 ) -> tuple[list[int] | None, str, list[str]]:
-    """Sets the labels of the configuration, and returns the result of `match_labels` for the model's own labels."""
+    """Sets the labels of the configuration, and returns the result of `match_labels` for the model's own labels.
+
+    Args:
+        activation: that of a cross-encoder of sentence-transformers.
+    """
     if labels is None:
         return [], "", []
     own = [str(config.id2label[index]) for index in sorted(config.id2label)]
@@ -198,6 +210,8 @@ def _fit_labels(
     if order is not None and trained_for not in (None, config.problem_type):
         outputs = _OUTPUTS[config.problem_type]
         return order, f"its head is for {_OUTPUTS[trained_for]} ({trained_for}), and the task is for {outputs}", []
+    if order is not None and config.problem_type == "regression" and activation not in (None, "Identity"):
+        return order, f"its number is {activation} of a logit (activation_fn), and the task is for the logit itself", []
     return order, reason, notices
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from distill.contracts import VECTOR_SETTINGS
-from distill.errors import UserError, first_line
 from distill.files import make_directory, write_json, write_text
 
 Pooling = Literal["mean", "cls", "max"]
@@ -45,8 +44,10 @@ def configure(model: PreTrainedModel, settings: Mapping[str, Any]) -> list[str]:
     if own is None or own["pooling"] == wanted["pooling"]:
         return []
     trained = own["pooling"]
-    advice = f": set task.pooling={trained} for the vectors that it was trained for" if trained in POOLINGS else ""
-    return [f"the teacher was trained with {trained} pooling, and task.pooling is {wanted['pooling']}{advice}"]
+    return [
+        f"the teacher was trained with {trained} pooling, and task.pooling is {wanted['pooling']}: set "
+        f"task.pooling={trained} for the vectors that it was trained for"
+    ]
 
 
 def vector_settings(config: PreTrainedConfig) -> VectorSettings | None:
@@ -70,27 +71,6 @@ def pool(states: Tensor, attention_mask: Tensor, settings: VectorSettings) -> Te
         first = mask.argmax(dim=1).view(-1, 1, 1).expand(-1, 1, states.shape[-1])
         vectors = states.gather(1, first).squeeze(1)
     return F.normalize(vectors, dim=-1) if settings["normalize"] else vectors
-
-
-def adopt_pooling(config: PreTrainedConfig, directory: Path) -> None:
-    """Writes to a configuration the pooling in the files of sentence-transformers beside the model, if there are any.
-
-    Raises:
-        UserError: for a file that is damaged.
-    """
-    path = directory / _POOLING_FILE
-    if not path.is_file():
-        return
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        chosen = [name for name, value in content.items() if name.startswith("pooling_mode_") and value is True]
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is damaged: {first_line(error)}") from error
-    names = [_FLAGS.get(name, name.removeprefix("pooling_mode_")) for name in chosen]
-    if "pooling_mode" in content:  # Files of newer versions have no flags.
-        names = [content["pooling_mode"]]
-    if names:
-        setattr(config, VECTOR_SETTINGS, {"pooling": "+".join(map(str, names)), "normalize": False})
 
 
 def write_modules(model: PreTrainedModel, directory: Path) -> None:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
+from distill.console import print_notice
 from distill.contracts import VECTOR_SETTINGS
 from distill.data.tables import Split
 from distill.errors import UserError
 from distill.models.loading import check_directory, load_directory
-from distill.models.pooling import POOLINGS, VectorSettings, configure, vector_settings
+from distill.models.pooling import VectorSettings, configure, vector_settings
 from distill.tasks.frozen_outputs import cached_outputs
 
 AUTO_CLASS = "AutoModel"
@@ -40,8 +41,10 @@ class SourceEncoder:
         start = load_directory(self.directory, AUTO_CLASS, None, trust_remote_code=False)
         if not start.fits:
             raise UserError(f"task.source_encoder={self.directory} does not encode texts: {start.reason}")
+        for notice in start.notices:
+            print_notice(notice)
         own = vector_settings(start.model.config)
-        pooling = own["pooling"] if own is not None and own["pooling"] in POOLINGS else self.settings["pooling"]
+        pooling = self.settings["pooling"] if own is None else own["pooling"]
         configure(start.model, {VECTOR_SETTINGS: {**self.settings, "pooling": pooling}})
         rows = Split(texts, None, np.zeros(len(texts)))
         return cached_outputs(start, self.directory, rows, self.settings["max_length"], cache_dir, "Source encoder")

@@ -1,5 +1,6 @@
 """Tests of a cross-encoder that teaches an encoder of single texts: its scores, the terms on them, and a run."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import BertForSequenceClassification, PreTrainedTokenizerBase
 import distill as d
 from distill.contracts import CROSS_SCORES, Items, Outputs
 from distill.errors import UserError
+from distill.models.loading import load_directory
 from distill.tasks import Embedding, frozen_outputs
 from distill.tasks.cross_encoder import CrossEncoder
 from tests.conftest import BAD, GOOD, toy_bert
@@ -61,7 +63,7 @@ def test_the_scores_are_those_of_the_model_and_computed_once(
 
 
 def test_numbers_are_shares_of_the_range_of_the_data(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    model = write_model(tmp_path, tokenizer, num_labels=1)
+    model = write_model(tmp_path, tokenizer, num_labels=1, problem_type="regression")
     numbers = logits_of(model, tokenizer, PAIRS)[:, 0]
     low, high = numbers.min() - 1e-3, np.sort(numbers)[1] + 1e-3
     expected = np.clip((numbers - low) / (high - low), 0, 1)
@@ -70,6 +72,85 @@ def test_numbers_are_shares_of_the_range_of_the_data(tokenizer: PreTrainedTokeni
         UserError, match=r"gives 100% of the pairs of train numbers outside of the data's scores, 50 to 60"
     ):
         CrossEncoder(tmp_path, 48).score(PAIRS, 50.0, 60.0, None)
+
+
+SIGMOID = "torch.nn.modules.activation.Sigmoid"
+
+
+@pytest.mark.parametrize(
+    ("options", "files"),
+    [
+        ({"sentence_transformers": {"activation_fn": SIGMOID, "version": "5.1.0"}}, {}),
+        ({"sbert_ce_default_activation_function": SIGMOID}, {}),
+        ({}, {"model_type": "CrossEncoder", "activation_fn": SIGMOID}),
+        ({}, {"model_type": "CrossEncoder"}),  # The default of a single logit.
+    ],
+)
+def test_the_logit_of_a_cross_encoder_of_sentence_transformers_is_that_of_a_probability(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, options: dict[str, Any], files: dict[str, str]
+) -> None:
+    model = write_model(tmp_path, tokenizer, num_labels=1, **options)
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(files))
+    encoder, logits = CrossEncoder(tmp_path, 48), torch.tensor(logits_of(model, tokenizer, PAIRS)[:, 0])
+    np.testing.assert_allclose(encoder.score(PAIRS, 0.0, 5.0, None), torch.sigmoid(logits), atol=1e-5)
+    first, second = (logits_of(model, tokenizer, [(of[0], of[side]) for of in TRIPLES])[:, 0] for side in (1, 2))
+    np.testing.assert_allclose(encoder.score(TRIPLES, 0.0, 5.0, None), first - second, atol=1e-5)
+    start = load_directory(tmp_path, "AutoModelForSequenceClassification", ["score"], trust_remote_code=False)
+    assert (start.fits, start.reason) == (
+        False, "its number is Sigmoid of a logit (activation_fn), and the task is for the logit itself",
+    )  # fmt: skip
+
+
+def test_the_meaning_of_a_single_output_is_not_guessed(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    write_model(tmp_path, tokenizer, num_labels=1)
+    with pytest.raises(UserError, match=r"has one output and neither problem_type nor activation_fn in its config"):
+        CrossEncoder(tmp_path, 48).score(PAIRS, 0.0, 1.0, None)
+    assert len(CrossEncoder(tmp_path, 48).score(TRIPLES, 0.0, 1.0, None)) == 2  # Margins of either are the same.
+    write_model(tmp_path, tokenizer, num_labels=1, sentence_transformers={"activation_fn": "torch.nn.Tanh"})
+    with pytest.raises(UserError, match=r"has one output and activation_fn Tanh in its config.json, so that it may be"):
+        CrossEncoder(tmp_path, 48).score(PAIRS, 0.0, 1.0, None)
+    identity = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    model = write_model(tmp_path, tokenizer, num_labels=1, sentence_transformers=identity)
+    shares = (logits_of(model, tokenizer, PAIRS)[:, 0] + 4) / 8
+    np.testing.assert_allclose(CrossEncoder(tmp_path, 48).score(PAIRS, -4.0, 4.0, None), shares, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("names", "positive"),
+    [
+        (("entailment", "not_entailment"), 0),
+        (("not_duplicate", "duplicate"), 1),
+        (("Relevant", "irrelevant"), 0),
+        (("1", "0"), 0),
+        (("contradiction", "entailment"), 1),
+        (("LABEL_0", "LABEL_1"), 1),
+    ],
+)
+def test_the_class_of_similar_texts_is_found_by_its_name(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, names: tuple[str, ...], positive: int
+) -> None:
+    model = write_model(tmp_path, tokenizer, id2label=dict(enumerate(names)))
+    expected = torch.softmax(torch.tensor(logits_of(model, tokenizer, PAIRS)), dim=-1)[:, positive]
+    np.testing.assert_allclose(CrossEncoder(tmp_path, 48).score(PAIRS, 0.0, 1.0, None), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("names", [("red", "blue"), ("not_similar", "not_equal")])
+def test_classes_whose_names_do_not_tell_are_refused(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    write_model(tmp_path, tokenizer, id2label=dict(enumerate(names)))
+    with pytest.raises(
+        UserError, match=rf"has the classes {' and '.join(names)}, which do not say which of them means"
+    ):
+        CrossEncoder(tmp_path, 48).score(PAIRS, 0.0, 1.0, None)
+
+
+def test_a_prompt_of_a_cross_encoder_is_refused(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    write_model(tmp_path, tokenizer)
+    files = {"model_type": "CrossEncoder", "prompts": {"query": "find "}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(files))
+    with pytest.raises(UserError, match="begins the first text of a pair with the prompt 'find ', which is not added"):
+        CrossEncoder(tmp_path, 48).score(PAIRS, 0.0, 1.0, None)
 
 
 def test_models_and_groups_that_cannot_be_scored_are_named(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

@@ -1,0 +1,256 @@
+"""The files of sentence-transformers beside a model: applied to its configuration and its tokenizer, or refused."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, normalizers
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from distill.contracts import VECTOR_SETTINGS
+from distill.errors import UserError, first_line
+from distill.models.pooling import POOLINGS
+
+MODULES_FILE = "modules.json"
+_PROMPTS_FILE = "config_sentence_transformers.json"
+_LENGTH_FILES = "sentence_*_config.json"  # Old versions wrote sentence_roberta_config.json and others.
+_READ = ("Transformer", "Pooling", "Normalize")
+_WITHOUT_EFFECT = ("Dropout",)  # At inference.
+CROSS_ENCODER = "CrossEncoder"  # The `model_type` of a model of pairs.
+# The names of poolings in files of old versions, which set one of these to true.
+_FLAGS = {
+    "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}  # fmt: skip
+_TOKENIZER_SETTINGS = ("model_max_length", "padding_side", "truncation_side", "model_input_names")
+
+
+@dataclass(frozen=True)
+class SentenceFiles:
+    """The steps from a text to its vector, as sentence-transformers takes them.
+
+    Args:
+        pooling: that of the hidden states; None if the directory has no modules.
+        lower_case: whether texts are lower-cased before the tokenizer.
+        max_length: the most tokens of a text; None for those of the tokenizer.
+        prompt: begins every text.
+        notices: messages to print.
+    """
+
+    pooling: str | None = None
+    lower_case: bool = False
+    max_length: int | None = None
+    prompt: str = ""
+    notices: list[str] = field(default_factory=list)
+
+
+def read_sentence_files(directory: Path) -> SentenceFiles:
+    """Reads the files in a directory of sentence-transformers. Another directory has none, and nothing is set.
+
+    Raises:
+        UserError: for a file that is damaged, and for a step that cannot be computed here.
+    """
+    modules = [] if _is_cross_encoder(directory) else _read_modules(directory)
+    _check_modules(modules, directory)
+    folders = {name: directory / folder for name, folder in modules}
+    pooling = _read_pooling(folders["Pooling"]) if modules else None
+    limits: dict[str, Any] = {}
+    for path in sorted(directory.glob(_LENGTH_FILES)):
+        if path.name != _PROMPTS_FILE:
+            limits |= _read_object(path)
+    prompts = _read_object(directory / _PROMPTS_FILE)
+    prompt, notices = _default_prompt(prompts, directory)
+    if prompt and pooling is not None and pooling.get("include_prompt") is False:
+        raise UserError(
+            f"{directory} leaves its prompt {prompt!r} out of the pooling (include_prompt in 1_Pooling/config.json), "
+            "which cannot be computed here: take another model"
+        )
+    similarity = prompts.get("similarity_fn_name") or "cosine"
+    if modules and similarity != "cosine" and not (similarity == "dot" and "Normalize" in folders):
+        notices.append(
+            f"{directory} compares vectors by {similarity} (similarity_fn_name), and cosines are compared here"
+        )
+    return SentenceFiles(
+        pooling=None if pooling is None else _pooling_name(pooling, directory),
+        lower_case=bool(limits.get("do_lower_case")), max_length=limits.get("max_seq_length"),
+        prompt=prompt, notices=notices,
+    )  # fmt: skip
+
+
+def adopt_sentence_files(
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, directory: Path, *, encodes: bool
+) -> tuple[PreTrainedTokenizerBase, list[str]]:
+    """Writes the pooling beside an encoder to its configuration, and the treatment of texts to its tokenizer.
+
+    The prompt and the lower case become a part of the tokenizer, which the student and its bundle share.
+
+    Args:
+        encodes: whether the model is to encode texts. Of a model with a head only the files of a cross-encoder count.
+
+    Returns:
+        The tokenizer, and notices.
+
+    Raises:
+        UserError: as `read_sentence_files` does, and for a cross-encoder with a prompt.
+    """
+    if not encodes and not _is_cross_encoder(directory):
+        return tokenizer, []
+    files = read_sentence_files(directory)
+    notices = list(files.notices)
+    if files.prompt and not encodes:
+        raise UserError(
+            f"{directory} begins the first text of a pair with the prompt {files.prompt!r}, which is not added here: "
+            f"set default_prompt_name to null in its {_PROMPTS_FILE}, and begin the texts of your data with the prompt"
+        )
+    if files.pooling is not None:
+        setattr(config, VECTOR_SETTINGS, {"pooling": files.pooling, "normalize": False})
+    if files.max_length is not None:
+        tokenizer.model_max_length = min(tokenizer.model_max_length, files.max_length)
+    first: list[normalizers.Normalizer] = []
+    if files.prompt:
+        first.append(normalizers.Prepend(files.prompt))
+        notices.append(f"texts begin with the prompt {files.prompt!r} of {directory} (default_prompt_name)")
+    if files.lower_case and not _lowers(tokenizer):
+        first.append(normalizers.Lowercase())
+        notices.append(f"texts are lower-cased as by {directory} (do_lower_case)")
+    return (with_normalizers(tokenizer, first) if first else tokenizer), notices
+
+
+def head_activation(config: PreTrainedConfig, directory: Path) -> str | None:
+    """Returns the function that a cross-encoder of sentence-transformers applies to its logits, such as `Sigmoid`.
+
+    None stands for a model that no such file describes. Without a name in them it is the sigmoid of a single logit.
+    """
+    files = _read_object(directory / _PROMPTS_FILE)
+    named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+    named = named or getattr(config, "sbert_ce_default_activation_function", None) or files.get("activation_fn")
+    if named is not None:
+        return str(named).rpartition(".")[2]
+    if _is_cross_encoder(directory) or hasattr(config, "sentence_transformers"):
+        return "Sigmoid" if config.num_labels == 1 else "Identity"
+    return None
+
+
+def with_normalizers(
+    tokenizer: PreTrainedTokenizerBase, first: Sequence[normalizers.Normalizer]
+) -> PreTrainedTokenizerBase:
+    """Returns a tokenizer that applies the normalizers to a text before its own one.
+
+    It is of the class that reads its file as it is. Others such as BertTokenizer lose the normalizer when they load it.
+    """
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    own = backend.normalizer
+    backend.normalizer = normalizers.Sequence([*first, *([] if own is None else [own])])  # type: ignore[assignment]
+    settings = {name: getattr(tokenizer, name) for name in _TOKENIZER_SETTINGS}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **settings, **tokenizer.special_tokens_map)
+
+
+def _lowers(tokenizer: PreTrainedTokenizerBase) -> bool:
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    return normalizer is not None and normalizer.normalize_str("A") == "a"
+
+
+def _is_cross_encoder(directory: Path) -> bool:
+    return _read_object(directory / _PROMPTS_FILE).get("model_type") == CROSS_ENCODER
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Returns the content of a file, an empty object without it; raises UserError if it is damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged: {first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: it holds a {type(content).__name__}, expected an object")
+    return content
+
+
+def _read_modules(directory: Path) -> list[tuple[str, str]]:
+    """Returns the name and the folder of each module in order. Without modules.json the folders name them."""
+    path = directory / MODULES_FILE
+    if not path.is_file():
+        folders = [entry.name for entry in directory.iterdir() if re.fullmatch(r"\d+_[A-Z]\w*", entry.name)]
+        numbered = sorted(folders, key=lambda name: int(name.partition("_")[0]))
+        modules = [(name.partition("_")[2], name) for name in numbered if (directory / name / "config.json").is_file()]
+        return [("Transformer", ""), *modules] if modules else []
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [(_module_name(str(module["type"])), str(module["path"])) for module in content]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is damaged: {first_line(error)}") from error
+
+
+def _module_name(kind: str) -> str:
+    """Returns the class of a module of sentence-transformers; that of another package stays whole."""
+    return kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind
+
+
+def _check_modules(modules: Sequence[tuple[str, str]], directory: Path) -> None:
+    """Raises UserError for modules that are not an encoder with a pooling, and maybe the length 1."""
+    if not modules:
+        return
+    for name, folder in modules:
+        if name not in (*_READ, *_WITHOUT_EFFECT):
+            raise UserError(
+                f"{directory} computes its vectors by {folder or name} ({name}), which cannot be computed "
+                "here: take a model whose modules are Transformer, Pooling and Normalize. To train its encoder anew "
+                "without that module, copy config.json, the weights and the tokenizer to another directory"
+            )
+    names = [name for name, _ in modules if name in _READ]
+    if names not in (list(_READ), list(_READ[:2])):
+        raise UserError(
+            f"{directory} has the modules {', '.join(names)} in {MODULES_FILE}, expected {', '.join(_READ[:2])}, and "
+            f"maybe {_READ[2]}"
+        )
+    if folder := dict(modules)["Transformer"]:
+        raise UserError(
+            f"{directory} keeps its model in {folder}, as old versions of sentence-transformers did: load it with a "
+            "newer one, save it again with its method save, and give that directory"
+        )
+
+
+def _read_pooling(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UserError(f"{path} is missing, which {MODULES_FILE} names")
+    return _read_object(path)
+
+
+def _pooling_name(content: Mapping[str, Any], directory: Path) -> str:
+    """Returns the pooling; raises UserError for one that cannot be computed here, and for several together."""
+    chosen = content.get("pooling_mode")  # Files of newer versions have no flags.
+    if chosen is None:
+        flags = [name for name, value in content.items() if name.startswith("pooling_mode_") and value is True]
+        chosen = [_FLAGS.get(name, name.removeprefix("pooling_mode_")) for name in flags] or ["mean"]
+    names = [chosen] if isinstance(chosen, str) else list(chosen)
+    if len(names) == 1 and names[0] in POOLINGS:
+        return str(names[0])
+    raise UserError(
+        f"{directory} was trained with {'+'.join(map(str, names))} pooling (1_Pooling/config.json), expected "
+        f"{', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}: take another model"
+    )
+
+
+def _default_prompt(content: Mapping[str, Any], directory: Path) -> tuple[str, list[str]]:
+    """Returns the prompt that begins every text, empty for none, and a notice about prompts that are not applied."""
+    prompts = {name: prompt for name, prompt in (content.get("prompts") or {}).items() if prompt}
+    name = content.get("default_prompt_name")
+    if name is not None:
+        if name not in (content.get("prompts") or {}):
+            raise UserError(
+                f"{directory / _PROMPTS_FILE} names the prompt {name}, and has {', '.join(prompts) or 'none'}"
+            )
+        return str(prompts.get(name, "")), []
+    if not prompts:
+        return "", []
+    shown = ", ".join(f"{name} {prompt!r}" for name, prompt in prompts.items())
+    return "", [
+        f"{directory} has prompts and none of them by default ({shown}): texts are encoded without one, unless your "
+        "data have it"
+    ]
