@@ -15,6 +15,7 @@ from distill.errors import UserError
 from distill.files import hash_file
 from distill.models.loading import Start, check_tokenizer, default_problem_type, has_tokenizer
 from distill.models.padding import choose_padding_side
+from distill.models.tokenizer import load_tokenizer
 from teachers.pretrained import check_precision
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -85,7 +86,7 @@ class Embedded:
         problem_type: str | None = None,
     ) -> Start:
         """Returns the untrained model and its tokenizer. Without `labels` the head is over the vocabulary."""
-        tokenizer = self._load_tokenizer(texts)
+        tokenizer, notices = self._load_tokenizer(texts)
         config = BertConfig(
             vocab_size=len(tokenizer),
             hidden_size=self.hidden_size,
@@ -103,16 +104,16 @@ class Embedded:
             config.problem_type = problem_type or default_problem_type(labels)
         torch.manual_seed(self.seed)
         model = getattr(transformers, auto_class).from_config(config)
-        notices = choose_padding_side(model.eval(), tokenizer)
+        notices += choose_padding_side(model.eval(), tokenizer)
         return Start(model, tokenizer, fits=False, reason="it is new", notices=notices)
 
-    def _load_tokenizer(self, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+    def _load_tokenizer(self, texts: Iterable[str]) -> tuple[PreTrainedTokenizerBase, list[str]]:
         directory = self.locate()
         if directory is None:
-            return train_tokenizer(texts, self.vocabulary)
-        tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(directory)
+            return train_tokenizer(texts, self.vocabulary), []
+        tokenizer, notices = load_tokenizer(directory)
         check_tokenizer(tokenizer, directory)
-        return tokenizer
+        return tokenizer, notices
 
 
 def _is_of_tokenizer(path: Path) -> bool:

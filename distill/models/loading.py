@@ -19,6 +19,7 @@ from distill.models.padding import choose_padding_side
 from distill.models.pooling import vector_settings
 from distill.models.sentence_files import adopt_sentence_files, head_activation, read_sentence_files
 from distill.models.tensors import LoadingInfo, check_tensors
+from distill.models.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def load_directory(
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         # Raised by transformers for damaged files, unknown models and missing heads.
         raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error
-    more_notices += check_tensors(model, info, directory, new_head=order is None)
+    more_notices += check_tensors(model, info, directory, encodes=auto_class == ENCODER, new_head=order is None)
     check_tokenizer(tokenizer, directory)
     check_embeddings(model, tokenizer, directory)
     more_notices += choose_padding_side(model, tokenizer)
@@ -151,8 +152,9 @@ def _load_tokenizer(
     directory: Path, auto_class: str, config: PreTrainedConfig, **options: bool
 ) -> tuple[PreTrainedTokenizerBase, list[str]]:
     """Loads the tokenizer, which treats texts as sentence-transformers does, and returns it with notices."""
-    tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(directory, **options)
-    return adopt_sentence_files(config, tokenizer, directory, encodes=auto_class == ENCODER)
+    tokenizer, notices = load_tokenizer(directory, **options)
+    tokenizer, more_notices = adopt_sentence_files(config, tokenizer, directory, encodes=auto_class == ENCODER)
+    return tokenizer, notices + more_notices
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:

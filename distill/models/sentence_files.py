@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTo
 from distill.contracts import VECTOR_SETTINGS
 from distill.errors import UserError, first_line
 from distill.models.pooling import POOLINGS
+from distill.models.tokenizer import lower_cases
 
 MODULES_FILE = "modules.json"
 _PROMPTS_FILE = "config_sentence_transformers.json"
@@ -114,7 +115,7 @@ def adopt_sentence_files(
     if files.prompt:
         first.append(normalizers.Prepend(files.prompt))
         notices.append(f"texts begin with the prompt {files.prompt!r} of {directory} (default_prompt_name)")
-    if files.lower_case and not _lowers(tokenizer):
+    if files.lower_case and not lower_cases(tokenizer):
         first.append(normalizers.Lowercase())
         notices.append(f"texts are lower-cased as by {directory} (do_lower_case)")
     return (with_normalizers(tokenizer, first) if first else tokenizer), notices
@@ -147,11 +148,6 @@ def with_normalizers(
     backend.normalizer = normalizers.Sequence([*first, *([] if own is None else [own])])  # type: ignore[assignment]
     settings = {name: getattr(tokenizer, name) for name in _TOKENIZER_SETTINGS}
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings, **tokenizer.special_tokens_map)
-
-
-def _lowers(tokenizer: PreTrainedTokenizerBase) -> bool:
-    normalizer = tokenizer.backend_tokenizer.normalizer
-    return normalizer is not None and normalizer.normalize_str("A") == "a"
 
 
 def _is_cross_encoder(directory: Path) -> bool:

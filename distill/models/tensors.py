@@ -19,10 +19,15 @@ class LoadingInfo(TypedDict):
     mismatched_keys: Collection[tuple[str, torch.Size, torch.Size]]
 
 
-def check_tensors(model: PreTrainedModel, info: LoadingInfo, directory: Path, *, new_head: bool) -> list[str]:
+def check_tensors(
+    model: PreTrainedModel, info: LoadingInfo, directory: Path, *, encodes: bool, new_head: bool
+) -> list[str]:
     """Returns notices about tensors of the encoder's layers that the checkpoint has and the model does not read.
 
+    The checkpoint must have all tensors of the encoder but those of its pooler. Only a head may be new.
+
     Args:
+        encodes: whether the model is an encoder without a head.
         new_head: whether the head may have another shape than in the checkpoint, and is then new.
 
     Raises:
@@ -40,7 +45,14 @@ def check_tensors(model: PreTrainedModel, info: LoadingInfo, directory: Path, *,
     within = tuple(_layer_prefixes(model))
     embeddings = model.get_input_embeddings().weight
     read = [name for name, parameter in model.named_parameters() if parameter is embeddings]
-    missing = [tensor for tensor in info["missing_keys"] if tensor.startswith(within) or tensor in read]
+    # Some classes have their head beside the encoder's layers, without a prefix that tells them apart.
+    whole = ("",) if encodes else () if model.base_model is model else (encoder,)
+    poolers = tuple(f"{prefix}pooler" for prefix in whole)
+    missing = [
+        tensor
+        for tensor in info["missing_keys"]
+        if tensor.startswith(within) or tensor in read or (tensor.startswith(whole) and not tensor.startswith(poolers))
+    ]
     if missing:
         raise UserError(
             f"{directory} cannot be loaded: its weights lack {len(missing)} tensors of the encoder of a {name}, such "

@@ -51,7 +51,7 @@ def save(bert: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Pa
     ("change", "keys", "message"),
     [
         (lambda tensors: tensors, {"num_hidden_layers": 4}, "its weights lack 32 tensors of the encoder of a BertFor"),
-        (lambda tensors: {f"model.{name}": tensor for name, tensor in tensors.items()}, {}, "its weights lack 33 tens"),
+        (lambda tensors: {f"model.{name}": tensor for name, tensor in tensors.items()}, {}, "its weights lack 37 tens"),
         (lambda tensors: tensors, {"vocab_size": 20}, r"word_embeddings.weight is of shape \[\d+, 32\] in its weights"),
         (lambda tensors: tensors, {"hidden_size": 64}, r"of shape \[32\] in its weights and \[64\] by its config.json"),
         (
@@ -67,6 +67,31 @@ def test_an_encoder_that_is_not_that_of_the_configuration_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=f"cannot be loaded: .*{message}"):
         load(save(change, **keys), labels)
+
+
+@pytest.mark.parametrize("is_encoder", [False, True], ids=["classifier", "encoder"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("position_embeddings", r"lack 1 tensors of the encoder of a Bert\w+, such as (bert.)?embeddings.position_emb"),
+        ("embeddings.LayerNorm", r"lack 2 tensors of the encoder of a Bert\w+, such as (bert.)?embeddings.LayerNorm.b"),
+        ("token_type_embeddings", r"lack 1 tensors of the encoder of a Bert\w+, such as (bert.)?embeddings.token_type"),
+    ],
+)
+def test_embeddings_that_the_weights_lack_are_no_new_head(
+    name: str, message: str, is_encoder: bool, save: Callable[..., Path], bert: PreTrainedModel
+) -> None:
+    def drop(tensors: Tensors) -> Tensors:
+        left = {key: tensor for key, tensor in tensors.items() if name not in key}
+        return {key.removeprefix("bert."): tensor for key, tensor in left.items()} if is_encoder else left
+
+    with pytest.raises(UserError, match=message):
+        load(save(drop), *((None, "AutoModel") if is_encoder else ()))
+
+
+def test_a_pooler_may_be_new_as_a_head_may(save: Callable[..., Path]) -> None:
+    directory = save(lambda tensors: {key: tensor for key, tensor in tensors.items() if "pooler" not in key})
+    assert load(directory).reason == "its head is not trained (bert.pooler.dense.bias, bert.pooler.dense.weight)"
 
 
 def test_a_head_of_another_size_than_its_labels_is_refused(save: Callable[..., Path]) -> None:

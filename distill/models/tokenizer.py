@@ -1,0 +1,57 @@
+"""Loads the tokenizer of a directory, with the case of texts that its vocabulary was made for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedTokenizerBase
+
+SETTINGS_FILE = "tokenizer_config.json"
+_CAPITALS = 0.01  # Of the tokens. A vocabulary of lower-cased texts has none but special tokens.
+
+
+def load_tokenizer(directory: Path, **options: Any) -> tuple[PreTrainedTokenizerBase, list[str]]:
+    """Loads the tokenizer, and returns notices about the case of texts.
+
+    Classes such as BertTokenizer lower-case unless a file says otherwise. Where no file says anything, texts keep their
+    case if the vocabulary has capitals, which lower-cased texts never give.
+    """
+    tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(directory, **options)
+    if not tokenizer.is_fast or not lower_cases(tokenizer) or _reads_bytes(tokenizer):
+        return tokenizer, []
+    special = set(tokenizer.all_special_tokens)
+    tokens = [token for token in tokenizer.get_vocab() if token not in special and not token.startswith(("[", "<"))]
+    capitals = sum(token != token.lower() for token in tokens)
+    if capitals < _CAPITALS * len(tokens) or not capitals:
+        return tokenizer, []
+    if _names_case(directory):
+        return tokenizer, [
+            f"the tokenizer of {directory} lower-cases, and {capitals:,} of its {len(tokens):,} tokens have capitals, "
+            f"which no text gives then: check do_lower_case in its {SETTINGS_FILE}"
+        ]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory, do_lower_case=False, **options)
+    return tokenizer, [
+        f"{directory} does not say whether its tokenizer lower-cases (do_lower_case in {SETTINGS_FILE}), and its "
+        "vocabulary has capitals: texts keep their case"
+    ]
+
+
+def lower_cases(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Returns whether a fast tokenizer lower-cases texts."""
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    return normalizer is not None and normalizer.normalize_str("A").endswith("a")
+
+
+def _reads_bytes(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Returns whether the tokens are of bytes, some of which are written as capitals."""
+    backend = tokenizer.backend_tokenizer
+    return "ByteLevel" in f"{backend.normalizer} {backend.pre_tokenizer}"
+
+
+def _names_case(directory: Path) -> bool:
+    """Returns whether a file says how the tokenizer treats capitals."""
+    if (directory / "tokenizer.json").is_file():
+        return True
+    path = directory / SETTINGS_FILE
+    return path.is_file() and "do_lower_case" in json.loads(path.read_text(encoding="utf-8"))
