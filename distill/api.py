@@ -138,6 +138,7 @@ class Teacher:
             weights=weights, finetune=None, cache=cache or OutputCache(), accept_weak=accept_weak
         )
         self.cache_dir = default_cache_dir() if cache_dir is None else mirror.local_path(cache_dir)
+        self._fits: list[tuple[Task, TeacherSource]] = []
 
     @classmethod
     def ensemble(cls, teachers: "Sequence[Teacher]", *, weights: Sequence[float] | None = None) -> "Teacher":
@@ -152,7 +153,7 @@ class Teacher:
         """
         ensemble = cls.__new__(cls)
         ensemble.source = make_ensemble([teacher.source for teacher in teachers], weights)
-        ensemble.cache_dir = teachers[0].cache_dir
+        ensemble.cache_dir, ensemble._fits = teachers[0].cache_dir, []
         return ensemble
 
     @classmethod
@@ -167,7 +168,7 @@ class Teacher:
         """
         source = make_by_task({name: teacher.source for name, teacher in teachers.items()})
         joined = cls.__new__(cls)
-        joined.source, joined.cache_dir = source, next(iter(teachers.values())).cache_dir
+        joined.source, joined.cache_dir, joined._fits = source, next(iter(teachers.values())).cache_dir, []
         return joined
 
     def fit(
@@ -222,6 +223,23 @@ class Teacher:
                 device=finetune.device(),
             )  # fmt: skip
             teaching.prepare(source, preparation, requested=source.weights.name, substituted=False)
+        self._fits = [(fitted, settings) for fitted, settings in self._fits if fitted is not task] + [(task, source)]
+
+    def source_for(self, task: Task | SeveralTasks) -> TeacherSource:
+        """Returns the source with the settings by which the teacher was fitted to each task, and to no other one."""
+        if not self._fits:
+            return self.source
+        sources = {name: self._fitted_source(name, one) for name, one in tasks_of(task).items()}
+        first = next(iter(sources.values()))
+        return first if all(source == first for source in sources.values()) else make_by_task(sources)
+
+    def _fitted_source(self, name: str, task: Task) -> TeacherSource:
+        for fitted, source in self._fits:
+            if fitted is task:
+                return source
+        source = self.source.of_task(name)
+        others = tuple(replace(other, finetune=None, features=None) for other in source.others)
+        return replace(source, finetune=None, features=None, others=others, by_task={})
 
 
 def _distilbert_student(
@@ -261,7 +279,7 @@ def distill(
     record: RecordSettings | None = None,
     augment: Augmentation | None = None,
     logger: LoggerSettings | Sequence[LoggerSettings] = (),
-    seed: int = 0,
+    seed: int | None = None,
     seeds: int = 1,
     baseline: bool = False,
     directory: str | Path | None = None,
@@ -274,14 +292,14 @@ def distill(
         student: one of `students`, a loaded model (a copy of it is trained), or a function `(teacher_model)` or
             `(teacher_model, task=...)` that builds one; it is called after seeding.
         objective: the loss terms; DistilBERT's triple loss by default.
-        trainer: how to train; by default with `seed`, and chosen from the data and the student as by `trainer=auto`.
+        trainer: how to train; by default chosen from the data and the student as by `trainer=auto`.
         export: how to export and when a file passes its gate.
         benchmark: what to time.
         budget: limits of the exported student; its deepest version within them is trained.
         record: what the run's directory holds; `RecordSettings(texts=False)` leaves out the texts of the data.
         augment: makes changed copies of the texts, which the teacher labels, for example `TangAugmentation()`.
         logger: one or several of `loggers`, beside metrics.csv, for example `loggers.TensorBoard()`.
-        seed: of the student's fresh weights, the order of the examples, and dropout.
+        seed: of the fresh weights, the order of the examples, and dropout; by default that of `trainer`, or 0.
         seeds: number of students, with `seed`, `seed` + 1, ...; the first one is the student of the result.
         baseline: trains the same student from the same start without the teacher too.
         directory: of the run; a new one under `runs/` by default.
@@ -291,13 +309,29 @@ def distill(
         UserError: for options, data or models that do not fit, before anything is trained.
         Interrupted: for Ctrl-C.
     """
+    seed, trainer = _join_seeds(seed, trainer)
     plan = Plan(
         task=cast(Task, task), objective=default_objective(task) if objective is None else copy.deepcopy(objective),
-        trainer=TrainerSettings.auto(seed=seed) if trainer is None else trainer, export=export or ExportSettings(),
+        trainer=trainer, export=export or ExportSettings(),
         benchmark=benchmark or BENCHMARK, budget=budget or Budget(), record=record or RecordSettings(),
         augment=augment, cache_dir=teacher.cache_dir, seed=seed, seeds=seeds, baseline=baseline, resume=resume,
     )  # fmt: skip
     return _run(plan, teacher, student, directory, logger)
+
+
+def _join_seeds(seed: int | None, trainer: TrainerSettings | None) -> tuple[int, TrainerSettings]:
+    """Returns the one seed of the weights and of the training, and the settings with it.
+
+    Raises:
+        UserError: for two seeds.
+    """
+    if trainer is None:
+        return seed or 0, TrainerSettings.auto(seed=seed or 0)
+    if seed is None:
+        return trainer.seed, trainer
+    if trainer.seed not in (0, seed):
+        raise UserError(f"got seed={seed} and a trainer with seed={trainer.seed}, expected one seed: leave out either")
+    return seed, replace(trainer, seed=seed)
 
 
 def _tracking(
@@ -328,7 +362,7 @@ def _run(
     run = _open_run(plan, teacher, student, directory)
     if run.record["status"] != "finished":
         with tracked(run, resume_with="distill(..., resume=True)", texts=plan.record.texts):
-            chain.distill(teacher.source, student, plan, run)
+            chain.distill(teacher.source_for(plan.task), student, plan, run)
     return Result(run.directory, run.record)
 
 

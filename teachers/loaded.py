@@ -11,6 +11,8 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.models.loading import Start, load_directory
+from distill.models.sentence_files import with_normalizers
+from distill.models.tokenizer import read_vocabulary
 from teachers.pretrained import check_precision
 
 # Attributes of a tokenizer that its file does not have.
@@ -39,7 +41,6 @@ class Loaded:
         self.model, self.tokenizer, self.name, self.precision = model, tokenizer, name, precision
         # The code of a class that transformers does not include has run already, when the model was loaded.
         self.trust_remote_code = bool(getattr(model.config, "auto_map", None))
-        self._fingerprint: str | None = None
 
     def locate(self) -> None:
         """Does nothing, because the weights are in memory."""
@@ -49,16 +50,14 @@ class Loaded:
         return f"{self.name} ({type(self.model).__name__})"
 
     def fingerprint(self) -> str:
-        """Returns a digest of configuration, tokenizer and weights, computed once."""
-        if self._fingerprint is None:
-            digest = hashlib.sha256(self.model.config.to_json_string().encode())
-            digest.update(self.tokenizer.backend_tokenizer.to_str().encode())
-            digest.update(json.dumps(self._tokenizer_settings()).encode())
-            for name, tensor in sorted(self.model.state_dict().items()):
-                digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-                digest.update(tensor.detach().cpu().float().contiguous().numpy().data)
-            self._fingerprint = digest.hexdigest()
-        return self._fingerprint
+        """Returns a digest of configuration, tokenizer and weights, computed in every call because they may change."""
+        digest = hashlib.sha256(self.model.config.to_json_string().encode())
+        digest.update(json.dumps(read_vocabulary(self.tokenizer)).encode())
+        digest.update(json.dumps([type(self.model).__name__, self._tokenizer_settings()]).encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().float().contiguous().numpy().data)
+        return digest.hexdigest()
 
     def _tokenizer_settings(self) -> dict[str, Any]:
         return {name: getattr(self.tokenizer, name) for name in _TOKENIZER_SETTINGS}
@@ -72,11 +71,15 @@ class Loaded:
         problem_type: str | None = None,
     ) -> Start:
         """Returns a float32 copy of the model with a head for `labels`, or over the vocabulary, and its tokenizer."""
+        options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code, "problem_type": problem_type}
+        tokenizer = copy.deepcopy(self.tokenizer)
+        tokenizer.init_kwargs |= self._tokenizer_settings()  # Attributes that were set later would not be saved.
         with tempfile.TemporaryDirectory() as directory:
             self.model.save_pretrained(directory)
-            tokenizer = copy.deepcopy(self.tokenizer)
-            tokenizer.init_kwargs |= self._tokenizer_settings()  # Attributes that were set later would not be saved.
             tokenizer.save_pretrained(directory)
-            return load_directory(
-                Path(directory), auto_class, labels, trust_remote_code=self.trust_remote_code, problem_type=problem_type
-            )
+            start = load_directory(Path(directory), auto_class, labels, **options)
+            if read_vocabulary(start.tokenizer) == read_vocabulary(self.tokenizer):
+                return start
+            # The class makes its own normalizer when it is loaded, and this tokenizer was changed.
+            with_normalizers(self.tokenizer, []).save_pretrained(directory)
+            return load_directory(Path(directory), auto_class, labels, **options)

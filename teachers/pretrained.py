@@ -41,8 +41,8 @@ class Pretrained:
             raise UserError(f"teacher {name} has no weights: give teacher.path=DIR or teacher.id=NAME of the Hub")
         self.name, self.id, self.path, self.revision = name, id, path, revision
         self.precision, self.trust_remote_code = precision, trust_remote_code
-        self._directory: Path | None = None
-        self._fingerprint: str | None = None
+        self._downloaded: Path | None = None
+        self._digests: dict[Path, tuple[tuple[int, ...], bytes]] = {}
 
     def locate(self) -> Path:
         """Returns the directory of the weights, which are downloaded from the Hub if necessary.
@@ -51,9 +51,11 @@ class Pretrained:
             UserError: if the path is not a model directory, or the Hub does not have the id.
             UnreachableError: if the weights are not on this machine and the Hub does not respond within seconds.
         """
-        if self._directory is None:
-            self._directory = self._check_path() if self.path is not None else self._download()
-        return self._directory
+        if self.path is not None:
+            return self._check_path()
+        if self._downloaded is None:
+            self._downloaded = self._download()
+        return self._downloaded
 
     def resolved(self) -> str:
         """Returns the name in records: the id, or the path."""
@@ -96,16 +98,24 @@ class Pretrained:
         return downloaded
 
     def fingerprint(self) -> str:
-        """Returns a digest of configuration, tokenizer, weights and code, computed once."""
-        if self._fingerprint is None:
-            digest = hashlib.sha256()
-            for path in sorted(self.locate().iterdir()):
-                if path.suffix in (".json", ".txt", ".model", ".safetensors", ".py"):
-                    digest.update(path.name.encode())
-                    with open(path, "rb") as file:
-                        digest.update(hashlib.file_digest(file, "sha256").digest())
-            self._fingerprint = digest.hexdigest()
-        return self._fingerprint
+        """Returns a digest of configuration, tokenizer, weights and code. A file is read again if it has changed."""
+        directory, digest = self.locate(), hashlib.sha256()
+        # The modules of sentence-transformers have folders of their own.
+        for path in sorted([*directory.iterdir(), *directory.glob("*_*/config.json")]):
+            if path.suffix in (".json", ".txt", ".model", ".safetensors", ".py"):
+                digest.update(str(path.relative_to(directory)).encode())
+                digest.update(self._digest(path))
+        return digest.hexdigest()
+
+    def _digest(self, path: Path) -> bytes:
+        status = path.stat()
+        identity = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        kept, digest = self._digests.get(path, (None, b""))
+        if kept != identity:
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").digest()
+            self._digests[path] = (identity, digest)
+        return digest
 
     def load(
         self,

@@ -1,6 +1,7 @@
 """Tests of the Python API: the documented blocks run, and the API and the command give the same results."""
 
 import ast
+import copy
 import doctest
 import errno
 import importlib
@@ -9,18 +10,23 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from tokenizers.normalizers import Lowercase, Prepend, Sequence
 from transformers import BertConfig, BertModel, PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
 from distill import __main__ as command_line
+from distill import api
 from distill.errors import UserError
 from students.distilbert import from_teacher
+from teachers.loaded import Loaded
+from teachers.pretrained import Pretrained
 from tests.conftest import LABELS, LOOSE, LOOSE_OPTIONS, sentences
 from tests.test_readme import DOCUMENTS, blocks
 
@@ -207,6 +213,82 @@ def test_loaded_models_are_distilled_and_not_modified(
         resume=True,
     )  # fmt: skip
     assert again.record == result.record
+
+
+def test_one_seed_reaches_the_weights_and_the_training() -> None:
+    steps = d.TrainerSettings(max_steps=1, **QUICK)
+    assert api._join_seeds(None, None) == (0, d.TrainerSettings.auto())
+    assert api._join_seeds(7, None) == (7, d.TrainerSettings.auto(seed=7))
+    assert api._join_seeds(7, steps) == (7, replace(steps, seed=7))
+    assert api._join_seeds(None, replace(steps, seed=3)) == (3, replace(steps, seed=3))
+    with pytest.raises(UserError, match="got seed=7 and a trainer with seed=3, expected one seed: leave out either"):
+        api._join_seeds(7, replace(steps, seed=3))
+
+
+def test_a_loaded_model_that_changes_is_another_teacher(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    weights = Loaded(copy.deepcopy(teacher), copy.deepcopy(tokenizer))
+    keys = [weights.fingerprint(), weights.fingerprint()]
+    weights.tokenizer(["a", "a b"], padding=True, truncation=True, max_length=4)  # It keeps these settings.
+    assert {*keys, weights.fingerprint()} == {keys[0]}
+    with torch.no_grad():
+        weights.model.classifier.bias.data.add_(1)
+    keys.append(weights.fingerprint())
+    weights.model.config.id2label = {0: "x", 1: "y"}
+    keys.append(weights.fingerprint())
+    weights.tokenizer.backend_tokenizer.normalizer = Lowercase()
+    keys.append(weights.fingerprint())
+    assert len(set(keys)) == 4
+
+
+def test_files_that_change_are_another_teacher(teacher_dir: Path) -> None:
+    weights = Pretrained(name="toy", path=str(teacher_dir))
+    keys = [weights.fingerprint(), weights.fingerprint()]
+    assert keys[0] == keys[1]
+    tensors = load_file(teacher_dir / "model.safetensors")
+    tensors["classifier.bias"] += 1
+    save_file(tensors, teacher_dir / "model.safetensors", {"format": "pt"})
+    keys.append(weights.fingerprint())
+    (teacher_dir / "1_Pooling").mkdir()
+    (teacher_dir / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    keys.append(weights.fingerprint())
+    (teacher_dir / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
+    keys.append(weights.fingerprint())
+    assert len(set(keys)) == 4
+    shutil.rmtree(teacher_dir)
+    with pytest.raises(UserError, match="is no directory"):
+        weights.fingerprint()
+
+
+def test_a_tokenizer_whose_normalizer_was_changed_teaches_as_it_is(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    changed = copy.deepcopy(tokenizer)
+    changed.backend_tokenizer.normalizer = Sequence([Prepend("a "), Lowercase()])
+    start = Loaded(teacher, changed).load("AutoModelForSequenceClassification", LABELS, ())
+    assert start.fits
+    assert start.tokenizer("Film")["input_ids"] == changed("Film")["input_ids"] != tokenizer("Film")["input_ids"]
+
+
+def test_a_teacher_was_fitted_to_its_own_tasks_alone(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data_dir: Path, tmp_path: Path
+) -> None:
+    first, second, third = (
+        d.tasks.Classification(name=name, text="sentence", labels=LABELS, data=data_dir, max_length=64)
+        for name in "abc"
+    )
+    fitted = d.Teacher(teacher, tokenizer, cache_dir=tmp_path)
+    assert fitted.source_for(first).finetune is None
+    fitted.fit(first, max_epochs=1).fit(second, max_epochs=2)  # Its head fits, so that nothing is trained.
+    for task, epochs in ((first, 1), (second, 2)):
+        settings = fitted.source_for(task).finetune
+        assert settings is not None
+        assert settings.max_epochs == epochs
+    assert fitted.source_for(third).finetune is None
+    several = fitted.source_for(d.tasks.MultiTask(tasks={"x": first, "y": third}))
+    assert several.of_task("x") == fitted.source_for(first)
+    assert several.of_task("y").finetune is None
 
 
 def test_errors_are_raised_with_the_messages_of_the_command(teacher_dir: Path, data_dir: Path, tmp_path: Path) -> None:

@@ -43,6 +43,12 @@ def lower_cases(tokenizer: PreTrainedTokenizerBase) -> bool:
     return normalizer is not None and normalizer.normalize_str("A").endswith("a")
 
 
+def read_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Returns the tokenizer's file without the settings of its last call."""
+    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    return content | {"truncation": None, "padding": None}
+
+
 def _reads_bytes(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Returns whether the tokens are of bytes, some of which are written as capitals."""
     backend = tokenizer.backend_tokenizer

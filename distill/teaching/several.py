@@ -12,8 +12,9 @@ from distill.errors import UserError, first_line
 from distill.losses import Objective
 from distill.models.checks import encoder_size
 from distill.models.heads import SeveralHeads
+from distill.models.tokenizer import read_vocabulary
 from distill.teaching.outputs import ComputedOutputs, StoredOutputs
-from distill.teaching.teacher import PreparedTeacher, TeacherSource, digest_parts, read_vocabulary
+from distill.teaching.teacher import PreparedTeacher, TeacherSource, digest_parts
 from distill.training.evaluate import split_metrics
 from distill.training.module import freeze
 

@@ -27,6 +27,7 @@ from distill.losses import Objective
 from distill.models.checks import check_length, encoder_size
 from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
+from distill.models.tokenizer import read_vocabulary
 from distill.options import show_value
 from distill.teaching.features import Features
 from distill.teaching.mixture import Mixture, normalize_shares
@@ -380,12 +381,6 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
                 "need the same tokenizer"
             )
     return PreparedEnsemble(members, source.shares, requested=requested)
-
-
-def read_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Returns the tokenizer's file without the settings of its last call."""
-    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
-    return content | {"truncation": None, "padding": None}
 
 
 def _prepare(source: TeacherSource, preparation: Preparation, requested: str, substituted: bool) -> PreparedTeacher:
