@@ -312,9 +312,9 @@ def distill(
     seed, trainer = _join_seeds(seed, trainer)
     plan = Plan(
         task=cast(Task, task), objective=default_objective(task) if objective is None else copy.deepcopy(objective),
-        trainer=trainer, export=export or ExportSettings(),
-        benchmark=benchmark or BENCHMARK, budget=budget or Budget(), record=record or RecordSettings(),
-        augment=augment, cache_dir=teacher.cache_dir, seed=seed, seeds=seeds, baseline=baseline, resume=resume,
+        trainer=trainer, export=export or ExportSettings(), benchmark=benchmark or BENCHMARK, budget=budget or Budget(),
+        record=record or RecordSettings(), augment=augment, cache_dir=teacher.cache_dir, seed=seed, seeds=seeds,
+        baseline=baseline, resume=resume,
     )  # fmt: skip
     return _run(plan, teacher, student, directory, logger)
 
