@@ -5,12 +5,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase
 
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
+from distill.edge.decoder import Example
 from distill.edge.masks import MaskedTokens, fill_masks
 from distill.errors import UserError
 from tests.edge.conftest import write_mask_bundle
@@ -172,3 +174,13 @@ def test_a_word_piece_is_joined_to_the_word_before_it(tokenizer: PreTrainedToken
     tokens = MaskedTokens.find(backend.encode(text), text, tokenizer.mask_token_id)
     filled = fill_masks(backend, text, tokens, [tokenizer.get_vocab()[continuing]])
     assert filled == f"a film{continuing.removeprefix('##')} ."
+
+
+def test_rows_beyond_the_tokenizer_take_no_share(directory: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The embeddings of a model may be padded to a multiple of 64. Nothing trained the logits of these rows."""
+    decoder, size = Bundle(directory).decoder, len(tokenizer)
+    logits = np.concatenate([np.zeros((1, size)), np.full((1, 64), 9.0)], axis=1)
+    logits[0, 7] = 1.0
+    tokens = MaskedTokens([5], [0], [1], [0])
+    [mask] = decoder.decode(Example("", tokens=tokens), [(tokens, logits)])["masks"]
+    assert mask["pieces"][0]["probability"] == pytest.approx(math.e / (math.e + size - 1))
