@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from distill.console import print_notice
 from distill.contracts import IGNORED, Likelihood, Scores
 from distill.data.tables import LabelledData
 from distill.edge.classes import softmax
@@ -111,6 +112,10 @@ class OneClass:
 
     def adapt(self, data: LabelledData) -> LabelledData:
         self.classes, self._positive_index = data.labels, self._find_positive(data.labels)
+        if len(known := np.unique(data.splits["dev"].labels)) == 1:
+            print_notice(
+                f"dev has one class only, {data.labels[int(known[0])]}: its {self.names[0]} says nothing of the others"
+            )
         # The digest is a part of a fine-tuned teacher's key, and F1 may select its checkpoint.
         if self._positive_index not in (1, None):
             data = _extend_digest(data, f"positive={self.positive}")

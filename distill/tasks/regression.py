@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 import numpy as np
 from pydantic import Field
 
+from distill.console import print_notice
 from distill.contracts import Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data.tables import LabelledData
 from distill.errors import OptionError
@@ -97,7 +98,14 @@ class Regression:
         return self.pool.rows is not None
 
     def read(self, cache_dir: Path) -> LabelledData:
-        return self.pool.add_to(self.rows.read(cache_dir))
+        data = self.pool.add_to(self.rows.read(cache_dir))
+        numbers = data.splits["dev"].labels
+        if rows.is_constant(numbers):
+            print_notice(
+                f"all numbers of dev are {numbers[0]:g}, so that {self.metric} is 0 whatever a model predicts: give a "
+                "dev with different numbers"
+            )
+        return data
 
     def encode(
         self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None

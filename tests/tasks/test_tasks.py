@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill.contracts import Scores
+from distill.contracts import Scores, Task
 from distill.errors import OptionError, UserError
 from distill.tasks import Classification, MaskedLM, Regression
 from distill.training.evaluate import split_metrics
@@ -204,3 +204,23 @@ def test_invalid_options_are_refused(
 def test_a_regression_takes_no_label_names() -> None:
     with pytest.raises(OptionError, match=r"got labels=\[a, b\], expected one of the options text, label, name"):
         Regression(text="text", labels=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("task", "notice"),
+    [
+        (
+            Classification(text="text", train=(["a", "b"] * 8, ["no", "yes"] * 8), dev=(["c", "d"], ["no", "no"])),
+            "dev has one class only, no: its accuracy says nothing of the others",
+        ),
+        (
+            Regression(text="text", train=(["a", "b"] * 8, [0.5, 2.0] * 8), dev=(["c", "d"], [1.5, 1.5])),
+            "all numbers of dev are 1.5, so that pearson is 0 whatever a model predicts: give a dev with different",
+        ),
+    ],
+)
+def test_a_dev_split_of_one_class_or_number_is_a_notice(
+    task: Task, notice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task.read(tmp_path)
+    assert notice in " ".join("".join(capsys.readouterr()).split())
