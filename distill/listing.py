@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distill.files import TEMPORARY
+
 # What file systems call the property of a file that changes with its content, in the order in which it is taken.
 _STAMPS = (
     "ETag", "etag", "md5Hash", "generation", "mtime", "LastModified", "last_modified", "updated", "modificationTime",
@@ -18,14 +20,25 @@ _STAMPS = (
 
 @dataclass(frozen=True)
 class Listing:
-    """Files at a URL, each with its version, and directories that seem to have none. Names are relative to the URL.
+    """The content of a directory at a URL. Names are relative to it.
 
-    File systems such as FTP list nothing for some errors, so that files of empty directories are not known to be
-    removed.
+    Attributes:
+        files: the version of each file that is not hidden.
+        empty: directories that seem to have no files. File systems such as FTP list nothing for some errors, so that
+            files of these are not known to be removed.
+        temporary: files whose upload was not finished.
     """
 
     files: dict[str, list[Any]] = field(default_factory=dict)
     empty: set[str] = field(default_factory=set)
+    temporary: set[str] = field(default_factory=set)
+
+    def add(self, name: str, info: Mapping[str, Any]) -> None:
+        """Adds a file."""
+        if not is_hidden(name):
+            self.files[name] = read_version(info)
+        elif TEMPORARY.fullmatch(name.rpartition("/")[2]):
+            self.temporary.add(name)
 
     def below(self, folder: str) -> "Listing":
         """Returns the listing of one of its directories."""
@@ -51,8 +64,8 @@ def list_files(fs: Any, there: str, *, deep: bool = True) -> Listing:
     try:
         if deep and _lists_at_once(fs):
             prefix = there.rstrip("/") + "/"
-            found = {path.removeprefix(prefix): info for path, info in fs.find(there, detail=True).items()}
-            listing.files.update({name: read_version(info) for name, info in found.items() if not is_hidden(name)})
+            for path, info in fs.find(there, detail=True).items():
+                listing.add(path.removeprefix(prefix), info)
             return listing
         children = fs.ls(there, detail=True)
     except FileNotFoundError:
@@ -82,11 +95,9 @@ def _add_children(
         listing.empty.add(folder)
     for there, info in named.items():
         name = Path(folder, Path(there).name).as_posix()
-        if is_hidden(name):
-            continue
         if info["type"] != "directory":
-            listing.files[name] = read_version(info)
-        elif deep:
+            listing.add(name, info)
+        elif deep and not is_hidden(name):
             _add_children(fs, there, name, fs.ls(there, detail=True), listing, deep=True)
 
 

@@ -175,9 +175,12 @@ def try_send(directory: Path, *, skip: Sequence[str] = ()) -> None:
 def sent(directory: Path) -> Iterator[None]:
     """Sends a directory at the start and at the end, also after an error.
 
+    Uploads that a killed process did not finish are removed, so that no other machine may work in the directory.
+
     Raises:
         UserError: if the URL cannot be written at the start, or at the end of what raised no error.
     """
+    _remove_unfinished(directory)
     send(directory)
     try:
         yield
@@ -185,6 +188,13 @@ def sent(directory: Path) -> Iterator[None]:
         try_send(directory)
         raise
     send(directory)
+
+
+def _remove_unfinished(directory: Path) -> None:
+    if is_copy(directory):
+        with _connected(directory, "written") as (fs, there):
+            for name in list_files(fs, there).temporary:
+                fs.rm_file(f"{there}/{name}")
 
 
 def _or_notice(copy: Callable[[Path], None], directory: Path) -> None:

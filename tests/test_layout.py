@@ -32,6 +32,7 @@ WITHIN = {
     "files": {"errors", "locks"},
     "console": {"secrets", "errors", "files"},
     "hub": {"errors", "files"},
+    "listing": {"files"},
     "mirror": {"secrets", "errors", "files", "listing", "console"},
     "cache": {"errors", "files", "locks", "mirror"},
     "options": {"errors"},

@@ -329,6 +329,19 @@ def test_a_directory_is_sent_at_the_start_at_the_end_and_after_an_error(machines
     assert second.read() == {"run": "3"}
 
 
+def test_uploads_that_a_killed_process_did_not_finish_are_removed_by_the_next_one(
+    machines: tuple[Machine, Machine], url: str
+) -> None:
+    first, _ = machines
+    first.write(run="1", checkpoints__last="1")
+    mirror.send(first.copy)
+    fs, there = fsspec.url_to_fs(url)
+    for name in (f".run.{'0' * 32}", f"checkpoints/.last.{'a' * 32}", ".ours", f"checkpoints/.{'0' * 31}"):
+        fs.pipe_file(f"{there}/{name}", b"half")
+    with mirror.sent(first.copy):
+        assert list_there(url) == [".ours", f"checkpoints/.{'0' * 31}", "checkpoints/last", "run"]
+
+
 def test_entries_of_a_shared_cache_are_fetched_and_damaged_ones_are_made_again(
     machines: tuple[Machine, Machine], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
