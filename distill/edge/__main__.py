@@ -132,9 +132,11 @@ def _write_page(bundle: Bundle, options: argparse.Namespace) -> None:
     """Writes the page of a bundle and tells how to open it."""
     if len(options.text) != 1:
         raise UserError(f"got {len(options.text)} names of a page, expected one: --web BUNDLE NAME")
-    page = web.write_page(
-        bundle, Path(options.text[0]), libraries=options.libraries, single_file=options.single_file
-    )  # fmt: skip
+    target = Path(options.text[0])
+    try:
+        page = web.write_page(bundle, target, libraries=options.libraries, single_file=options.single_file)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written ({error.strerror}): make room, or give another name") from error
     advice = f"open {page}" if options.single_file else f"python -m http.server --directory {page.parent}"
     _write([f"{page}: {advice}"])
 

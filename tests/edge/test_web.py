@@ -1,8 +1,10 @@
 """Tests of the page for browsers, in headless Chromium, and of the reader in Node: both must predict as Python does."""
 
+import errno
 import functools
 import http.server
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -305,3 +307,24 @@ def test_the_command_writes_a_page(
     assert main(["--web", str(tmp_path / "bundle"), str(page), "--libraries", str(libraries)]) == 0
     assert capfdbinary.readouterr().out.decode().startswith(f"{page / 'index.html'}: python -m http.server --directory")
     assert {path.name for path in page.iterdir()} >= {"index.html", "model.onnx", "tokenizer.json", "bundle.mjs"}
+
+
+@pytest.mark.parametrize("form", [[], ["--single-file"]])
+def test_a_page_that_a_full_disk_cuts_off_is_refused_and_leaves_nothing(
+    form: list[str], tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "bundle").mkdir()
+    write_toy_bundle(tmp_path / "bundle", tokenizer)
+    libraries = fake_libraries(tmp_path / "node_modules")
+    before = sorted(tmp_path.iterdir())
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    page = tmp_path / "page"
+    assert main(["--web", str(tmp_path / "bundle"), str(page), "--libraries", str(libraries), *form]) == 2
+    expected = f"error: {page} cannot be written (No space left on device): make room, or give another name\n"
+    assert capsys.readouterr().err == expected
+    assert sorted(tmp_path.iterdir()) == before
