@@ -6,14 +6,13 @@ each entry that it reads, so that `job=cache` does not remove it. A complete cac
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from distill import locks, mirror
 from distill.errors import UserError
-from distill.files import TEMPORARY, atomic_directory, is_abandoned, is_intact, make_directory
+from distill.files import atomic_directory, is_intact, make_directory
 
 LEASE = ".lease"  # In an entry: the file that its readers lock.
 _held: dict[Path, int] = {}  # The descriptors of the locks of this process by entry.
@@ -56,7 +55,6 @@ def check_writable(directory: Path) -> None:
 @contextmanager
 def new_entry(directory: Path) -> Iterator[Path]:
     """Yields a temporary directory that becomes this entry, unless another process has completed it by then."""
-    _sweep(directory)
     with atomic_directory(directory, reuse_intact=True) as temporary:
         yield temporary
     lease(directory)
@@ -106,10 +104,3 @@ def _is_lock_of(descriptor: int, directory: Path) -> bool:
     with contextlib.suppress(OSError):
         return os.path.samestat(os.fstat(descriptor), os.stat(directory / LEASE))
     return False
-
-
-def _sweep(directory: Path) -> None:
-    """Removes what killed processes of this machine left of earlier attempts to write an entry."""
-    for path in directory.parent.glob(f".{directory.name}.*"):
-        if TEMPORARY.fullmatch(path.name) and is_abandoned(path):
-            shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Atomic writes of files and directories, with checksums of their content.
 
-What is being written is in a temporary directory beside its target, which its process locks. `sweep` removes those
-whose processes were killed.
+What is being written is in a temporary directory beside its target, which its process locks. The next write of the
+target removes those whose processes were killed, and `sweep` all of them below a directory.
 """
 
 import contextlib
@@ -98,10 +98,11 @@ def _draft(target: Path) -> Iterator[Path]:
 
     The directory also takes the temporary files of libraries, such as those of safetensors.
     """
+    _remove_abandoned(target)
     # mkdtemp would make a shared cache readable by its creator alone.
     directory = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     directory.mkdir()
-    lock = locks.acquire(directory / _OWNER)
+    lock = locks.acquire(directory / _OWNER, wait=True)  # It is written once it is locked, as `is_abandoned` expects.
     try:
         with detecting_full_disk(directory):
             (directory / _OWNER).write_text(socket.gethostname(), encoding="utf-8")
@@ -120,11 +121,18 @@ def detecting_full_disk(directory: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not is_full_disk(error):
-            for place in (str(directory), tempfile.gettempdir()):
-                if shutil.disk_usage(place).free < _FULL_BYTES:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place) from error
+        full = None if is_full_disk(error) else _find_full_disk(directory)
+        if full is not None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), full) from error
         raise
+
+
+def _find_full_disk(directory: Path) -> str | None:
+    with contextlib.suppress(OSError):  # One may be missing.
+        for place in (str(directory), tempfile.gettempdir()):
+            if shutil.disk_usage(place).free < _FULL_BYTES:
+                return place
+    return None
 
 
 def is_abandoned(directory: Path) -> bool | None:
@@ -133,12 +141,21 @@ def is_abandoned(directory: Path) -> bool | None:
     None if that is unknown: for one of another machine, whose locks may be hidden, or one that is being removed.
     """
     owner = directory / _OWNER
-    if locks.is_held(owner):
-        return False
     try:
-        return True if owner.read_text(encoding="utf-8", errors="replace") == socket.gethostname() else None
+        machine = owner.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
+    if locks.is_held(owner):
+        return False
+    return True if machine == socket.gethostname() else None
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Removes what killed processes of this machine left of earlier attempts to write `target`."""
+    for path in target.parent.iterdir():
+        match = TEMPORARY.fullmatch(path.name)
+        if match and match["name"] == target.name and is_abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep(root: Path) -> None:

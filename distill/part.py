@@ -214,19 +214,19 @@ class Part:
             " ".join([self.teacher.weights, *exported_inputs(teacher, tokenizer)]).encode()
         ).hexdigest()
         directory = self.plan.cache_dir / "onnx" / f"{key[:16]}-rows-{bits}"
-        if not has_entry(directory):
-            try:
+        try:
+            if not has_entry(directory):
                 with new_entry(directory) as temporary:
                     export_onnx(teacher, temporary / FILES["fp32"], tokenizer=tokenizer)
                     write_dynamic(Material(temporary / FILES["fp32"], bits), temporary / FILES["int8"])
                     for file in FILES.values():
                         session(temporary / file)
-            except Exception as error:  # Of any library. The run needs these files for some rows of a table alone.
-                if is_full_disk(error):
-                    raise
-                reason = first_line(error)
-                print_notice(f"the teacher is timed in torch alone, because its ONNX files cannot be made: {reason}")
-                return {}
+        except Exception as error:  # Of any library. The run needs these files for some rows of a table alone.
+            if is_full_disk(error):
+                raise
+            reason = first_line(error)
+            print_notice(f"the teacher is timed in torch alone, because its ONNX files cannot be made: {reason}")
+            return {}
         return {format: directory / file for format, file in FILES.items()}
 
 

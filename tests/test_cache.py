@@ -7,13 +7,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from distill import cache, locks
 from distill.cache import LEASE, has_entry, leases, new_entry, open_cache
 from distill.errors import UserError
+from distill.export.settings import ExportSettings
 from distill.files import CHECKSUMS
+from distill.part import Part
+from tests.conftest import toy_bert
 
 # A process that reads an entry until it is killed.
 READER = """
@@ -162,3 +167,21 @@ def test_an_entry_that_a_read_only_cache_lacks_is_refused_before_it_is_computed(
     for missing, existing in ((root / "tokens" / "two", root / "tokens"), (root / "teachers" / "one", root)):
         with pytest.raises(UserError, match=f"^the cache lacks {missing}, and {existing} cannot be written: make it"):
             has_entry(missing)
+
+
+def test_a_teacher_whose_files_a_read_only_cache_lacks_is_timed_in_torch_alone(
+    tmp_path: Path, make_read_only: Callable[[Path], None], tokenizer: PreTrainedTokenizerBase,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The student is trained by then."""
+    stage = SimpleNamespace(
+        plan=SimpleNamespace(export=ExportSettings(), cache_dir=tmp_path / "cache"),
+        teacher=SimpleNamespace(
+            weights="0123456789abcdef", model=toy_bert(len(tokenizer), layers=1), tokenizer=tokenizer
+        ),
+    )
+    (tmp_path / "cache").mkdir()
+    make_read_only(tmp_path / "cache")
+    assert Part._teacher_files(stage) == {}  # type: ignore[arg-type]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Notice: the teacher is timed in torch alone, because its ONNX files cannot be made: the cache" in printed

@@ -180,6 +180,17 @@ def test_what_killed_processes_were_writing_is_swept_and_what_others_write_stays
     assert (tmp_path / "run" / "sub" / "entry" / "file").read_text() == "content"
 
 
+def test_the_next_write_of_a_target_removes_what_killed_processes_left_of_it(tmp_path: Path) -> None:
+    kill_writer(tmp_path)
+    with files.atomic_directory(tmp_path / "run" / "bundle") as first:
+        (first / "file").write_text("first")
+        with files.atomic_directory(tmp_path / "run" / "bundle") as second:  # As another process may.
+            (second / "file").write_text("second")
+        assert first.exists()
+    assert sorted(path.name.rpartition(".")[0] for path in (tmp_path / "run").iterdir()) == ["", ".last.ckpt"]
+    assert (tmp_path / "run" / "bundle" / "file").read_text() == "first"
+
+
 def test_a_temporary_directory_of_another_machine_is_not_known_to_be_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
