@@ -38,8 +38,8 @@ def check_offsets(tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str]) ->
         print_notice(f"the tokenizer trims the wrong characters, such as {found}: it no longer trims offsets")
         return
     raise UserError(
-        f"the tokenizer {tokenizer.name_or_path or type(tokenizer).__name__} tells wrong characters for its tokens, such "
-        f"as {found}, so that words and answers have no place in the text: choose a teacher with another tokenizer"
+        f"the tokenizer {tokenizer.name_or_path or type(tokenizer).__name__} tells wrong characters for its tokens, "
+        f"such as {found}, so that words and answers have no place in the text: choose a teacher with another tokenizer"
     )
 
 
@@ -94,11 +94,10 @@ def _without_trimming(backend: Tokenizer) -> Tokenizer | None:
 
 def _stop_trimming(value: object) -> bool:
     """Turns off the trimming of all processors in the JSON of a tokenizer; returns whether one trimmed."""
-    if isinstance(value, list):
-        return any([_stop_trimming(of) for of in value])
-    if not isinstance(value, dict):
+    if not isinstance(value, dict | list):
         return False
-    found = value.get("trim_offsets") is True
-    if found:
-        value["trim_offsets"] = False
-    return any([found, *map(_stop_trimming, value.values())])
+    trims = isinstance(value, dict) and value.get("trim_offsets") is True
+    if trims:
+        value["trim_offsets"] = False  # type: ignore[call-overload]
+    inside = list(map(_stop_trimming, value.values() if isinstance(value, dict) else value))
+    return trims or any(inside)

@@ -64,7 +64,7 @@ class TokenClassification:
         data_dir: a directory with `train` and `dev` (or `validation`), each `.conll`, `.txt` (CoNLL too), `.jsonl` or
             `.parquet`, all but Parquet also `.gz`; or one such file, of which `dev_fraction` is held out as dev.
         unlabelled: more sentences, which only the teacher tags, as in `Classification`: lists of words, or texts, which
-            are split into words and punctuation marks.
+            are split into words as by the bundle.
 
     The other arguments are those of `Classification`.
 

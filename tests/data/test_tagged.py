@@ -186,6 +186,27 @@ def test_comments_are_left_out_and_the_word_number_sign_is_not(
     assert "lines of comments (# ...), which are left out: 2" in " ".join(capsys.readouterr().out.split())
 
 
+def test_the_text_of_a_sentence_is_a_column_or_a_comment(tmp_path: Path) -> None:
+    """It is taken where it has the words and nothing else."""
+    texts = ["fly  to new york", "now!", "onmonday"]
+    comments = "# text = {}\n{}\n"
+    sentences = conll(WORDS, TAGS, end="\n\n").split("\n\n\n")
+    (tmp_path / "train.conll").write_text("\n".join(map(comments.format, texts, sentences)))
+    (tmp_path / "dev.conll").write_text(conll(*DEV))
+    columns = {"tokens": WORDS, "tags": TAGS, "text": texts}
+    for data in (read(data=tmp_path), read(train=columns, dev=DEV), read(train=pandas.DataFrame(columns), dev=DEV)):
+        assert data.sha256 == EXPECTED.sha256
+        assert data.splits["train"].plain == ["fly  to new york", None, "onmonday"]
+        assert data.splits["train"].written()[::2] == [
+            ("fly  to new york", ((0, 3), (5, 7), (8, 11), (12, 16))),
+            ("onmonday", ((0, 2), (2, 8))),
+        ]
+        assert data.splits["train"].select(np.array([2])).plain == ["onmonday"]
+        assert data.splits["dev"].plain == []
+    of_text = read(train={"text": WORDS, "tags": TAGS}, dev=DEV, tokens="text")
+    assert of_text.splits["train"].plain == []
+
+
 def test_a_tab_at_every_end_is_no_field(tmp_path: Path) -> None:
     for name, rows in (("train", (WORDS, TAGS)), ("dev", DEV)):
         (tmp_path / f"{name}.conll").write_text(conll(*rows, "{}\t{}\t\n"))

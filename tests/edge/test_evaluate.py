@@ -15,7 +15,7 @@ from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle, RecordError
 from distill.errors import UserError
 from distill.tasks import MultipleChoice
-from tests.edge.conftest import write_choice_bundle, write_toy_bundle
+from tests.edge.conftest import write_choice_bundle, write_tag_bundle, write_toy_bundle
 
 LONG = "a dull film and a moving film"  # One token more than the bundle reads.
 TEXTS = ["film", LONG, "a film", LONG, "film", "a dull and moving film"]
@@ -75,6 +75,34 @@ def test_vectors_are_compared_by_their_cosines() -> None:
             "spearman": spearmanr(np.cos(angles), numbers).statistic,
         }
     )
+
+
+def test_words_may_be_scored_as_plain_text() -> None:
+    tags = evaluate.TagRows(Stub(["O", "B-city"]), evaluate.Columns(as_text=True), [])  # type: ignore[arg-type]
+    row = {"tokens": ["to", "St.Paul", "!"], "tags": ["O", "B-city", "O"]}
+    assert tags.read(row) == ("to St.Paul !", {("city", 3, 10)})
+    assert tags.read(row | {"text": "to  St.Paul!"}) == ("to  St.Paul!", {("city", 4, 11)})
+    assert tags.read(row | {"text": "another text"}) == ("to St.Paul !", {("city", 3, 10)})
+    found = [{"entities": [{"type": "city", "start": 3, "end": 5}]}]
+    assert tags.score(found, [{("city", 3, 10)}]) == {"text_f1": 0.0, "text_precision": 0.0, "text_recall": 0.0}
+
+
+def test_a_file_of_words_says_how_it_was_read(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tag_bundle(tmp_path, tokenizer, decoding={"splitter": {"name": "spaces"}})
+    row = {"tokens": ["a", "lovely", "film!"], "tags": ["O", "B-film", "O"]}
+    (tmp_path / "dev.jsonl").write_text(json.dumps(row) + "\n")
+    arguments = [str(tmp_path), "--evaluate", str(tmp_path / "dev.jsonl")]
+    values = []
+    for options in ([], ["--as-text"]):
+        assert main([*arguments, *options, "--json"]) == 0
+        values.append(json.loads(capsys.readouterr().out))
+    assert [of["read_as"] for of in values] == ["words", "text"]
+    # The splitter finds the words of the file in their text.
+    assert values[0]["metrics"] == {name.removeprefix("text_"): of for name, of in values[1]["metrics"].items()}
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.endswith("read as\twords\n")
 
 
 def test_entities_answers_and_choices_are_compared() -> None:
@@ -264,6 +292,7 @@ def test_a_row_that_cannot_be_read_is_named_by_its_line(
         ("dev.jsonl", "[1]\n", [], "dev.jsonl, line 1: got [1], expected a JSON object"),
         ("dev.jsonl", "{\n", [], "dev.jsonl, line 1: got '{\\n', expected JSON: Expecting property name"),
         ("dev.jsonl", '{"text": 1, "label": 0}\n', [], "dev.jsonl, line 1: got 1, expected a text"),
+        ("dev.csv", "text,label\na,0\n", ["--as-text"], "classification, which reads no words: leave it out"),
         ("dev.csv", "text,label\na,0\n", ["film"], "got --evaluate and 'film', expected one of the two"),
     ],
 )  # fmt: skip
