@@ -76,9 +76,7 @@ def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | 
         UserError: for a file that cannot be read, a column that is missing, and a text or a label that cannot be.
     """
     if columns.as_text and bundle.manifest["decoder"] != "tags":
-        raise UserError(
-            f"got --as-text, and {bundle.directory} is of no task of tags, whose texts may be words: leave it out"
-        )
+        raise UserError(f"got --as-text, and {bundle.directory} does not tag words: leave it out")
     numbered = list(read_table(path))
     if not numbered:
         raise UserError(f"{path} has no rows, expected labelled ones")

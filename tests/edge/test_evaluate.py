@@ -292,7 +292,7 @@ def test_a_row_that_cannot_be_read_is_named_by_its_line(
         ("dev.jsonl", "[1]\n", [], "dev.jsonl, line 1: got [1], expected a JSON object"),
         ("dev.jsonl", "{\n", [], "dev.jsonl, line 1: got '{\\n', expected JSON: Expecting property name"),
         ("dev.jsonl", '{"text": 1, "label": 0}\n', [], "dev.jsonl, line 1: got 1, expected a text"),
-        ("dev.csv", "text,label\na,0\n", ["--as-text"], "classification, which reads no words: leave it out"),
+        ("dev.csv", "text,label\na,0\n", ["--as-text"], "does not tag words: leave it out"),
         ("dev.csv", "text,label\na,0\n", ["film"], "got --evaluate and 'film', expected one of the two"),
     ],
 )  # fmt: skip
