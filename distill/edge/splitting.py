@@ -5,6 +5,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from distill.edge.words import Span, split_words
@@ -46,6 +47,11 @@ class Splitter:
     whole: frozenset[str] = field(default=frozenset(), repr=False)
     leading: frozenset[str] = frozenset()
     trailing: frozenset[str] = frozenset()
+
+    @cached_property
+    def longest(self) -> int:
+        """The length of the longest word that is never cut."""
+        return max(map(len, self.whole), default=0)
 
     def split(self, text: str) -> tuple[Span, ...]:
         """Returns the characters of each word."""
@@ -118,10 +124,8 @@ def _split_characters(splitter: Splitter, text: str) -> Iterable[Span]:
 
 
 def _split_edges(splitter: Splitter, text: str) -> Iterable[Span]:
-    longest = max(map(len, splitter.whole), default=0)
-
     def is_whole(first: int, last: int) -> bool:
-        return last - first <= longest and text[first:last] in splitter.whole
+        return last - first <= splitter.longest and text[first:last] in splitter.whole
 
     spans: list[Span] = []
     for match in re.finditer(r"\S+", text):
