@@ -40,7 +40,7 @@ from distill.models.forward import exported_inputs
 from distill.models.pooling import write_modules
 from distill.plan import Plan
 from distill.records import report
-from distill.records.plain_text import describe_gap, list_text_results
+from distill.records.plain_text import warn_of_text
 from distill.records.predictions import write_predictions
 from distill.records.record import Run
 from distill.teaching.teacher import PreparedTeacher
@@ -175,10 +175,7 @@ class Part:
         elif not undecided and (rung := closest(self.run.record["ladder"])) is not None:
             print_notice(f"no recipe of quantization {self._of_task}passed its gate; closest came {describe(rung)}")
         warn_of_budget(self.plan, formats, chosen)
-        task = self.run.record["task"]
-        for result in list_text_results(task, {} if chosen is None else {chosen: formats[chosen]}):
-            if (gap := describe_gap(result, task)) is not None:
-                print_notice(f"{gap}; report.md has both of every file")
+        warn_of_text(self.run.record["task"], formats if chosen is None else {chosen: formats[chosen]})
         if chosen is not None and formats[chosen].get("batch_sensitivity"):  # Earlier versions did not measure it.
             file = formats[chosen]
             sentence = describe_sensitivity(file["file"], file["batch_sensitivity"], file["batch_size"])

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from distill.console import print_notice
+
 POINT = 0.01  # A larger difference of the two metrics is reported.
 
 
@@ -46,13 +48,19 @@ def _text_metrics(task: Mapping[str, Any], metrics: Mapping[str, float]) -> Iter
             yield prefix or "dev", f"{prefix}{slash}", value
 
 
-def describe_gap(result: TextResult, task: Mapping[str, Any]) -> str | None:
-    """Returns the difference of the two metrics in words, None if it is small."""
-    if abs(result.on_words - result.on_text) <= POINT:
-        return None
-    metric, share = task["metric"], result.split_differently
-    reason = "" if not share else f", because it splits {share:.1%} of the sentences into other words than the data has"
-    return (
-        f"{result.file} has {metric} {result.on_text:.4f} on the plain text of {result.split}, and "
-        f"{result.on_words:.4f} on its words{reason}"
-    )
+def warn_of_text(task: Mapping[str, Any], export: Mapping[str, Any]) -> None:
+    """Prints a notice for each split on which the two metrics of a file differ by more than a point.
+
+    Args:
+        task, export: of run.json.
+    """
+    metric = task["metric"]
+    for result in list_text_results(task, export):
+        if abs(result.on_words - result.on_text) <= POINT:
+            continue
+        share = result.split_differently
+        reason = f", because it splits {share:.1%} of the sentences into other words than the data has" if share else ""
+        print_notice(
+            f"{result.file} has {metric} {result.on_text:.4f} on the plain text of {result.split}, and "
+            f"{result.on_words:.4f} on its words{reason}; report.md has both of every file"
+        )
