@@ -179,6 +179,11 @@ class TaggedText:
             sentences.plain.append(_read_text(texts[row], sentences.rows[-1][0]) if texts else None)
         if empty:
             print_notice(f"{table.source}: sentences without a word, which are left out: {empty:,}")
+        if texts and (others := sum(text is None for text in sentences.plain)):
+            print_notice(
+                f"{table.source}: sentences without a text of the same words, so that their text is the words with "
+                f"spaces between: {others:,} of {len(sentences.rows):,}"
+            )
         sentences.check_tags()
         return sentences
 

@@ -186,7 +186,7 @@ def test_comments_are_left_out_and_the_word_number_sign_is_not(
     assert "lines of comments (# ...), which are left out: 2" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_text_of_a_sentence_is_a_column_or_a_comment(tmp_path: Path) -> None:
+def test_the_text_of_a_sentence_is_a_column_or_a_comment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is taken where it has the words and nothing else."""
     texts = ["fly  to new york", "now!", "onmonday"]
     comments = "# text = {}\n{}\n"
@@ -203,6 +203,8 @@ def test_the_text_of_a_sentence_is_a_column_or_a_comment(tmp_path: Path) -> None
         ]
         assert data.splits["train"].select(np.array([2])).plain == ["onmonday"]
         assert data.splits["dev"].plain == []
+    notice = "sentences without a text of the same words, so that their text is the words with spaces between: 1 of 3"
+    assert " ".join(capsys.readouterr().out.split()).count(notice) == 3
     of_text = read(train={"text": WORDS, "tags": TAGS}, dev=DEV, tokens="text")
     assert of_text.splits["train"].plain == []
 
