@@ -19,7 +19,7 @@ from distill.data.labels import is_without_label
 from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import LabelledData, check_surrogates, report_shared_texts
-from distill.edge.splitting import locate_in_text, place_words
+from distill.edge.splitting import locate_in_text, place_words, split_letters
 from distill.edge.words import Span
 from distill.errors import UserError
 
@@ -121,6 +121,8 @@ class TaggedText:
             if name in ("train", "dev") or self._is_tagged(table)
         }
         named = self.label_names or tables["train"].classes.get(self.tags)
+        if named is None:
+            sentences = _cut_letters(sentences)
         _check_unseen(sentences, strict=named is None and not self.source.is_single)
         labels = _name_labels(named, sentences)
         index = {label: number for number, label in enumerate(labels)}
@@ -247,6 +249,37 @@ def _name_labels(named: Sequence[str] | None, sentences: Mapping[str, _Sentences
     if unnamed := sorted(used - set(names)):
         raise UserError(f"the tags {_show(unnamed)} are not among those of train ({_show(names)}): write them alike")
     return names
+
+
+def _cut_letters(sentences: Mapping[str, _Sentences]) -> dict[str, _Sentences]:
+    """Returns the sentences with the letters of languages without spaces as words, as plain text of them is split.
+
+    Their entities are the same. Other sentences stay as they are.
+    """
+    cut = {
+        name: _Sentences(of.source, [_cut_words(*row) for row in of.rows], of.plain) for name, of in sentences.items()
+    }
+    changed = sum(row != other for row, other in zip(sentences["train"].rows, cut["train"].rows, strict=True))
+    if not changed:
+        return dict(sentences)
+    print_notice(
+        f"{sentences['train'].source}: sentences in a language without spaces, whose words are tagged letter by "
+        f"letter, as plain text is split: {changed:,} of {len(cut['train'].rows):,}; name the tags with "
+        "task.labels=[...] to keep the words"
+    )
+    return cut
+
+
+def _cut_words(words: Sequence[str], tags: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the words and the tags of a sentence, where each letter of a language without spaces is a word."""
+    rows: list[tuple[str, str]] = []
+    for word, tag in zip(words, tags, strict=True):
+        parts, (prefix, hyphen, name) = split_letters(word), tag.partition("-")
+        first, last = {"S": ("B", "E"), "E": ("I", "E"), "B": ("B", "I"), "I": ("I", "I")}.get(prefix, (prefix, prefix))
+        inner = prefix if prefix == OUTSIDE else "I"
+        prefixes = [prefix] if len(parts) == 1 else [first, *[inner] * (len(parts) - 2), last]
+        rows += [(part, f"{of_part}{hyphen}{name}") for part, of_part in zip(parts, prefixes, strict=True)]
+    return [part for part, _ in rows], [tag for _, tag in rows]
 
 
 def _check_unseen(sentences: Mapping[str, _Sentences], *, strict: bool) -> None:

@@ -205,6 +205,13 @@ def _is_punctuation(character: str) -> bool:
     return not (character.isalnum() or character == "_" or character.isspace() or _is_mark(character))
 
 
+def split_letters(word: str) -> list[str]:
+    """Returns the letters of a word of a language without spaces, and what is between them."""
+    if not UNSPACED.search(word):
+        return [word]
+    return [word[start:end] for start, end in SPLITTERS["characters"](Splitter(), word)]
+
+
 def write_text(words: Sequence[str], *, attach: bool = False) -> tuple[str, tuple[Span, ...]]:
     """Returns words as a text, and the characters of each: with spaces between, except in languages without spaces.
 

@@ -209,6 +209,20 @@ def test_the_text_of_a_sentence_is_a_column_or_a_comment(tmp_path: Path, capsys:
     assert of_text.splits["train"].plain == []
 
 
+def test_words_of_languages_without_spaces_are_tagged_letter_by_letter(capsys: pytest.CaptureFixture[str]) -> None:
+    words, tags = ["\u6211", "\u7231", "\u5317\u4eac", "\u5927\u5b66OK", "\u3002"], ["S-p", "O", "B-o", "E-o", "O"]
+    rows = ([words, ["\u4e0a\u6d77\u5e02", "fly"]], [tags, ["S-c", "O"]])
+    train = read(train=rows, dev=([words], [tags])).splits["train"]
+    labels = ["O", "B-c", "B-o", "E-c", "E-o", "I-c", "I-o", "S-p"]
+    assert train.words[0] == ["\u6211", "\u7231", "\u5317", "\u4eac", "\u5927", "\u5b66", "OK", "\u3002"]
+    assert [labels[tag] for tag in train.tags[0]] == ["S-p", "O", "B-o", "I-o", "I-o", "I-o", "E-o", "O"]
+    assert train.words[1] == ["\u4e0a", "\u6d77", "\u5e02", "fly"]
+    assert [labels[tag] for tag in train.tags[1]] == ["B-c", "I-c", "E-c", "O"]
+    assert "tagged letter by letter, as plain text is split: 2 of 2" in " ".join(capsys.readouterr().out.split())
+    named = ["O", "B-o", "E-o", "S-p", "S-c"]
+    assert read(train=rows, dev=([words], [tags]), labels=named).splits["train"].words == rows[0]
+
+
 def test_a_tab_at_every_end_is_no_field(tmp_path: Path) -> None:
     for name, rows in (("train", (WORDS, TAGS)), ("dev", DEV)):
         (tmp_path / f"{name}.conll").write_text(conll(*rows, "{}\t{}\t\n"))
