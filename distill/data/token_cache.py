@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from distill.cache import has_entry, new_entry
 from distill.data.tables import Split
+from distill.edge.truncation import Truncation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -174,17 +175,17 @@ def compute_digest(
 
 
 def _tokenize(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> pa.Table:
-    values: dict[str, list[np.ndarray]] = {}
-    lengths: list[np.ndarray] = []
+    names = {"input_ids": "ids", "token_type_ids": "type_ids"}
+    if "token_type_ids" not in tokenizer.model_input_names:
+        del names["token_type_ids"]
+    values: dict[str, list[np.ndarray]] = {name: [] for name in names}
     truncated = 0
-    for encoded in _call_tokenizer(split, tokenizer, max_length):
-        lengths.append(np.array([len(ids) for ids in encoded["input_ids"]], dtype=np.int64))
-        truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
-        for name, dtype in DTYPES.items():
-            if name in encoded:
-                rows = [np.array(row, dtype=dtype) for row in encoded[name]]
-                values.setdefault(name, []).append(np.concatenate(rows))
-    return create_table(values, np.concatenate(lengths), truncated=truncated)
+    for tokens, is_cut in _cut_texts(split, tokenizer, max_length):
+        truncated += is_cut
+        for name, attribute in names.items():
+            values[name].append(np.array(getattr(tokens, attribute), dtype=DTYPES[name]))
+    lengths = np.array(list(map(len, values["input_ids"])), dtype=np.int64)
+    return create_table(values, lengths, truncated=truncated)
 
 
 def create_table(
@@ -215,11 +216,15 @@ def create_table(
     return pa.table(lists).replace_schema_metadata({name: str(number) for name, number in metadata.items()})
 
 
-def _call_tokenizer(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> Iterator[Any]:
-    for start in range(0, len(split), TEXTS_PER_CALL):
-        rows = slice(start, start + TEXTS_PER_CALL)
-        pairs = None if split.pairs is None else split.pairs[rows]
-        yield tokenizer(split.texts[rows], pairs, truncation=True, max_length=max_length, return_attention_mask=False)
+def _cut_texts(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> Iterator[tuple[Any, bool]]:
+    """Yields the tokens of each example, and whether some were cut off."""
+    backend = tokenizer.backend_tokenizer
+    # The last call of the tokenizer may have set truncation and padding.
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    texts = split.texts if split.pairs is None else list(zip(split.texts, split.pairs, strict=True))
+    return Truncation(backend, max_length=max_length, side=tokenizer.truncation_side).encode(texts)
 
 
 def _write_table(table: pa.Table, path: Path) -> None:

@@ -20,6 +20,7 @@ from distill.edge.onnx_weights import find_weight_files
 from distill.edge.processor import ANY, runs, this_target
 from distill.edge.search import find_nearest, similarity
 from distill.edge.strings import shorten
+from distill.edge.truncation import Truncation
 from distill.errors import UserError, first_line
 from distill.files import hash_file
 
@@ -104,7 +105,7 @@ class Bundle:
             raise UserError(f"{directory} is damaged: the decoder {self.manifest['decoder']} has no thresholds")
         path = self.directory / models[self.model]
         self._check_files(path)
-        self.tokenizer = self._load_tokenizer(cuts=not decoder.cuts)
+        self.tokenizer = self._load_tokenizer()
         self.decoder = self._create_decoder(decoder, top_k)
         self._check_weights(path)
         self.threads = cores.count_cores() if threads is None else int(threads)
@@ -291,21 +292,30 @@ class Bundle:
         return outputs
 
     def _encode(self, examples: Sequence[Example]) -> list[Encoded]:
-        """Returns the rows of each example, cut by the tokenizer or else by the decoder."""
+        """Returns the rows of each example, cut as in training or else by the decoder."""
         texts = [example.sequences() for example in examples]
-        encodings = iter(self.tokenizer.encode_batch(list(itertools.chain.from_iterable(texts))))
+        sequences = self._tokenize(list(itertools.chain.from_iterable(texts)))
         limits = {"max_length": self.manifest["max_length"], "doc_stride": self.manifest["doc_stride"]}
         encoded: list[Encoded] = []
         for number, (example, own) in enumerate(zip(examples, texts, strict=True), 1):
-            row: Row = list(itertools.islice(encodings, len(own)))
+            tokenized = list(itertools.islice(sequences, len(own)))
+            row: Row = [tokens for tokens, _ in tokenized]
             try:
                 rows = self.decoder.cut(example, row, **limits, side=self.truncation_side)
             except ValueError as error:
                 refused = LongTextError if isinstance(error, TooLongError) else RecordError
                 raise refused(number, error) from error
             is_cut = _count_tokens([row]) > _count_tokens(rows)  # Windows share tokens, and lose none.
-            encoded.append(Encoded(rows, is_cut or any(sequence.overflowing for sequence in row)))
+            encoded.append(Encoded(rows, is_cut or any(was_cut for _, was_cut in tokenized)))
         return encoded
+
+    def _tokenize(self, texts: Sequence[str | tuple[str, str]]) -> Iterator[tuple[Any, bool]]:
+        """Yields the tokens of each sequence, and whether some were cut off; a decoder that cuts gets them all."""
+        if self.decoder.cuts:
+            return ((encoding, False) for encoding in self.tokenizer.encode_batch(list(texts)))
+        return Truncation(
+            self.tokenizer, max_length=self.manifest["max_length"], side=self.truncation_side
+        ).encode(texts)  # fmt: skip
 
     def _count_outputs(self, row: Row) -> int:
         """Returns how many of the logits' first axis belong to a row."""
@@ -400,8 +410,8 @@ class Bundle:
                 "take the bundle from its source again"
             )
 
-    def _load_tokenizer(self, *, cuts: bool) -> Tokenizer:
-        """Returns the tokenizer, which does not pad; with `cuts` it truncates as in training."""
+    def _load_tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer, which neither pads nor truncates."""
         path = self.directory / "tokenizer.json"
         try:
             tokenizer = Tokenizer.from_str(path.read_bytes().decode("utf-8"))
@@ -414,10 +424,7 @@ class Bundle:
             raise UserError(
                 f"{self.directory} is damaged: max_length is {length}, less than its {special} special tokens"
             )
-        if cuts:  # Training cuts the longer text of a pair first, which is the default here too.
-            tokenizer.enable_truncation(length, direction=self.truncation_side)
-        else:
-            tokenizer.no_truncation()
+        tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
 

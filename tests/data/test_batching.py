@@ -270,6 +270,14 @@ def test_truncated_examples_are_counted(tokenizer: PreTrainedTokenizerBase):
     assert (pairs.truncated, pairs.lengths.max()) == (1, 8)
 
 
+def test_the_parts_that_are_cut_off_a_pair_are_not_built(tokenizer: PreTrainedTokenizerBase):
+    """The tokenizer itself would build one for every combination of the parts of both texts."""
+    examples = tokenize_split(make_split("a film", pairs=["a bore"]), tokenizer, max_length=5)
+    assert (examples.truncated, examples.lengths.tolist()) == (1, [5])
+    assert tokenizer.backend_tokenizer.truncation is None
+
+
+
 def test_dev_comes_completely_and_longest_first(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(batching.scoring_steps, "__defaults__", (64,))
     texts = [text for text, _ in sentences(24)]

@@ -323,6 +323,15 @@ def test_an_unknown_model_and_unsupported_pairs_are_refused(bundle: Path, capsys
         Bundle(bundle).predict([["a", "b"]])
 
 
+def test_two_long_texts_do_not_cost_the_product_of_their_lengths(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """The tokenizer itself would build a part for each of a billion combinations."""
+    write_toy_bundle(tmp_path, tokenizer, pair=True)
+    [prediction] = Bundle(tmp_path).predict([["a film " * 40_000, "a moving film " * 40_000]])
+    assert prediction["truncated"]
+
+
 def test_pairs_may_be_records_of_two_texts_or_two_lists(bundle: Path) -> None:
     change(bundle, pair=True)
     pairs = Bundle(bundle)
