@@ -159,6 +159,7 @@ class Bundle:
         *,
         batch_size: int | None = None,
         truncate: bool = True,
+        most_rows: int | None = None,
     ) -> list[Prediction]:
         """Returns the prediction for each record, or for each text and its pair.
 
@@ -171,15 +172,20 @@ class Bundle:
 
         Args:
             truncate: whether to cut a record of more than `max_length` tokens.
+            most_rows: windows that a record may have; None for any number.
 
         Raises:
-            LongTextError: for such a record, if none may be cut, or if its masks or its question are cut away.
+            LongTextError: for such a record, if none may be cut, or if its masks or its question are cut away, and for
+                one of more windows.
             UserError: for a record of another form, and a model whose logits are not finite.
         """
         examples = [self.decoder.read(record) for record in self._records(records, pairs)]
         encoded = self._encode(examples)
         if not truncate:
             self._refuse_long(encoded)
+        for number, one in enumerate(encoded, 1):
+            if most_rows is not None and len(one.rows) > most_rows:
+                raise LongTextError(number, f"it has {len(one.rows):,} windows, expected {most_rows} at most: cut it")
         outputs = self._run_finite(examples, encoded, batch_size)
         predictions = [
             self._withhold(self.decoder.decode(example, rows)) for example, rows in zip(examples, outputs, strict=True)

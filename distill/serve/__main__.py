@@ -7,16 +7,32 @@ docs/serving.md describes the paths.
 """
 
 import argparse
-import ipaddress
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
 
 from distill.errors import DistillError, UserError, forget_interrupt
+from distill.serve.hosts import is_loopback
 from distill.serve.settings import Limits
 
 TOKEN = "DISTILL_SERVE_TOKEN"
+# The options of limits, each with its description.
+LIMITS = {
+    "batch_records": "records of all requests that run together",
+    "waiting": "requests that may wait; others get the status 503",
+    "records": "most records in a request",
+    "characters": "most characters in a text",
+    "total": "most characters of all texts in a request",
+    "rows": "most windows of a context, choices, masks, or texts of a list, in a record",
+    "body": "most bytes in a request",
+    "seconds": "most for a body to arrive, for an answer, and for a client to read it",
+    "held": "most bytes of requests and answers in memory; others get the status 503",
+    "connections": "most connections that are open",
+    "head": "most bytes of the headers of a request",
+    "head_seconds": "most for headers to arrive",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,28 +64,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help="such as fp32, int8 or openvino; by default the recommended one")
     parser.add_argument("--threads", type=int, help="number of threads; by default one for each usable core")
     parser.add_argument("--batch-size", type=int, help="records in a forward pass; by default as the bundle recommends")
+    for name, words in LIMITS.items():
+        default = getattr(Limits, name)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"{words} (%(default)s)"
+        )  # fmt: skip
     parser.add_argument(
-        "--batch-records",
-        type=int,
-        default=Limits.batch_records,
-        help="records of all requests that run together (%(default)s)",
-    )
-    parser.add_argument(
-        "--waiting",
-        type=int,
-        default=Limits.waiting,
-        help="requests that may wait (%(default)s); others get the status 503",
-    )
-    parser.add_argument("--records", type=int, default=Limits.records, help="most records in a request (%(default)s)")
-    parser.add_argument(
-        "--characters", type=int, default=Limits.characters, help="most characters in a text (%(default)s)"
-    )
-    parser.add_argument("--body", type=int, default=Limits.body, help="most bytes in a request (%(default)s)")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=Limits.seconds,
-        help="most for a body to arrive, and for an answer (%(default)s)",
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which a server without a token may be addressed, beside localhost; may be repeated",
     )
     parser.add_argument(
         "--refuse-long", action="store_true",
@@ -96,26 +101,42 @@ def _serve(options: argparse.Namespace) -> None:
         from distill.serve.server import run
     except ModuleNotFoundError as error:
         raise UserError(f"distill.serve needs {error.name}: pip install 'distill[serve]'") from error
-    token = os.environ.get(TOKEN) or None
+    token = read_token()
     check_options(options, token)
     names = {field.name for field in fields(Limits)}
     limits = Limits(**{name: value for name, value in vars(options).items() if name in names})
     models = load_models(options.bundles, model=options.model, threads=options.threads, limits=limits)
     for model in models.values():
         if model.bundle.caution is not None:
-            _log(f"{model.name}: {model.bundle.model} did not pass the gate of its export, {model.bundle.caution}")
-    service = Service(models, limits=limits, token=token, reload_seconds=options.reload, log=_log)
+            write_log(f"{model.name}: {model.bundle.model} did not pass the gate of its export, {model.bundle.caution}")
+    hosts = {host.lower() for host in (options.host, *options.allow_host)} if token is None else None
+    service = Service(models, limits=limits, token=token, hosts=hosts, reload_seconds=options.reload, log=write_log)
     run(service, host=options.host, port=options.port)
+
+
+def read_token() -> str | None:
+    """Returns the token that requests must bear, None for none; raises UserError for one that no request could."""
+    token = os.environ.get(TOKEN, "").strip()
+    if os.environ.get(TOKEN) and not token:
+        raise UserError(f"{TOKEN} has nothing but spaces, expected a secret: unset it for a server without a token")
+    if any(letter < " " or letter == "\x7f" for letter in token):
+        raise UserError(f"{TOKEN} has a control character, which no header can have: choose another secret")
+    return token or None
 
 
 def check_options(options: argparse.Namespace, token: str | None) -> None:
     """Raises UserError for options that cannot be, and for a server that anybody could ask."""
-    for name in ("batch_size", "batch_records", "waiting", "records", "characters", "body"):
+    for name in ("batch_size", *LIMITS):
         value = getattr(options, name)
-        if value is not None and value < 1:
+        if isinstance(value, int) and value < 1:
             raise UserError(f"got --{name.replace('_', '-')} {value}, expected at least 1")
-    if not options.seconds > 0:
-        raise UserError(f"got --seconds {options.seconds:g}, expected more than 0")
+    for name, whole in (("characters", "total"), ("body", "held")):
+        part, most = getattr(options, name), getattr(options, whole)
+        if part > most:
+            raise UserError(f"got --{name} {part} and --{whole} {most}, expected --{whole} to be no less")
+    for name in ("seconds", "head_seconds"):
+        if not 0 < getattr(options, name) < float("inf"):
+            raise UserError(f"got --{name.replace('_', '-')} {getattr(options, name):g}, expected more than 0")
     if options.reload < 0:
         raise UserError(f"got --reload {options.reload:g}, expected 0 or more")
     if not 0 <= options.port < 65536:
@@ -127,18 +148,13 @@ def check_options(options: argparse.Namespace, token: str | None) -> None:
         )
 
 
-def is_loopback(host: str) -> bool:
-    """Returns whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
+def write_log(words: str) -> None:
+    """Prints a line. The server goes on where nobody reads it any more."""
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _log(words: str) -> None:
-    print(words, flush=True)
+        print(words, flush=True)
+    except (OSError, ValueError):  # A pipe without a reader, and a file that was closed.
+        with contextlib.suppress(OSError, ValueError):  # What is left in the buffer would fail again at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

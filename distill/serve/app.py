@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import hmac
-import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any
@@ -13,24 +11,21 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.routing import request_response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distill import __version__
 from distill.edge.bundle import LongTextError, RecordError
 from distill.edge.decoder import Prediction, Record
-from distill.edge.strings import SHOWN, shorten
-from distill.errors import UserError, first_line
+from distill.edge.strings import shorten
+from distill.errors import first_line
 from distill.serve.batcher import FullError
+from distill.serve.door import Door, refuse
 from distill.serve.measurements import Measurements
 from distill.serve.models import ServedModel, only
+from distill.serve.reading import GONE, RefusedError, read_records, wait_for_disconnect
 from distill.serve.settings import Limits
 
-OPEN_PATHS = ("/health", "/ready", "/")  # Without a token: they tell nothing of the models, and the page asks for it.
-FORMS = ("texts", "pairs", "inputs")
-GONE = 499  # A status for the log of a proxy; the client does not see it any more.
 BODY = {
     "required": True,
     "content": {
@@ -55,14 +50,6 @@ NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "stri
 OF_ONLY, OF_NAMED = {"requestBody": BODY}, {"requestBody": BODY, "parameters": [NAME]}  # In the description (OpenAPI).
 
 
-class RefusedError(Exception):
-    """A request that is not answered with predictions, with the status and the reason in words."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
 class Service:
     """Answers requests for some models.
 
@@ -70,6 +57,7 @@ class Service:
         models: by name.
         limits: of the requests.
         token: that requests must bear; None for none.
+        hosts: names by which a server without a token may be addressed beside those of loopback; None for any.
         reload_seconds: time between two looks at the directories of the models; 0 for none.
         log: is called with what happened, in words.
     """
@@ -80,13 +68,15 @@ class Service:
         *,
         limits: Limits,
         token: str | None = None,
+        hosts: Collection[str] | None = None,
         reload_seconds: float = 1.0,
         log: Any = print,
     ) -> None:
-        self.models, self.limits, self.token = models, limits, token
+        self.models, self.limits, self.token, self.hosts = models, limits, token, hosts
         self.reload_seconds, self.log = reload_seconds, log
         self.measurements = Measurements(models)
         self.is_ready = False
+        self._reader = ThreadPoolExecutor(max_workers=1)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -100,69 +90,38 @@ class Service:
         if watch is not None:
             watch.cancel()
         for model in self.models.values():
-            await model.batcher.stop()
+            await model.batcher.stop(self.limits.seconds)
+        self._reader.shutdown(wait=False, cancel_futures=True)
+
+    def find_fault(self) -> str | None:
+        """Returns why requests are not answered, None if they are."""
+        if not self.is_ready:
+            return "the server is stopping"
+        stuck = [name for name, model in self.models.items() if not model.batcher.is_working(self.limits.seconds)]
+        return f"{', '.join(stuck)} does not answer" if stuck else None
 
     async def predict(self, model: ServedModel, request: Request) -> Response:
         """Answers with the predictions, in the order of the records."""
         with self.measurements.time(model.name) as measured:
             try:
-                records = await self._read(model, request)
-                predictions = await self._wait(model, records, request)
+                records, costs = await read_records(request, model.bundle, self.limits, self._reader)
+                predictions = await self._wait(model, records, costs, request)
                 response = JSONResponse({"predictions": predictions})
             except RefusedError as error:
                 response = refuse(error.status, str(error))
             measured.status = response.status_code
         return response
 
-    async def _read(self, model: ServedModel, request: Request) -> list[Record]:
-        """Returns the records of a request; refuses one that is no JSON, too large, too slow or of another form."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise RefusedError(415, f"got the content type {kind or 'none'}, expected application/json")
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self.limits.seconds):
-                async for part in request.stream():
-                    body += part
-                    if len(body) > self.limits.body:
-                        raise RefusedError(413, f"the body has more than {self.limits.body:,} bytes, the limit")
-        except TimeoutError:
-            raise RefusedError(408, f"the body did not arrive within {self.limits.seconds:g} s") from None
-        try:
-            content = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise RefusedError(400, f"the body is no JSON: {error}") from error
-        return self._check(model, content)
-
-    def _check(self, model: ServedModel, content: object) -> list[Record]:
-        given = [name for name in FORMS if isinstance(content, dict) and content.get(name) is not None]
-        if not isinstance(content, dict) or len(given) != 1 or len(content) != 1:
-            names = ", ".join(map(str, content)) or "nothing" if isinstance(content, dict) else "no object"
-            raise RefusedError(422, f"got {names[:SHOWN]}, expected an object with one of {', '.join(FORMS)}")
-        records = content[given[0]]
-        if not isinstance(records, list):
-            raise RefusedError(422, f"got {given[0]}={shorten(records)}, expected a list")
-        size = sum(map(_count_texts, records)) if model.bundle.decoder.encodes else len(records)
-        if size > self.limits.records:
-            unit = "texts" if model.bundle.decoder.encodes else "records"
-            raise RefusedError(413, f"got {size:,} {unit}, the limit of a request is {self.limits.records:,}")
-        for number, record in enumerate(records, 1):
-            try:
-                model.bundle.decoder.read(record)
-            except (UserError, RecursionError) as error:
-                raise RefusedError(422, f"record {number}: {first_line(error)}") from error
-            if longest(record) > self.limits.characters:
-                raise RefusedError(
-                    413, f"a text of record {number} has more than {self.limits.characters:,} characters, the limit"
-                )
-        return records
-
-    async def _wait(self, model: ServedModel, records: list[Record], request: Request) -> list[Prediction]:
+    async def _wait(
+        self, model: ServedModel, records: list[Record], costs: list[int], request: Request
+    ) -> list[Prediction]:
         """Returns the predictions; gives up if the time is over or the client has gone."""
         if not records:
             return []
+        if not model.batcher.is_alive():
+            raise RefusedError(503, f"the model {model.name} does not answer: restart the server")
         try:
-            answer = model.batcher.submit(records)
+            answer = model.batcher.submit(records, costs)
         except FullError:
             raise RefusedError(503, f"{self.limits.waiting} requests wait already: try again in a second") from None
         gone = asyncio.ensure_future(wait_for_disconnect(request))
@@ -214,11 +173,11 @@ def create_app(service: Service) -> FastAPI:
         description="Predictions of exported students.",
     )  # fmt: skip
     app.router.route_class = PlainRoute
-    app.add_middleware(Door, service=service)
+    app.add_middleware(
+        Door, service=service, token=service.token, hosts=service.hosts, most=service.limits.held
+    )  # fmt: skip
 
-    @app.exception_handler(HTTPException)
-    async def unknown(request: Request, error: HTTPException) -> Response:
-        return refuse(error.status_code, f"{request.method} {request.url.path}: {error.detail}", error.headers)
+    app.add_exception_handler(HTTPException, refuse_path)
 
     @app.post("/predict", openapi_extra=OF_ONLY, summary="Predictions of the only model")
     async def predict(request: Request) -> Response:
@@ -244,7 +203,8 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/ready", summary="Whether requests are answered")
     async def ready(request: Request) -> Response:
-        return JSONResponse({"status": "ready"}) if service.is_ready else refuse(503, "the server is stopping")
+        reason = service.find_fault()
+        return JSONResponse({"status": "ready"}) if reason is None else refuse(503, reason)
 
     @app.get("/metrics", summary="Counters for Prometheus")
     async def metrics(request: Request) -> Response:
@@ -257,65 +217,12 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-class Door:
-    """Asks for the token, and once the server is stopping, tells with each answer that the connection ends."""
-
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.service = app, service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
-        async def send_last(message: Message) -> None:
-            if message["type"] == "http.response.start" and not self.service.is_ready:
-                MutableHeaders(scope=message)["Connection"] = "close"
-            await send(message)
-
-        if scope["path"] in OPEN_PATHS or is_allowed(Headers(scope=scope), self.service.token):
-            await self.app(scope, receive, send_last)
-        else:
-            denied = refuse(401, "the bearer token is missing or wrong", {"WWW-Authenticate": "Bearer"})
-            await denied(scope, receive, send_last)
-
-
-def refuse(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Returns an answer with the reason."""
-    retry = {"Retry-After": "1"} if status == 503 else {}
-    return JSONResponse({"error": reason}, status_code=status, headers={**retry, **(headers or {})})
+async def refuse_path(request: Request, error: Exception) -> Response:
+    """Answers a request for a path that there is not, or with another method."""
+    assert isinstance(error, HTTPException)
+    return refuse(error.status_code, f"{request.method} {request.url.path}: {error.detail}", error.headers)
 
 
 def names(service: Service) -> str:
     """Returns the names of the models in words."""
     return ", ".join(service.models)
-
-
-def is_allowed(headers: Headers, token: str | None) -> bool:
-    """Returns whether a request bears the token, or none is asked for."""
-    if token is None:
-        return True
-    kind, _, given = headers.get("authorization", "").partition(" ")
-    return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
-
-
-def _count_texts(record: object) -> int:
-    """Returns the number of texts of a record that is one text or a list of them."""
-    return len(record) if isinstance(record, list) else 1
-
-
-def longest(record: object) -> int:
-    """Returns the characters of the longest text anywhere in a record."""
-    if isinstance(record, str):
-        return len(record)
-    if isinstance(record, Mapping):
-        return max(map(longest, record.values()), default=0)
-    if isinstance(record, list):
-        return max(map(longest, record), default=0)
-    return 0
-
-
-async def wait_for_disconnect(request: Request) -> None:
-    """Returns when the client has closed the connection; the body must have been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -1,103 +1,210 @@
 """Runs the requests that wait together: while one batch is computed, the next one gathers."""
 
 import asyncio
+import heapq
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from distill.edge.bundle import RecordError
 from distill.edge.decoder import Prediction, Record
+from distill.errors import first_line
 
 Predict = Callable[[list[Record]], list[Prediction]]
+SHARE = 8_000  # Characters that a request gets computed before others have a turn, or one record.
 
 
 class FullError(Exception):
     """As many requests wait as may."""
 
 
-@dataclass(frozen=True)
+class ModelError(Exception):
+    """A model ended with something that is no `Exception`, such as a panic of the tokenizer."""
+
+
+@dataclass
 class Request:
-    """Records, and the future of their predictions. A cancelled future is not computed any more."""
+    """Records with their costs, and the future of their predictions. A cancelled future is not computed any more.
+
+    Attributes:
+        taken: number of records that are computed, or in the batch that is.
+        turn: the time of the queue at which the next records have their turn, in characters.
+    """
 
     records: Sequence[Record]
+    costs: Sequence[int]
     answer: "asyncio.Future[list[Prediction]]"
+    turn: int
+    taken: int = 0
+    predictions: list[Prediction] = field(default_factory=list)
+
+    def next_share(self, most: int) -> "Share":
+        """Returns the next records, one at least and `most` at most."""
+        last, cost = self.taken + 1, self.costs[self.taken]
+        end = min(len(self.records), self.taken + most)
+        while last < end and cost + self.costs[last] <= SHARE:
+            cost += self.costs[last]
+            last += 1
+        return Share(self, self.taken, last, cost)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Records of a request that run in one batch, from `first` to `last` (exclusive)."""
+
+    request: Request
+    first: int
+    last: int
+    cost: int
+
+    @property
+    def records(self) -> Sequence[Record]:
+        return self.request.records[self.first : self.last]
+
+    def fail(self, error: Exception) -> None:
+        if isinstance(error, RecordError):  # It counts from the beginning of the share.
+            error = type(error)(error.number + self.first, error.reason)
+        self.request.answer.set_exception(error)
 
 
 class Batcher:
     """A queue of requests and one thread that answers them.
 
-    No request waits for others to come: a batch is what gathered while the one before was computed.
+    No request waits for others to come: a batch is what gathered while the one before was computed. A large request
+    runs in shares, between which others have their turns: the next share is the one that would end first if all
+    requests ran at once (start-time fair queueing), so that a small request does not wait for the end of large ones.
 
     Args:
         predict: returns the predictions of records in their order; it is called in the thread.
         waiting: number of requests that may wait.
-        records: of all requests of a batch, at most; a single request may have more.
+        records: of all requests of a batch, at most.
+        characters: likewise; a single share may have more.
     """
 
-    def __init__(self, predict: Predict, *, waiting: int, records: int) -> None:
-        self.predict, self.records = predict, records
+    def __init__(self, predict: Predict, *, waiting: int, records: int, characters: int = 32_000) -> None:
+        self.predict, self.most, self.records, self.characters = predict, waiting, records, characters
         self.sizes: list[Callable[[int], object]] = []  # Called with the number of records of each batch.
-        self._queue: asyncio.Queue[Request] = asyncio.Queue(waiting)
+        self._queue: list[tuple[int, int, Request]] = []
+        self._numbers, self._clock = itertools.count(), 0
+        self._arrived, self._idle = asyncio.Event(), asyncio.Event()
+        self._idle.set()
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._worker: asyncio.Task[None] | None = None
+        self._since: float | None = None
 
     def start(self) -> None:
         """Starts to answer; needs a running event loop."""
         self._worker = asyncio.create_task(self._work())
 
-    async def stop(self) -> None:
-        """Answers all that waits, and ends the thread."""
-        await self._queue.join()
+    async def stop(self, seconds: float) -> None:
+        """Answers all that waits, for at most some seconds, and ends the thread."""
         if self._worker is not None:
+            idle = asyncio.ensure_future(self._idle.wait())
+            await asyncio.wait({idle, self._worker}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            idle.cancel()
             self._worker.cancel()
-        self._thread.shutdown()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def waiting(self) -> int:
         """Returns the number of requests that wait."""
-        return self._queue.qsize()
+        return len(self._queue)
 
-    def submit(self, records: Sequence[Record]) -> "asyncio.Future[list[Prediction]]":
+    def is_working(self, seconds: float) -> bool:
+        """Returns whether requests are answered, and the batch that runs has not taken longer than some seconds."""
+        return self.is_alive() and (
+            self._since is None or asyncio.get_running_loop().time() - self._since <= seconds
+        )  # fmt: skip
+
+    def is_alive(self) -> bool:
+        """Returns whether the task that answers has not ended."""
+        return self._worker is not None and not self._worker.done()
+
+    def submit(
+        self, records: Sequence[Record], costs: Sequence[int] | None = None
+    ) -> "asyncio.Future[list[Prediction]]":
         """Returns the future of the predictions.
+
+        Args:
+            costs: of each record, in characters; None for 1 each.
 
         Raises:
             FullError: if as many requests wait as may.
         """
-        request = Request(records, asyncio.get_running_loop().create_future())
-        try:
-            self._queue.put_nowait(request)
-        except asyncio.QueueFull:
-            raise FullError from None
+        if len(self._queue) >= self.most:
+            raise FullError
+        answer = asyncio.get_running_loop().create_future()
+        request = Request(records, [1] * len(records) if costs is None else costs, answer, self._clock)
+        self._push(request)
         return request.answer
+
+    def _push(self, request: Request) -> None:
+        end = request.turn + request.next_share(self.records).cost
+        heapq.heappush(self._queue, (end, next(self._numbers), request))
+        self._arrived.set()
+        self._idle.clear()
 
     async def _work(self) -> None:
         while True:
-            batch = [await self._queue.get()]
-            number = len(batch[0].records)
-            while not self._queue.empty() and number < self.records:
-                batch.append(self._queue.get_nowait())
-                number += len(batch[-1].records)
-            await self._answer([request for request in batch if not request.answer.done()])
-            for _ in batch:
-                self._queue.task_done()
+            await self._arrived.wait()
+            self._since = asyncio.get_running_loop().time()
+            await self._answer(self._take())
+            self._since = None
+            if not self._queue:
+                self._arrived.clear()
+                self._idle.set()
 
-    async def _answer(self, batch: list[Request]) -> None:
-        """Computes a batch; where that fails, each of its requests alone, so that only the cause of it fails."""
-        if not batch:
+    def _take(self) -> list[Share]:
+        """Returns the shares of the next batch, and takes them out of the queue."""
+        shares: list[Share] = []
+        records = cost = 0
+        while self._queue:
+            _, _, request = self._queue[0]
+            if request.answer.done():  # It was cancelled.
+                heapq.heappop(self._queue)
+                continue
+            share = request.next_share(self.records)
+            records, cost = records + len(share.records), cost + share.cost
+            if shares and (records > self.records or cost > self.characters):
+                break
+            heapq.heappop(self._queue)
+            shares.append(share)
+            self._clock = max(self._clock, request.turn)
+            request.taken, request.turn = share.last, request.turn + share.cost
+            if request.taken < len(request.records):
+                self._push(request)
+        return shares
+
+    async def _answer(self, shares: Sequence[Share]) -> None:
+        """Computes a batch; where that fails, each of its shares alone, so that only the cause of it fails."""
+        shares = [share for share in shares if not share.request.answer.done()]
+        if not shares:
             return
-        records = [record for request in batch for record in request.records]
+        records = [record for share in shares for record in share.records]
         for report in self.sizes:
             report(len(records))
         try:
-            predictions = await asyncio.get_running_loop().run_in_executor(self._thread, self.predict, records)
+            predictions = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, records)
         except Exception as error:
-            if len(batch) > 1:
-                for request in batch:
-                    await self._answer([request])
-            elif not batch[0].answer.done():
-                batch[0].answer.set_exception(error)
+            if len(shares) > 1:
+                for share in shares:
+                    await self._answer([share])
+            elif not shares[0].request.answer.done():
+                shares[0].fail(error)
             return
-        first = 0
-        for request in batch:
-            last = first + len(request.records)
-            if not request.answer.done():  # It was cancelled while it was computed.
-                request.answer.set_result(predictions[first:last])
-            first = last
+        remaining = iter(predictions)
+        for share in shares:
+            request = share.request
+            request.predictions += itertools.islice(remaining, len(share.records))
+            # It may have been cancelled while it was computed.
+            if len(request.predictions) == len(request.records) and not request.answer.done():
+                request.answer.set_result(request.predictions)
+
+    def _run(self, records: list[Record]) -> list[Prediction]:
+        """Returns the predictions, or raises an `Exception`: another one would end the task that waits for it."""
+        try:
+            return self.predict(records)
+        except Exception:
+            raise
+        except BaseException as error:
+            raise ModelError(first_line(error)) from error

@@ -1,18 +1,24 @@
 """The bundles that are served, each loaded again when its directory changes."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from distill.edge import Bundle
+from distill.edge.bundle import RecordError
 from distill.edge.decoder import Prediction, Record
 from distill.edge.manifest import NAME
-from distill.errors import DistillError, UserError
+from distill.errors import DistillError, UserError, first_line
 from distill.serve.batcher import Batcher
 from distill.serve.settings import Limits
 
 Signature = tuple[int, int, int]
+# A record of each form.
+PROBES: Sequence[Record] = (
+    "a", ["a", "b"], {"question": "a", "context": "b"}, {"question": "a", "choices": ["b", "c"]},
+)  # fmt: skip
 
 
 class ServedModel:
@@ -32,9 +38,12 @@ class ServedModel:
     def __init__(self, name: str, directory: Path, *, model: str | None, threads: int | None, limits: Limits) -> None:
         self.name, self.directory, self.batch_size = name, directory, limits.batch_size
         self._model, self._threads, self._truncate = model, threads, not limits.refuse_long
+        self._most_rows = limits.rows
         self._signature = _sign(directory)
         self.bundle = self._load()
-        self.batcher = Batcher(self._predict, waiting=limits.waiting, records=limits.batch_records)
+        self.batcher = Batcher(
+            self._predict, waiting=limits.waiting, records=limits.batch_records, characters=limits.batch_characters
+        )  # fmt: skip
 
     def describe(self) -> dict[str, object]:
         """Returns what a client may want to know of the model."""
@@ -49,7 +58,7 @@ class ServedModel:
     async def reload_if_changed(self, thread: ThreadPoolExecutor) -> str | None:
         """Loads the bundle again if bundle.json is another file than before; requests go on with the old one.
 
-        A bundle that cannot be loaded, as while it is being written, is tried again in the next call.
+        A bundle that cannot be loaded or cannot predict, as while it is being written, is tried again in the next call.
 
         Returns:
             What happened in words, None if nothing did.
@@ -65,10 +74,33 @@ class ServedModel:
         return f"{self.name} changed and was loaded again"
 
     def _load(self) -> Bundle:
-        return Bundle(self.directory, model=self._model, threads=self._threads)
+        """Returns the bundle, which has predicted a record."""
+        try:
+            bundle = Bundle(self.directory, model=self._model, threads=self._threads)
+            check_predicts(bundle)
+        except (DistillError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # A panic of the tokenizer is no `Exception`.
+            raise UserError(f"{self.directory} cannot predict: {first_line(error)}") from error
+        return bundle
 
     def _predict(self, records: list[Record]) -> list[Prediction]:
-        return self.bundle.predict(records, batch_size=self.batch_size, truncate=self._truncate)
+        return self.bundle.predict(
+            records, batch_size=self.batch_size, truncate=self._truncate, most_rows=self._most_rows
+        )  # fmt: skip
+
+
+def check_predicts(bundle: Bundle) -> None:
+    """Predicts a record of the form that the bundle reads; raises what that raises."""
+    mask = getattr(bundle.decoder, "mask_token", None)
+    for record in PROBES if mask is None else [mask]:
+        try:
+            bundle.decoder.read(record)
+        except UserError:  # It is of another form.
+            continue
+        with contextlib.suppress(RecordError):  # The letter may have no token.
+            bundle.predict([record])
+        return
 
 
 def load_models(

@@ -1,6 +1,8 @@
 """The process that listens: it starts, is stopped by a signal, and answers what it has accepted before it ends."""
 
 import asyncio
+import contextlib
+import math
 import signal
 from typing import Any
 
@@ -8,9 +10,11 @@ import uvicorn
 
 from distill.errors import UserError
 from distill.serve.app import Service, create_app
+from distill.serve.protocol import create_protocol
 
 DRAIN_SECONDS = 2.0  # For a client with an open connection to send another request, and to be told to close it.
 TICK_SECONDS = 0.02
+OTHER_FILES = 64  # Open files that are no connections.
 KEEP_ALIVE_SECONDS = 75  # Longer than the 60 s of common proxies, which would reuse a connection that we have closed.
 
 
@@ -24,7 +28,9 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(service), host=host, port=port, log_level="warning", access_log=False, server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS, proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS, proxy_headers=False, ws="none",
+                http=create_protocol(service.limits, most_connections(service.limits.connections)),
+                timeout_graceful_shutdown=math.ceil(2 * service.limits.seconds),
             )
         )  # fmt: skip
         self.service = service
@@ -43,6 +49,15 @@ class Server(uvicorn.Server):
         while self.server_state.connections and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(TICK_SECONDS)
         await super().shutdown(sockets)
+
+
+def most_connections(most: int) -> int:
+    """Returns how many connections may be open, which are files for the system."""
+    with contextlib.suppress(ModuleNotFoundError):  # Windows has no limit that a program could read.
+        import resource
+
+        most = min(most, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_FILES))
+    return most
 
 
 def run(service: Service, *, host: str, port: int) -> None:

@@ -5,24 +5,38 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a request; one that exceeds a limit is refused, and nothing of it is computed.
+    """The limits of a request and of a connection; one that exceeds a limit is refused, and nothing of it is computed.
 
     Args:
         body: bytes of a request.
         records: number of records in a request.
         characters: of a text.
+        total: characters of all texts of a request, as `cost` counts them.
+        rows: of the model for a record: windows of a context, choices, masks, or texts of a list.
         waiting: requests of a model that wait for their turn; one more gets the status 503.
-        seconds: for the body of a request to arrive, and again for its answer.
+        seconds: for the body of a request to arrive, again for its answer, and again for the client to read it.
         batch_size: records in a forward pass; None for as many as the bundle recommends.
         batch_records: records of all requests that run together.
+        batch_characters: of all requests that run together, or those of one record.
         refuse_long: whether to refuse a record of more tokens than the bundle reads, which is cut otherwise.
+        held: bytes of the bodies and answers of all requests that are in memory at once.
+        connections: that are open at once; the one that has waited longest for a request makes room for another.
+        head: bytes of the headers of a request.
+        head_seconds: for the headers to arrive.
     """
 
     body: int = 4_000_000
     records: int = 1_000
     characters: int = 20_000
+    total: int = 1_000_000
+    rows: int = 100
     waiting: int = 256
     seconds: float = 30.0
     batch_size: int | None = None
     batch_records: int = 256
+    batch_characters: int = 32_000
     refuse_long: bool = False
+    held: int = 32_000_000
+    connections: int = 512
+    head: int = 32_768
+    head_seconds: float = 10.0

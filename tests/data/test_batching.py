@@ -277,7 +277,6 @@ def test_the_parts_that_are_cut_off_a_pair_are_not_built(tokenizer: PreTrainedTo
     assert tokenizer.backend_tokenizer.truncation is None
 
 
-
 def test_dev_comes_completely_and_longest_first(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(batching.scoring_steps, "__defaults__", (64,))
     texts = [text for text, _ in sentences(24)]

@@ -79,7 +79,7 @@ def write_choice_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **c
 
 def write_tag_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
     """Writes a bundle that tags a token by its id modulo the number of labels, with a logit of 4."""
-    labels = ["O", "B-film", "I-film", "B-cast"]
+    labels = changes.get("labels", ["O", "B-film", "I-film", "B-cast"])
     write_toy_bundle(
         directory, tokenizer, **{"kind": "token_classification", "answer": "tags", "decoder": "tags", "labels": labels,
         "max_length": 24} | changes,

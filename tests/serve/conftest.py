@@ -54,7 +54,7 @@ class Running:
         text = response.read().decode()
         connection.close()
         is_json = "json" in (response.getheader("content-type") or "")
-        return Answer(response.status, json.loads(text) if is_json else text, dict(response.getheaders()))
+        return Answer(response.status, json.loads(text) if is_json and text else text, dict(response.getheaders()))
 
     def get(self, path: str, **headers: str) -> Answer:
         return self.ask(None, path, method="GET", headers=headers)
@@ -101,11 +101,17 @@ def start() -> Iterator[Any]:
     """A function that starts a server for bundles; all are stopped after the test."""
     running: list[Running] = []
 
-    def run(*bundles: object, token: str | None = None, reload_seconds: float = 0.0, **limits: Any) -> Running:
+    def run(
+        *bundles: object,
+        token: str | None = None,
+        hosts: set[str] | None = None,
+        reload_seconds: float = 0.0,
+        **limits: Any,
+    ) -> Running:
         chosen = Limits(**limits)
         models = load_models([str(entry) for entry in bundles], model=None, threads=1, limits=chosen)
         said: queue.Queue[str] = queue.Queue()
-        service = Service(models, limits=chosen, token=token, reload_seconds=reload_seconds, log=said.put)
+        service = Service(models, limits=chosen, token=token, hosts=hosts, reload_seconds=reload_seconds, log=said.put)
         server = Server(service, host="127.0.0.1", port=0)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

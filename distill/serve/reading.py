@@ -1,0 +1,203 @@
+"""Reads the records of a request, and refuses one that is too large, too slow or of another form."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from distill.edge.bundle import Bundle
+from distill.edge.decoder import Decoder, Example, Record
+from distill.edge.strings import SHOWN, shorten
+from distill.errors import UserError, first_line
+from distill.serve.settings import Limits
+
+FORMS = ("texts", "pairs", "inputs")
+KEYS = ("text", "top_k", "tokens", "question", "context", "choices")  # Of records; others are dropped.
+SMALL = 65_536  # Bytes of a body that is read at once.
+GONE = 499  # A status for the log of a proxy; the client does not see it any more.
+# What a sequence of tokens and a piece for a mask cost beside their characters, and a mask for each token of the
+# vocabulary.
+SEQUENCE, PIECE, MASK = 20, 10, 0.01
+
+
+class RefusedError(Exception):
+    """A request that is not answered with predictions, with the status and the reason in words."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+async def read_records(
+    request: Request, bundle: Bundle, limits: Limits, thread: ThreadPoolExecutor
+) -> tuple[list[Record], list[int]]:
+    """Returns the records of a request and their costs in characters.
+
+    Args:
+        thread: reads large bodies one after the other, so that small requests are answered meanwhile.
+    """
+    body = await _read_body(request, limits)
+    if len(body) <= SMALL:
+        return _parse_records(body, bundle, limits)
+    parsed = asyncio.get_running_loop().run_in_executor(thread, _parse_records, body, bundle, limits)
+    try:
+        return await asyncio.wait_for(parsed, limits.seconds)
+    except TimeoutError:
+        raise RefusedError(503, "other large requests are read: try again in a second") from None
+
+
+def _parse_records(body: bytearray, bundle: Bundle, limits: Limits) -> tuple[list[Record], list[int]]:
+    try:
+        return _check_records(_parse_body(body), bundle, limits)
+    except RecursionError:
+        raise RefusedError(400, "the body has lists or objects in too many others") from None
+
+
+async def _read_body(request: Request, limits: Limits) -> bytearray:
+    """Returns the body of a request; refuses one of another type, that is too large or too slow."""
+    _check_headers(request, limits)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limits.body:
+                    raise RefusedError(413, f"the body has more than {limits.body:,} bytes, the limit")
+    except TimeoutError:
+        raise RefusedError(408, f"the body did not arrive within {limits.seconds:g} s") from None
+    except ClientDisconnect:
+        raise RefusedError(GONE, "the client has gone") from None
+    return body
+
+
+def _check_headers(request: Request, limits: Limits) -> None:
+    """Refuses what its headers tell, before the body is read."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RefusedError(415, f"got the content type {kind or 'none'}, expected application/json")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise RefusedError(415, f"got the content encoding {encoding}, expected none: send the JSON as it is")
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > limits.body:
+        raise RefusedError(413, f"the body has more than {limits.body:,} bytes, the limit")
+
+
+def _parse_body(body: bytearray) -> object:
+    """Returns the JSON of a body."""
+    try:
+        return json.loads(body, object_pairs_hook=_join_pairs)
+    except ValueError as error:
+        raise RefusedError(400, f"the body is no JSON: {first_line(error)}") from error
+
+
+def _join_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {shorten(double)} is given twice in one object")
+    return content
+
+
+def _check_records(content: object, bundle: Bundle, limits: Limits) -> tuple[list[Record], list[int]]:
+    """Returns the records of a request and their costs in characters."""
+    records = _find_records(content)
+    encodes = bundle.decoder.encodes
+    size = sum(len(record) if isinstance(record, list) else 1 for record in records) if encodes else len(records)
+    if size > limits.records:
+        unit = "texts" if encodes else "records"
+        raise RefusedError(413, f"got {size:,} {unit}, the limit of a request is {limits.records:,}")
+    checked: list[Record] = []
+    costs: list[int] = []
+    total = 0
+    for number, given in enumerate(records, 1):
+        record = _simplify(given, number, limits)
+        try:
+            example = bundle.decoder.read(record)
+        except UserError as error:
+            raise RefusedError(422, f"record {number}: {first_line(error)}") from error
+        _check_size(example, bundle.decoder, number, limits)
+        checked.append(record)
+        costs.append(cost(example, bundle.decoder))
+        total += costs[-1]
+        if total > limits.total:
+            raise RefusedError(
+                413, f"the request counts as more than {limits.total:,} characters, the limit: send several requests"
+            )  # fmt: skip
+    return checked, costs
+
+
+def _find_records(content: object) -> list[Any]:
+    given = [name for name in FORMS if isinstance(content, dict) and content.get(name) is not None]
+    if not isinstance(content, dict) or len(given) != 1 or len(content) != 1:
+        names = ", ".join(map(_show, content)) or "nothing" if isinstance(content, dict) else "no object"
+        raise RefusedError(422, f"got {names[:SHOWN]}, expected an object with one of {', '.join(FORMS)}")
+    records = content[given[0]]
+    if not isinstance(records, list):
+        raise RefusedError(422, f"got {given[0]}={shorten(records)}, expected a list")
+    return records
+
+
+def _show(name: str) -> str:
+    return name[:SHOWN].encode("utf-8", "backslashreplace").decode()
+
+
+def _simplify(record: Any, number: int, limits: Limits) -> Any:
+    """Returns a record without the keys that no decoder reads; they would take memory while it waits."""
+    if not isinstance(record, dict):
+        return record
+    known = {key: record[key] for key in KEYS if key in record}
+    for key, value in known.items():
+        if isinstance(value, dict) or (isinstance(value, list) and not all(isinstance(each, str) for each in value)):
+            raise RefusedError(422, f"record {number}: {key} has lists or objects in it, expected texts")
+    tokens = known.get("tokens")
+    if isinstance(tokens, list) and sum(map(len, tokens)) + len(tokens) - 1 > limits.characters:
+        raise _too_long(number, limits)
+    return known
+
+
+def _check_size(example: Example, decoder: Decoder, number: int, limits: Limits) -> None:
+    texts = (example.text, example.pair or "", example.context or "", *example.choices, *example.more)
+    if max(map(len, texts)) > limits.characters:
+        raise _too_long(number, limits)
+    for rows, unit in (
+        (len(example.choices), "choices"),
+        (len(example.more) + 1, "texts"),
+        (_count_masks(example, decoder), "masks"),
+    ):
+        if rows > limits.rows:
+            raise RefusedError(413, f"record {number} has {rows:,} {unit}, the limit of a record is {limits.rows}")
+
+
+def _too_long(number: int, limits: Limits) -> RefusedError:
+    return RefusedError(
+        413, f"a text of record {number} has more than {limits.characters:,} characters, the limit"
+    )  # fmt: skip
+
+
+def cost(example: Example, decoder: Decoder) -> int:
+    """Returns about how much it takes to compute an example, in characters of text."""
+    texts: Sequence[str] = (example.text, example.pair or "", *example.more)
+    shared = len(example.context or "") + len(example.text)
+    characters = sum(len(choice) + shared + SEQUENCE for choice in example.choices) or sum(
+        len(text) + SEQUENCE for text in texts
+    )
+    masks = _count_masks(example, decoder)
+    if masks:
+        characters += int(masks * (MASK * decoder.size + PIECE * (example.top_k or decoder.top_k)))  # type: ignore[attr-defined]  # It fills masks.
+    return characters
+
+
+def _count_masks(example: Example, decoder: Decoder) -> int:
+    return example.text.count(decoder.mask_token) if decoder.at_positions else 0  # type: ignore[attr-defined]
+
+
+async def wait_for_disconnect(request: Request) -> None:
+    """Returns when the client has closed the connection; the body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
