@@ -15,7 +15,20 @@ ROOT = Path(distill.__file__).resolve().parents[1]
 PACKAGES = ("distill", "students", "teachers")
 # A unit, a file or folder right below `distill`, imports itself and units of lower levels.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("secrets", "errors", "sentences", "files", "options", "console", "locks", "hub", "listing", "mirror", "cache"),
+    (
+        "secrets",
+        "errors",
+        "sentences",
+        "files",
+        "readers",
+        "options",
+        "console",
+        "locks",
+        "hub",
+        "listing",
+        "mirror",
+        "cache",
+    ),
     ("contracts",),
     ("data", "edge", "losses"),
     ("models", "text"),
@@ -30,6 +43,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 WITHIN = {
     "errors": {"secrets"},
     "files": {"errors", "locks"},
+    "readers": {"errors"},
     "console": {"secrets", "errors", "files"},
     "hub": {"errors", "files"},
     "listing": {"files"},
@@ -44,7 +58,7 @@ WITHIN = {
     "chain": {"plan", "depth_ladder", "seeds", "part", "stages"},
 }
 # Units that import less than their level allows.
-ONLY = {"edge": {"errors", "files"}, "serve": {"errors", "files", "edge"}}
+ONLY = {"edge": {"errors", "files", "readers"}, "serve": {"errors", "files", "edge"}}
 VERSION = {"distill.__version__"}  # Every module may import this name, and no other, from the package itself.
 FOR_STUDENTS_AND_TEACHERS = {"errors", "files", "hub", "contracts", "models"}
 HEAVY = ("torch", "transformers", "lightning", "hydra", "datasets", "sklearn", "pydantic")

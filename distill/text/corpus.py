@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from distill import files, hub
 from distill.errors import UnreachableError, UserError
+from distill.readers.lines import format_reason, reading_errors
 from distill.text import readers
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class Corpus:
         hash_content = (self.count_bytes() or 0) <= MAX_HASHED_BYTES
         for name, path in self._files:
             status = readers.read_status(path)
-            with readers.reading_errors(path):
+            with reading_errors(path):
                 content = files.hash_file(path) if hash_content else str(status.st_mtime_ns)
             digest.update(json.dumps([name, status.st_size, content]).encode())
         return digest.hexdigest()
@@ -250,11 +251,11 @@ class Corpus:
         except (OSError, errors.HTTPError) as error:
             raise UnreachableError(
                 f"{self.describe()}: the download failed after row {number}{shard_name} "
-                f"({readers.format_reason(error)}): run the command again, or download the data set and set "
+                f"({format_reason(error)}): run the command again, or download the data set and set "
                 "task.data_dir=DIR"
             ) from error
         except (ValueError, RuntimeError) as error:
-            reason = readers.format_reason(error)
+            reason = format_reason(error)
             raise UserError(f"{self.describe()} cannot be read after row {number}{shard_name}: {reason}") from error
 
     @cached_property

@@ -1,17 +1,15 @@
 """Readers of text, JSONL and Parquet files, which yield documents in chunks of limited size."""
 
 import codecs
-import gzip
 import io
-import json
 import os
 import reprlib
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 from distill.errors import UserError
+from distill.readers.lines import open_file, reading_errors, unreadable
+from distill.readers.rows import read_objects
 
 SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".parquet", ".txt.gz", ".text.gz", ".md.gz", ".jsonl.gz")
 
@@ -61,7 +59,7 @@ def find_files(root: Path) -> Iterator[Path]:
 
 
 def _raise_user_error(error: OSError) -> None:
-    raise UserError(f"{error.filename} cannot be read: {format_reason(error)}") from error
+    raise unreadable(error.filename, error) from error
 
 
 def read_status(path: Path) -> os.stat_result:
@@ -74,35 +72,11 @@ def read_status(path: Path) -> os.stat_result:
         return path.stat()
 
 
-@contextmanager
-def reading_errors(path: Path) -> Iterator[None]:
-    """Converts errors of the readers to a UserError of one line with the file's path."""
-    try:
-        yield
-    except (OSError, EOFError, zlib.error, ValueError, NotImplementedError) as error:
-        raise UserError(f"{path} cannot be read: {format_reason(error)}") from error
-
-
-def format_reason(error: Exception) -> str:
-    """Returns the first line of an error's message."""
-    lines = (getattr(error, "strerror", None) or str(error)).splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _open_file(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    return gzip.open(path) if path.name.lower().endswith(".gz") else open(path, "rb")
-
-
-def _decoding_error(path: Path, position: int) -> UserError:
-    unpacked = " when unpacked" if path.name.lower().endswith(".gz") else ""
-    return UserError(f"{path} is not UTF-8 at byte {position}{unpacked}, expected text in UTF-8: convert it with iconv")
-
-
 def read_blocks(path: Path) -> Iterator[str]:
     """Yields a text file in blocks of at most `CHUNK_SIZE` characters, with "\\n" as the only line end."""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
     text, bytes_read = "", 0
-    with reading_errors(path), _open_file(path) as file:
+    with reading_errors(path), open_file(path) as file:
         while True:
             data = file.read(READ_BYTES)
             bytes_read += len(data)
@@ -110,7 +84,11 @@ def read_blocks(path: Path) -> Iterator[str]:
                 text += decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
                 # The object may begin with bytes of the previous read.
-                raise _decoding_error(path, bytes_read - len(error.object) + error.start) from error
+                position = bytes_read - len(error.object) + error.start
+                unpacked = " when unpacked" if path.name.lower().endswith(".gz") else ""
+                raise UserError(
+                    f"{path} is not UTF-8 at byte {position}{unpacked}, expected text in UTF-8: convert it with iconv"
+                ) from error
             while len(text) > CHUNK_SIZE:
                 end = _find_chunk_end(text)
                 yield text[:end]
@@ -166,22 +144,8 @@ def split_rows(texts: Iterable[str]) -> Iterator[str | None]:
 
 def _read_jsonl(path: Path, column: str) -> Iterator[str]:
     """Yields the column of each line. A complete line is in memory, because JSON cannot be parsed in chunks."""
-    bytes_read = 0
-    with reading_errors(path), _open_file(path) as file:
-        for number, line in enumerate(file, 1):
-            content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            bytes_read += len(line)
-            if not content.strip():
-                continue
-            try:
-                row = json.loads(content.decode())
-            except UnicodeDecodeError as error:
-                raise _decoding_error(path, bytes_read - len(content) + error.start) from error
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}, line {number} is not valid JSON: {format_reason(error)}") from error
-            if not isinstance(row, dict):
-                raise UserError(f'{path}, line {number} is {reprlib.repr(row)}, expected {{"{column}": "..."}}')
-            yield get_text(row, column, f"{path}, line {number}")
+    for number, row in read_objects(path):
+        yield get_text(row, column, f"{path}, line {number}")
 
 
 def _read_parquet(path: Path, column: str) -> Iterator[str]:

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distill.data import readers
 from distill.data.readers import Table, read_file
 from distill.data.tables import LabelledData
 from distill.errors import UserError
+from distill.readers import lines
 from distill.tasks import Classification, Regression
 
 WANTED = ("text", "label")
@@ -221,7 +221,7 @@ def test_a_file_without_read_permission_is_refused(tmp_path: Path, monkeypatch: 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(readers, "open", refuse, raising=False)
+    monkeypatch.setattr(lines, "open", refuse, raising=False)
     with pytest.raises(UserError, match=r"a\.csv cannot be read: Permission denied"):
         read_file(tmp_path / "a.csv", WANTED)
 

@@ -1,0 +1,165 @@
+"""Rows of CSV, TSV and JSONL files, which may be compressed with gzip."""
+
+import csv
+import json
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from distill.errors import UserError, first_line
+from distill.readers.lines import iterate_lines, lone_carriage_return, reading_errors
+
+SUFFIXES = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz")
+
+_LONGEST_FIELD = 2**31 - 1  # Characters of a CSV field; the default of `csv` is 131,072.
+_NAMES_SHOWN = 20
+
+Row = Mapping[str, object]
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yields the first line and the values by column of each row of a file of a type in `SUFFIXES`.
+
+    Fields of CSV and TSV are strings. TSV has no quotes. Blank lines are skipped.
+
+    Raises:
+        UserError: if the file cannot be read, or a line of it has no clear meaning.
+    """
+    if is_delimited(path):
+        fields = read_fields(path)
+        _, names = next(fields)
+        yield from ((number, dict(zip(names, row, strict=True))) for number, row in fields)
+        return
+    found: dict[str, None] = {}
+    for number, row in read_objects(path):
+        found.update(dict.fromkeys(row))
+        yield number, row
+    if not found:
+        raise UserError(f"{path} has no examples, expected an object on every line")
+    check_names(str(path), tuple(found))
+
+
+def is_delimited(path: Path) -> bool:
+    """Returns whether a file is CSV or TSV."""
+    return path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
+
+
+def read_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields the first line and the fields of the header of a CSV or TSV file, and then of each row.
+
+    Raises:
+        UserError: if the file cannot be read, has no row, or has rows of another number of fields than its header.
+    """
+    names: list[str] = []
+    with reading_errors(path), _long_fields():
+        number, is_tsv = 0, path.name.lower().removesuffix(".gz").endswith(".tsv")
+        rows = _parse_tsv(path) if is_tsv else _parse_csv(path)
+        for first, row in rows:
+            if len(row) < 2 and not any(field.strip() for field in row):
+                continue
+            if not names:
+                names = row
+                check_names(str(path), names)
+            elif len(row) == len(names):
+                number = first
+            else:
+                fields = "1 field" if len(row) == 1 else f"{len(row)} fields"
+                raise UserError(
+                    f"{path}, line {first} has {fields}, its header {len(names)}: expected as many in every row"
+                )
+            yield first, row
+    if not names:
+        raise UserError(f"{path} is empty, expected a header and examples")
+    if not number:
+        raise UserError(f"{path} has a header and no examples")
+
+
+def read_objects(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yields the number and the object of each line of a JSONL file, which may have none.
+
+    Raises:
+        UserError: if the file cannot be read, or a line is no object.
+    """
+    with reading_errors(path):
+        for number, line in enumerate(iterate_lines(path), 1):
+            if line.strip():
+                yield number, _parse_json(path, number, line)
+
+
+def check_names(source: str, names: Sequence[str]) -> None:
+    """Raises UserError for column names that differ in nothing but white space. Columns without a name are allowed."""
+    seen: dict[str, str] = {}
+    for name in names:
+        plain = name.strip()
+        if plain and plain in seen:
+            columns = f"the column {name}" if seen[plain] == name else f"the columns {seen[plain]!r} and {name!r}"
+            twice = " twice" if seen[plain] == name else ""
+            raise UserError(f"{source} has {columns}{twice}, expected different names: rename one of them")
+        seen[plain] = name
+
+
+def show_names(names: Sequence[str]) -> str:
+    """Returns names on one line: with quotes where white space or a control character would not show."""
+    shown = [
+        reprlib.repr(name) if name != name.strip() or not name.isprintable() or len(name) > 60 else name
+        for name in names[:_NAMES_SHOWN]
+    ]
+    return ", ".join(shown) + (f", ... ({len(names)} in all)" if len(names) > _NAMES_SHOWN else "")
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Raises the limit of `csv`, which is global, for the time of one file."""
+    limit = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _parse_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields the number and the fields of each line."""
+    for number, line in enumerate(iterate_lines(path), 1):
+        content = line.removesuffix("\n").removesuffix("\r")
+        if "\r" in content:
+            raise lone_carriage_return(path, number)
+        yield number, content.split("\t")
+
+
+def _parse_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields the first line and the fields of each row, which may have more than one line."""
+    rows = csv.reader(iterate_lines(path), strict=True)
+    first = 1
+    try:
+        for row in rows:
+            yield first, row
+            first = rows.line_num + 1
+    except csv.Error as error:
+        if "new-line" in str(error):
+            raise lone_carriage_return(path, rows.line_num) from error
+        if "end of data" in str(error):
+            raise UserError(f"{path}, line {first} opens a quote that is never closed") from error
+        raise UserError(
+            f"{path}, line {first}: {error}; a quote inside of a quoted field is written as two quotes"
+        ) from error
+
+
+def _parse_json(path: Path, number: int, line: str) -> dict[str, object]:
+    def check_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            keys = [key for key, _ in pairs]
+            doubled = next(key for key in keys if keys.count(key) > 1)
+            raise UserError(f"{path}, line {number} has the key {reprlib.repr(doubled)} twice, expected it once")
+        return content
+
+    try:
+        row = json.loads(line, object_pairs_hook=check_keys)
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}, line {number} is not valid JSON: {first_line(error)}") from error
+    if not isinstance(row, dict):
+        raise UserError(f'{path}, line {number} is {reprlib.repr(row)}, expected an object such as {{"text": ...}}')
+    return row
