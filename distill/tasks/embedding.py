@@ -75,7 +75,7 @@ class Embedding:
     Args:
         text: the columns of the texts, the two of a pair for splits that are scored. Training rows may have one of them
             alone: a student learns the teacher's vectors from any text.
-        label: the column of the score of a pair, the higher the more similar; of several names the first one that is
+        label: the column of the score of a pair, the higher the more similar; of several names the one that is
             there. Training rows may lack it.
         train_text: the columns of the texts of train where they are others, such as an anchor, a positive and a
             negative text; None for those of `text`.
@@ -206,15 +206,17 @@ class Embedding:
         train: GroupSplit = splits.splits["train"]
         targets: dict[str, np.ndarray] = {PAIR_CLASSES: train.labels} if splits.classes else {}
         if self.cross_encoder is not None:
-            targets[CROSS_SCORES] = self.cross_encoder.score(train.groups, *score_range(splits), cache_dir)
+            targets[CROSS_SCORES] = self.cross_encoder.score(train.groups, *score_range(splits, "train"), cache_dir)
         if self.source_encoder is not None:
             sources = [group[0] for group in train.groups]
             targets[SOURCE_VECTORS] = self.source_encoder.encode(sources, cache_dir)
 
         def encode(name: str, split: GroupSplit) -> "TokenizedExamples":
             is_of_classes = name == "train" and splits.classes
-            scores = np.full_like(split.labels, np.nan) if is_of_classes else self.scoring.scale(split.labels, splits)
-            split = replace(split, labels=scores)
+            if is_of_classes:
+                split = replace(split, labels=np.full_like(split.labels, np.nan))
+            else:
+                split = replace(split, labels=self.scoring.scale(split.labels, splits, name))
             further = {}
             if name == "train":
                 further = {column: values.astype(np.float32) for column, values in targets.items()}

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from distill.console import print_notice
 from distill.contracts import Scores
 from distill.data.readers import Table
 from distill.data.retrieval import RetrievalData, read_retrieval
@@ -20,6 +21,8 @@ from distill.tasks import rankings, rows
 COSINE = "cosine"  # The column of condensed scores of pairs.
 DIGITS = 6  # Of a score, which float32 holds.
 SHOWN = 10  # Documents of a ranking in predictions.parquet.
+LEAST_OTHER = 2.0  # A score that is on another scale than those up to 1.
+NARROW = 0.5  # Share of the scale that the scores of train usually cover.
 CORRELATIONS = ("spearman", "pearson")
 ACCURACY = "accuracy"
 
@@ -50,8 +53,8 @@ class VectorScores(Protocol):
 
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]: ...
 
-    def scale(self, labels: np.ndarray, splits: GroupData) -> np.ndarray:
-        """The labels `[N]` of the batches of a split that is scored."""
+    def scale(self, labels: np.ndarray, splits: GroupData, split: str) -> np.ndarray:
+        """The labels `[N]` of the batches of a split."""
         ...
 
     def summary(self, splits: GroupData) -> str: ...
@@ -78,6 +81,7 @@ class PairScores:
                 f"dev has {len(scores)} pairs with the score {scores[0]:g} and no other, with which nothing "
                 "correlates: give pairs with different scores"
             )
+        _report_scales(data)
         return data
 
     def metrics(self, scores: Scores) -> dict[str, float]:
@@ -126,9 +130,9 @@ class PairScores:
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
         return {}
 
-    def scale(self, labels: np.ndarray, splits: GroupData) -> np.ndarray:
+    def scale(self, labels: np.ndarray, splits: GroupData, split: str) -> np.ndarray:
         """The scores from 0 to 1."""
-        low, high = score_range(splits)
+        low, high = score_range(splits, split)
         return np.asarray((labels - low) / (high - low), dtype=np.float32)
 
     def summary(self, splits: GroupData) -> str:
@@ -202,7 +206,7 @@ class RankingScores:
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
         return {}
 
-    def scale(self, labels: np.ndarray, splits: GroupData) -> np.ndarray:
+    def scale(self, labels: np.ndarray, splits: GroupData, split: str) -> np.ndarray:
         """The numbers of queries and documents as they are."""
         return labels
 
@@ -309,7 +313,7 @@ class TranslationScores:
             "probability": [None] * examples,
         }
 
-    def scale(self, labels: np.ndarray, splits: GroupData) -> np.ndarray:
+    def scale(self, labels: np.ndarray, splits: GroupData, split: str) -> np.ndarray:
         """The numbers of the languages as they are."""
         return labels
 
@@ -328,12 +332,45 @@ class TranslationScores:
         return match_pairs(vectors[order[first]], vectors[order[first + 1]], labels), example_id, labels
 
 
-def score_range(splits: GroupData) -> tuple[float, float]:
-    """Returns the smallest and the largest score of train and dev: all scores of train may be the same."""
-    every = [splits.splits["dev"].labels, *([] if splits.classes else [splits.splits["train"].labels])]
-    scores = np.concatenate(every)
-    low, high = float(np.nanmin(scores)), float(np.nanmax(scores))
-    return low, high if high > low else low + 1
+def score_range(splits: GroupData, split: str = "dev") -> tuple[float, float]:
+    """Returns the scores of a split that mean the least and the greatest similarity.
+
+    They are the smallest and the largest score of train and dev together, because all scores of train may be the same.
+    If one of them has scores up to 1 and the other ones of 2 and more, each has a scale of its own.
+    """
+    train, dev = _train_scores(splits), splits.splits["dev"].labels
+    scores = np.concatenate([dev, train])
+    if len(train) and _is_unit(train) != _is_unit(dev) and scores.max() >= LEAST_OTHER:
+        scores = train if split == "train" else dev
+        if _is_unit(scores):
+            return (0.0 if scores.min() >= 0 else -1.0), 1.0
+    low, high = float(scores.min()), float(scores.max())
+    return low if high > low else high - 1, high
+
+
+def _train_scores(splits: GroupData) -> np.ndarray:
+    """Returns the scores of train, none if it has classes or no labels."""
+    labels = np.asarray(splits.splits["train"].labels)
+    return labels[:0] if splits.classes else labels[~np.isnan(labels)]
+
+
+def _is_unit(scores: np.ndarray) -> bool:
+    return bool(np.all(np.abs(scores) <= 1))
+
+
+def _report_scales(splits: GroupData) -> None:
+    """Prints how scores of train are read that have another range than those of dev."""
+    train, dev = _train_scores(splits), splits.splits["dev"].labels
+    if not len(train):
+        return
+    ranges = {name: score_range(splits, name) for name in ("train", "dev")}
+    found = f"train has scores {train.min():g} to {train.max():g} and dev {dev.min():g} to {dev.max():g}"
+    if ranges["train"] != ranges["dev"]:
+        scales = " and ".join(f"those of {name} from {low:g} to {high:g}" for name, (low, high) in ranges.items())
+        print_notice(f"{found}, which are read as two scales: {scales}")
+    elif np.ptp(train) < NARROW * (ranges["dev"][1] - ranges["dev"][0]):
+        low, high = ranges["dev"]
+        print_notice(f"{found}, which are read as one scale, from {low:g} to {high:g}")
 
 
 def _queries(scores: Scores) -> np.ndarray:

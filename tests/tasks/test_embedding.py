@@ -331,6 +331,35 @@ def test_equal_scores_of_train_are_placed_among_those_of_dev(tokenizer: PreTrain
     np.testing.assert_allclose(batches["dev"][[0, 1, 2, 3]]["labels"], [0.0, 0.2, 0.4, 1.0])
 
 
+@pytest.mark.parametrize(
+    ("train", "dev", "expected", "notice"),
+    [
+        ([0.0, 1.0], [0.0, 5.0], [0.0, 1.0], "train has scores 0 to 1 and dev 0 to 5, which are read as two scales: "),
+        ([1.0, 1.0], [1.0, 5.0], [1.0, 1.0], "two scales: those of train from 0 to 1 and those of dev from 1 to 5"),
+        ([-1.0, 0.5], [0.0, 5.0], [0.0, 0.75], "two scales: those of train from -1 to 1 and those of dev from 0 to 5"),
+        ([0.0, 5.0], [0.0, 1.0], [0.0, 1.0], "two scales: those of train from 0 to 5 and those of dev from 0 to 1"),
+        ([5.0, 5.0], [0.0, 1.0], [1.0, 1.0], "two scales"),
+        ([0.0, 2.0], [0.0, 5.0], [0.0, 0.4], "train has scores 0 to 2 and dev 0 to 5, which are read as one scale, fr"),
+        ([0.25, 0.5], [0.0, 1.0], [0.25, 0.5], "one scale, from 0 to 1"),
+        ([1.0, 4.0], [0.0, 5.0], [0.2, 0.8], None),
+    ],
+)
+def test_scores_of_another_range_are_read_on_a_scale_that_is_named(
+    train: list[float],
+    dev: list[float],
+    expected: list[float],
+    notice: str | None,
+    tokenizer: PreTrainedTokenizerBase,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    task = Embedding(train=pairs(2) | {"score": train}, dev=pairs(2, seed=1) | {"score": dev})
+    batches = task.encode(task.read(Path()), tokenizer, None)
+    np.testing.assert_allclose(batches["train"][[0, 1]]["labels"], expected)
+    np.testing.assert_allclose(batches["dev"][[0, 1]]["labels"], [0.0 if max(dev) > 1 else dev[0], 1.0])
+    printed = capsys.readouterr().out
+    assert notice in printed if notice else "scale" not in printed
+
+
 def test_unlabelled_texts_are_encoded_alone(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     known = pairs(8)
     (tmp_path / "more.txt").write_text("\n".join(["one film", "another film", known["sentence2"][3], "one film"]))
