@@ -114,7 +114,7 @@ class ChoiceColumns:
         context: the column of a text that the question is about; empty for data without one.
         choices: one column with the list of all choices, or a column for each choice. A list may be one of texts, one
             of `{"text", "label"}`, or `{"text": [...], "label": [...]}` as the Hub has it.
-        answer: the column of the right choice.
+        answer: the column of the right choice, of which a table has one.
     """
 
     question: tuple[str, ...]

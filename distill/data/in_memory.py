@@ -93,10 +93,7 @@ def _to_table(value: object, *, text: Sequence[str], label: str) -> "datasets.Da
             names = dict.fromkeys(str(name) for row in value for name in row)
             return datasets.Dataset.from_dict({name: [row.get(name) for row in value] for name in names})
         if isinstance(value, tuple) and len(value) == 2:
-            texts, labels = (_to_list(name, column) for name, column in zip(("texts", "labels"), value, strict=True))
-            if len(texts) != len(labels):
-                raise UserError(f"got {len(texts)} texts and {len(labels)} labels, expected as many of both")
-            return datasets.Dataset.from_dict({**_split_texts(texts, text), label: labels})
+            return datasets.Dataset.from_dict(_join_columns(*value, text=text, label=label))
     except (pyarrow.ArrowException, ValueError, OverflowError, NotImplementedError) as error:
         if isinstance(error, UserError):
             raise
@@ -105,6 +102,25 @@ def _to_table(value: object, *, text: Sequence[str], label: str) -> "datasets.Da
             f"the data cannot be made a table ({reason}): every column needs a name of its own and values of one type"
         ) from error
     raise UserError(f"got data of type {type(value).__name__}, {EXPECTED}")
+
+
+def _join_columns(given: object, labels: object, *, text: Sequence[str], label: str) -> dict[str, list[Any]]:
+    """Returns the columns of texts, and of their labels, which may be a frame with a column for each label."""
+    import pandas
+
+    texts = _to_list("texts", given)
+    columns = _split_texts(texts, text)
+    if isinstance(labels, pandas.DataFrame) and len(labels.columns) > 1:
+        of_labels = {str(name): labels.iloc[:, place].tolist() for place, name in enumerate(labels.columns)}
+        if len(of_labels.keys() - columns.keys()) < len(labels.columns):
+            raise UserError(f"got labels with the columns {', '.join(of_labels)}, expected other names than of texts")
+    else:
+        values = labels.iloc[:, 0] if isinstance(labels, pandas.DataFrame) else labels
+        of_labels = {label: _to_list("labels", values)}
+    for values in of_labels.values():
+        if len(texts) != len(values):
+            raise UserError(f"got {len(texts)} texts and {len(values)} labels, expected as many of both")
+    return columns | of_labels
 
 
 def _to_columns(table: Mapping[object, object]) -> dict[str, list[Any]]:

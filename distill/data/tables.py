@@ -12,11 +12,14 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.data import labels
-from distill.data.label_sets import first_rows, to_label_sets
 from distill.data.labels import LabelColumn
 from distill.data.readers import Table
-from distill.data.sources import TableSource, check_columns
+from distill.data.sources import TableSource, check_columns, missing_columns
 from distill.errors import UserError
+from distill.readers.label_lists import check_single
+from distill.readers.label_sets import first_rows, read_lists, to_label_sets
+from distill.readers.label_vectors import stack_columns
+from distill.readers.labels import Notify
 
 ADVICE = "name yours with task.text=[...] and task.label=..."
 
@@ -166,11 +169,12 @@ class LabelledText:
     Args:
         source: the tables, of which a single one is split by class.
         text: the column of the text, or the two columns of a pair.
-        label: the column of the class or number. Of several names, the first one that the data has is used.
+        label: the column of the class or number; of several names the one that the data has. Examples with several
+            labels may have a column of 0 and 1 for each of them.
         label_names: names of the classes in the order of the data's integers; None uses the labels of the training
             split.
         regression: whether the label is a number.
-        separator: between the labels of an example that has any number of them, as for `to_label_sets`; None where an
+        separator: between the labels of an example that has any number of them, as for `read_lists`; None where an
             example has one label.
     """
 
@@ -206,7 +210,8 @@ class LabelledText:
         if self.regression:
             return self.source.hold_out_dev(table)
         if self.separator is not None:
-            return self.source.hold_out_dev(table, train=first_rows(get_labels(table, self.label), self.separator))
+            [column] = _get_label_lists(self, {"train": table}, _ignore).values()
+            return self.source.hold_out_dev(table, train=first_rows(column))
         table = leave_out_unlabelled(table, self.label)
         column = get_labels(table, self.label)
         labels.to_words({"train": column}, self.label_names)  # Checks them.
@@ -221,16 +226,24 @@ class LabelledText:
 
 
 def get_labels(table: Table, names: Sequence[str]) -> LabelColumn:
-    """Returns the column of the labels: the first one of these names that the table has."""
-    column = next(column for column in names if column in table.names)
-    return LabelColumn(table.source, table.columns[column], table.classes.get(column))
+    """Returns the column of the labels: the one of these names that the table has.
+
+    Raises:
+        UserError: if it has several.
+    """
+    found = [name for name in names if name in table.names]
+    if len(found) > 1:
+        raise UserError(
+            f"{table.source} has the columns {' and '.join(found)}, expected one of them, because an example has one "
+            f"label: name it, as in task.label={found[0]}"
+        )
+    return LabelColumn(table.source, table.columns[found[0]], table.classes.get(found[0]))
 
 
 def is_labelled(table: Table, names: Sequence[str]) -> bool:
     """Returns whether a split has labels. GLUE on the Hub has -1 for the hidden labels of a test split."""
-    if not any(column in table.names for column in names):
-        return False
-    return not all(map(labels.is_without_label, get_labels(table, names).values))
+    found = [name for name in names if name in table.names]
+    return not all(labels.is_without_label(value) for name in found for value in table.columns[name])
 
 
 def leave_out_unlabelled(table: Table, names: Sequence[str]) -> Table:
@@ -254,13 +267,36 @@ def leave_out_unlabelled(table: Table, names: Sequence[str]) -> Table:
 
 def _read_labels(rows: LabelledText, tables: Mapping[str, Table]) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     """Returns the names of the classes in order, or the column of the numbers, and the labels of each split."""
+    if rows.separator is not None:
+        return to_label_sets(_get_label_lists(rows, tables, print_notice), rows.label_names, print_notice)
     columns = {split: get_labels(table, rows.label) for split, table in tables.items()}
     if rows.regression:
         name = next(column for column in rows.label if column in tables["train"].names)
         return (name,), {split: labels.to_numbers(column) for split, column in columns.items()}
-    if rows.separator is not None:
-        return to_label_sets(columns, rows.label_names, separator=rows.separator)
+    check_single(columns, rows.label_names)
     return labels.to_classes(columns, rows.label_names)
+
+
+def _get_label_lists(rows: LabelledText, tables: Mapping[str, Table], notify: Notify) -> dict[str, LabelColumn]:
+    """Returns the labels of each example by split as lists, of one column or of one for each label."""
+    assert rows.separator is not None
+    names = rows.label
+    if any(len([name for name in names if name in table.names]) > 1 for table in tables.values()):
+        return {split: _stack_labels(table, names) for split, table in tables.items()}
+    columns = {split: get_labels(table, names) for split, table in tables.items()}
+    further = names if len(names) > 1 else ()
+    return read_lists(columns, rows.label_names, separator=rows.separator, notify=notify, further=further)
+
+
+def _stack_labels(table: Table, names: Sequence[str]) -> LabelColumn:
+    missing = [name for name in names if name not in table.names]
+    if missing:
+        raise missing_columns(table, ", ".join(missing), "task.label names a column of 0 and 1 for each label")
+    return stack_columns(table.source, {name: table.columns[name] for name in names})
+
+
+def _ignore(notice: str) -> None:
+    """Does not show a notice of rows that are read again."""
 
 
 def _read_texts(rows: LabelledText, table: Table) -> list[list[str]]:

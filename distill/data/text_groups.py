@@ -70,7 +70,7 @@ class GroupColumns:
 
     Args:
         text: the columns of the texts of the splits that are scored.
-        label: the column of their scores; of several names the first one that a table has.
+        label: the column of their scores; of several names the one that a table has.
         train_text: the columns of the texts of train, which may lack all but one of them, or have `text` instead.
         train_label: the column of train's scores or classes, which train may lack.
         classes: names of train's classes in the order of the data's integers. None takes numbers for scores and words

@@ -116,8 +116,14 @@ def _evaluate(bundle: Bundle, options: argparse.Namespace) -> None:
     """Writes the metrics of a bundle on labelled rows."""
     if options.text:
         raise UserError(f"got --evaluate and {shorten(options.text[0])}, expected one of the two")
-    columns = Columns(options.text_column, options.label_column, as_text=options.as_text)
+    names = options.label_column or []
+    columns = Columns(
+        options.text_column, names[0] if len(names) == 1 else None, names if len(names) > 1 else None,
+        as_text=options.as_text,
+    )  # fmt: skip
     result = evaluate(bundle, options.evaluate, columns, batch_size=options.batch_size)
+    for notice in result.notices:
+        _write_notice(notice)
     if options.json:
         content = {"model": bundle.model, "rows": result.rows, "truncated": result.truncated, "metrics": result.metrics}
         content |= {} if result.read_as is None else {"read_as": result.read_as}
@@ -175,7 +181,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--as-text", action="store_true",
         help="with --evaluate, of tags: predict the text of the words, which the bundle splits itself",
     )  # fmt: skip
-    parser.add_argument("--label-column", metavar="NAME", help="with --evaluate: of the label")
+    parser.add_argument(
+        "--label-column", action="append", metavar="NAME",
+        help="with --evaluate: of the label; again for each further label that has a column of 0 and 1",
+    )  # fmt: skip
     parser.add_argument("--web", action="store_true", help="write a page for browsers; the text is the folder's name")
     parser.add_argument("--single-file", action="store_true", help="with --web: one HTML file in place of a folder")
     parser.add_argument("--libraries", type=Path, default=Path("node_modules"), help="with --web: of JavaScript")

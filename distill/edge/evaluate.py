@@ -1,13 +1,11 @@
 """Scores a bundle on labelled rows with the metrics of its task, by numpy alone.
 
 The rows are those of a CSV, TSV or JSONL file. A reader for each decoder makes records and labels of them, and computes
-the metrics from predictions.
+the metrics from predictions. Labels are read by the rules of a run, all of them in one way.
 """
 
-import csv
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,13 +19,15 @@ from distill.edge.decoder import Prediction, Record
 from distill.edge.search import match_pairs
 from distill.edge.splitting import place_words
 from distill.edge.strings import shorten
-from distill.edge.words import TagScheme, locate_entities, locate_words, score_entities
-from distill.errors import UserError, first_line
+from distill.edge.words import Span, TagScheme, locate_entities, locate_words, score_entities
+from distill.errors import UserError
+from distill.readers.label_sets import find_label_sets
+from distill.readers.label_vectors import stack_columns
+from distill.readers.labels import LabelColumn, Notify, find_classes, to_numbers
+from distill.readers.rows import SUFFIXES, Row, read_rows
 
-SUFFIXES = (".csv", ".tsv", ".jsonl")
 CHUNK = 1024  # Rows that are predicted together.
 SHORTEST = 1e-12  # Length of a vector; shorter ones have a cosine of 0.
-Values = Mapping[str, object]
 Metrics = dict[str, float]
 
 
@@ -35,17 +35,21 @@ Metrics = dict[str, float]
 class Columns:
     """The names of columns; None for the usual ones of the decoder.
 
-    With `as_text`, sentences that are given as words are predicted as plain text, which the bundle splits itself.
+    Args:
+        label: the column of the label.
+        labels: a column of 0 and 1 for each label of a bundle with several; excludes `label`.
+        as_text: predicts sentences that are given as words as plain text, which the bundle splits itself.
     """
 
     texts: Sequence[str] | None = None
     label: str | None = None
+    labels: Sequence[str] | None = None
     as_text: bool = False
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The metrics of a bundle on a file, the number of its rows, and how many of them were cut.
+    """The metrics of a bundle on a file, the number of its rows, how many of them were cut, and how they were read.
 
     Attributes:
         read_as: `words` or `text`, as sentences that are given as words were predicted; None for other records.
@@ -54,14 +58,19 @@ class Evaluation:
     metrics: Metrics
     rows: int
     truncated: int
+    notices: Sequence[str] = ()
     read_as: str | None = None
 
 
 class LabelledRows(Protocol):
     """Reads labelled rows for one decoder and compares predictions with their labels."""
 
-    def read(self, row: Values) -> tuple[Record, Any]:
+    def read(self, row: Row) -> tuple[Record, Any]:
         """Returns the record and the label of a row; raises UserError for a value that cannot be."""
+        ...
+
+    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[Any]:
+        """Returns the labels of all rows as they are compared; raises UserError for one that cannot be."""
         ...
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[Any]) -> Metrics:
@@ -75,21 +84,23 @@ def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | 
     Raises:
         UserError: for a file that cannot be read, a column that is missing, and a text or a label that cannot be.
     """
-    if columns.as_text and bundle.manifest["decoder"] != "tags":
-        raise UserError(f"got --as-text, and {bundle.directory} does not tag words: leave it out")
-    numbered = list(read_table(path))
-    if not numbered:
-        raise UserError(f"{path} has no rows, expected labelled ones")
+    if not path.name.lower().endswith(SUFFIXES):
+        raise UserError(f"got {path}, expected a file that ends in {', '.join(SUFFIXES)}")
+    _check_columns(bundle, columns)
+    numbered = list(read_rows(path))
     reader = READERS[bundle.manifest["decoder"]](bundle, columns, [row for _, row in numbered])
-    records, labels = [], []
+    records, values = [], []
     for line, row in numbered:
         try:
-            record, label = reader.read(row)
+            record, value = reader.read(row)
             bundle.decoder.read(record)
         except UserError as error:
             raise UserError(f"{path}, line {line}: {error}") from error
         records.append(record)
-        labels.append(label)
+        values.append(value)
+    notices: list[str] = []
+    column = LabelColumn(str(path), values, lines=[line for line, _ in numbered])
+    labels = reader.convert(column, notices.append)
     predictions: list[Prediction] = []
     for start in range(0, len(records), CHUNK):
         try:
@@ -98,49 +109,22 @@ def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | 
             line, _ = numbered[start + error.number - 1]
             raise UserError(f"{path}, line {line}: {error.reason}") from error
     metrics = reader.score(predictions, labels)
-    known = [name for name in bundle.manifest.get("metrics", {}).get(bundle.model, {}) if name in metrics]
+    known = [name for name in bundle.manifest["metrics"].get(bundle.model, {}) if name in metrics]
     truncated = sum(prediction.get("truncated", False) for prediction in predictions)
     read_as = ("text" if columns.as_text else "words") if isinstance(reader, TagRows) else None
-    return Evaluation({name: metrics[name] for name in known or metrics}, len(records), truncated, read_as)
+    return Evaluation({name: metrics[name] for name in known or metrics}, len(records), truncated, notices, read_as)
 
 
-def read_table(path: Path) -> Iterator[tuple[int, Values]]:
-    """Yields the number of the line of each row, and its values by column.
-
-    Raises:
-        UserError: for a file that is missing, has another suffix, or is no table.
-    """
-    if path.suffix not in SUFFIXES:
-        raise UserError(f"got {path}, expected a file that ends in {', '.join(SUFFIXES)}")
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            if path.suffix == ".jsonl":
-                for line, text in enumerate(file, 1):
-                    if text.strip():
-                        yield line, _parse_object(text, path, line)
-                return
-            reader = csv.DictReader(file, strict=True)
-            if path.suffix == ".tsv":
-                reader = csv.DictReader(file, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
-            for row in reader:
-                if None in row or None in row.values():
-                    raise UserError(f"{path}, line {reader.line_num}: got another number of values than the header has")
-                yield reader.line_num, row
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read: {first_line(error)}") from error
+def _check_columns(bundle: Bundle, columns: Columns) -> None:
+    """Raises UserError for columns that are not for the bundle's kind of task."""
+    decoder = bundle.manifest["decoder"]
+    if columns.as_text and decoder != "tags":
+        raise UserError(f"got --as-text, and {bundle.directory} does not tag words: leave it out")
+    if columns.labels is not None and decoder != "labels":
+        raise UserError(f"got the label columns {', '.join(columns.labels)}, expected one: this bundle has one label")
 
 
-def _parse_object(text: str, path: Path, line: int) -> Values:
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}, line {line}: got {shorten(text)}, expected JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{path}, line {line}: got {shorten(row)}, expected a JSON object")
-    return row
-
-
-def _value(row: Values, column: str) -> object:
+def _value(row: Row, column: str) -> object:
     if column not in row:
         names = ", ".join(row)
         raise UserError(f"there is no column {column}, the columns are {names}: give --text-column or --label-column")
@@ -148,29 +132,46 @@ def _value(row: Values, column: str) -> object:
 
 
 class _Texts:
-    """Reads the columns of a text or of a pair."""
+    """Reads the columns of a text or of a pair, and of a label."""
 
     compares = False  # True: two texts, whatever the bundle reads.
 
-    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
         self.labels, self.positive = bundle.labels, bundle.manifest.get("positive")
         self.label = columns.label or "label"
-        self.texts = columns.texts or [name for name in rows[0] if name != self.label]
+        first: Row = rows[0] if rows else {}
+        excluded = self.label_columns(columns, first)
+        self.texts = columns.texts or [name for name in first if name not in excluded]
         is_pair = bundle.pair or self.compares
         if len(self.texts) != (2 if is_pair else 1):
             expected = "two columns of text" if is_pair else "one column of text"
             raise UserError(f"got {', '.join(self.texts) or 'none'}, expected {expected}: give --text-column NAME")
 
-    def record(self, row: Values) -> Record:
+    def label_columns(self, columns: Columns, row: Row) -> Sequence[str]:
+        """Returns the columns that are no text."""
+        return [self.label]
+
+    def record(self, row: Row) -> Record:
         texts = [_value(row, name) for name in self.texts]
         return texts if len(texts) == 2 else texts[0]  # type: ignore[return-value]  # The decoder checks it.
 
+    def read(self, row: Row) -> tuple[Record, object]:
+        return self.record(row), _value(row, self.label)
+
+
+class _OneByOne:
+    """Reads labels that each have a meaning by themselves."""
+
+    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[Any]:
+        return column.values
+
 
 class ClassRows(_Texts):
-    """Rows with the name of a class, or its index where it is no name."""
+    """Rows with the name of a class, or its index."""
 
-    def read(self, row: Values) -> tuple[Record, int]:
-        return self.record(row), find_label(_value(row, self.label), self.labels)
+    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[int]:
+        indices: list[int] = find_classes(column, tuple(self.labels), notify).tolist()
+        return indices
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[int]) -> Metrics:
         """Returns accuracy, F1 and Matthews' correlation of the most probable labels, withheld ones too."""
@@ -185,18 +186,38 @@ class ClassRows(_Texts):
 
 
 class LabelRows(_Texts):
-    """Rows with any number of labels: a list, or a text with the separator of the task between them."""
+    """Rows with any number of labels: a list, a text with the separator of the task between them, or 0 and 1 for each.
 
-    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
+    There may also be a column of 0 and 1 for each label, which has its name.
+    """
+
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
+        self.each: Sequence[str] | None = None
         super().__init__(bundle, columns, rows)
         self.separator = str(bundle.manifest["decoding"].get("separator") or "|")
 
-    def read(self, row: Values) -> tuple[Record, NDArray[np.bool_]]:
-        value = _value(row, self.label)
-        labels = _split_labels(value, self.separator)
-        chosen = np.zeros(len(self.labels), dtype=bool)
-        chosen[[find_label(label, self.labels) for label in labels]] = True
-        return self.record(row), chosen
+    def label_columns(self, columns: Columns, row: Row) -> Sequence[str]:
+        found = columns.labels
+        if found is None and columns.label is None and set(self.labels) <= set(row):
+            if self.label in row and self.label not in self.labels:
+                raise UserError(
+                    f"got a column {self.label} and one for each of {', '.join(self.labels[:8])}, which may both be "
+                    f"the labels: give --label-column {self.label}, or one for each label"
+                )
+            found = self.labels
+        if found is not None and sorted(found) != sorted(self.labels):
+            raise UserError(f"got the label columns {', '.join(found)}, expected {', '.join(self.labels)}")
+        self.each = None if found is None else self.labels
+        return self.each or [self.label]
+
+    def read(self, row: Row) -> tuple[Record, object]:
+        return self.record(row), _value(row, self.label) if self.each is None else [_value(row, of) for of in self.each]
+
+    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[NDArray[np.bool_]]:
+        if self.each is not None:
+            values = zip(*column.values, strict=True)  # type: ignore[arg-type]  # Those of `read`.
+            column = stack_columns(column.source, dict(zip(self.each, values, strict=True)), column.lines)
+        return list(find_label_sets(column, tuple(self.labels), self.separator, notify) > 0)
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[NDArray[np.bool_]]) -> Metrics:
         """Returns F1 of all labels together, the mean of their F1, and the share of rows with the right labels."""
@@ -211,25 +232,12 @@ class LabelRows(_Texts):
         }
 
 
-def _split_labels(value: object, separator: str) -> list[Any]:
-    if isinstance(value, list):
-        return value
-    text = "" if value is None else str(value).strip()
-    return [label.strip() for label in text.split(separator)] if text else []
-
-
 class NumberRows(_Texts):
     """Rows with a number."""
 
-    def read(self, row: Values) -> tuple[Record, float]:
-        value = _value(row, self.label)
-        try:
-            number = float(str(value))
-        except ValueError:
-            number = np.nan
-        if not np.isfinite(number):
-            raise UserError(f"the label {shorten(value)} is no number")
-        return self.record(row), number
+    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[Any]:
+        numbers: list[float] = to_numbers(column).tolist()
+        return numbers
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[float]) -> Metrics:
         """Returns the correlations of Pearson and Spearman, 0 with a constant, and the mean absolute error."""
@@ -245,16 +253,19 @@ class VectorRows(NumberRows):
 
     compares = True
 
-    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
-        self.translates = "accuracy" in bundle.manifest.get("metrics", {}).get(bundle.model, {})
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
+        self.translates = "accuracy" in bundle.manifest["metrics"].get(bundle.model, {})
         self.has_language = columns.label is not None
         super().__init__(bundle, columns, rows)
 
-    def read(self, row: Values) -> tuple[Record, Any]:
+    def read(self, row: Row) -> tuple[Record, object]:
         if not self.translates:
             return super().read(row)
         language = _value(row, self.label) if self.has_language else row.get(self.label, "")
         return self.record(row), str(language)
+
+    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[Any]:
+        return column.values if self.translates else super().convert(column, notify)
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[Any]) -> Metrics:
         """Returns the correlations of Pearson and Spearman between the cosines and the labels.
@@ -276,19 +287,30 @@ class TagRows:
     The text is that of the column `text`, if it has these words, or else the words with spaces between.
     """
 
-    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
         self.labels, self.scheme, self.as_text = bundle.labels, TagScheme(bundle.labels), columns.as_text
         self.tokens, self.label = (columns.texts or ["tokens"])[0], columns.label or "tags"
 
-    def read(self, row: Values) -> tuple[Record, set[tuple[str, int, int]]]:
+    def read(self, row: Row) -> tuple[Record, tuple[Sequence[Span], list[object]]]:
         words, tags = (_value(row, name) for name in (self.tokens, self.label))
         if not isinstance(words, list) or not isinstance(tags, list) or len(words) != len(tags):
             raise UserError(f"got {shorten(tags)}, expected two lists, {self.tokens} with a tag for each word")
-        numbers = np.array([find_label(tag, self.labels) for tag in tags], dtype=int)
         if self.as_text and words and all(isinstance(word, str) and word for word in words):
             text, spans = place_words(words, row.get("text"))
-            return text, locate_entities(self.scheme, numbers, spans)
-        return {"tokens": words}, locate_entities(self.scheme, numbers, locate_words(list(map(str, words))))
+            return text, (spans, tags)
+        return {"tokens": words}, (locate_words(list(map(str, words))), tags)
+
+    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[set[tuple[str, int, int]]]:
+        """Returns the type, the start and the end of each entity of each row."""
+        rows: Sequence[tuple[Sequence[Span], list[object]]] = column.values  # type: ignore[assignment]  # Of `read`.
+        every = [tag for _, tags in rows for tag in tags]
+        of_row = [row for row, (_, tags) in enumerate(rows) for _ in tags]
+        numbers = find_classes(replace(column, values=every, rows=of_row), tuple(self.labels), notify)
+        ends = np.cumsum([len(tags) for _, tags in rows])
+        return [
+            locate_entities(self.scheme, of, spans)
+            for (spans, _), of in zip(rows, np.split(numbers, ends[:-1]), strict=True)
+        ]
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[set[tuple[str, int, int]]]) -> Metrics:
         """Returns F1, precision and recall of entities. Those of words that are cut off count as missed."""
@@ -296,16 +318,16 @@ class TagRows:
         return {f"text_{name}": value for name, value in metrics.items()} if self.as_text else metrics
 
 
-class SpanRows:
+class SpanRows(_OneByOne):
     """Rows with a question, its context, and the correct answers: texts, or `{"text": [...]}` as in SQuAD."""
 
-    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
         self.texts, self.label = columns.texts or ["question", "context"], columns.label or "answers"
         self.options = {"may_be_unanswerable": bundle.manifest["decoding"]["null_threshold"] is not None}
         if len(self.texts) != 2:
             raise UserError(f"got {', '.join(self.texts)}, expected the columns of the question and of the context")
 
-    def read(self, row: Values) -> tuple[Record, Sequence[str]]:
+    def read(self, row: Row) -> tuple[Record, Sequence[str]]:
         answers = _value(row, self.label)
         texts = answers.get("text") if isinstance(answers, dict) else answers
         texts = [] if texts is None else [texts] if isinstance(texts, str) else texts
@@ -324,7 +346,7 @@ class SpanRows:
         return {"f1": float(f1), "exact_match": float(exact)}
 
 
-class ChoiceRows:
+class ChoiceRows(_OneByOne):
     """Rows with a question, its choices, perhaps a context, and the right choice.
 
     One column has the list of the choices, and that of a context may follow it; or each choice has a column of texts.
@@ -332,7 +354,7 @@ class ChoiceRows:
     choices, as their texts, as indices from 0, as numbers from 1, or as letters.
     """
 
-    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
         self.question, *self.choices = columns.texts or ("question", "choices")
         self.label, self.context = columns.label or "answer", "context"
         self.lists = len(self.choices) < 2 or not isinstance(_value(rows[0], self.choices[0]), str)
@@ -344,15 +366,15 @@ class ChoiceRows:
         usual = bundle.manifest["decoding"].get("answers")  # Earlier bundles do not have it.
         self.reading = choose_reading(map(self._answer, rows), usual)
 
-    def _choices(self, row: Values) -> tuple[list[object], list[object] | None]:
+    def _choices(self, row: Row) -> tuple[list[object], list[object] | None]:
         values = [row.get(column) for column in self.choices]
         return split_choices(values[0]) if self.lists else (join_choices(values), None)
 
-    def _answer(self, row: Values) -> Answer:
+    def _answer(self, row: Row) -> Answer:
         texts, names = self._choices(row)
         return Answer(row.get(self.label), list(map(str, texts)), None if names is None else list(map(str, names)))
 
-    def read(self, row: Values) -> tuple[Record, int]:
+    def read(self, row: Row) -> tuple[Record, int]:
         for column in (self.label, *self.choices):
             _value(row, column)
         choices, answer = self._choices(row)[0], self._answer(row)
@@ -373,13 +395,13 @@ class ChoiceRows:
         }
 
 
-class MaskRows:
+class MaskRows(_OneByOne):
     """Rows with a text with masks, and the right piece of its only mask or the list of those of all."""
 
-    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Values]) -> None:
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
         self.text, self.label = (columns.texts or ["text"])[0], columns.label or "label"
 
-    def read(self, row: Values) -> tuple[Record, list[str]]:
+    def read(self, row: Row) -> tuple[Record, list[str]]:
         text, label = _value(row, self.text), _value(row, self.label)
         pieces = label if isinstance(label, list) else [label]
         if not all(isinstance(piece, str) and piece for piece in pieces):
@@ -401,20 +423,10 @@ class MaskRows:
         return {"accuracy": right / sum(map(len, labels))}
 
 
-READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[Values]], LabelledRows]] = {
+READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[Row]], LabelledRows]] = {
     "classes": ClassRows, "labels": LabelRows, "number": NumberRows, "tags": TagRows, "spans": SpanRows,
     "choices": ChoiceRows, "vectors": VectorRows, "masks": MaskRows,
 }  # fmt: skip
-
-
-def find_label(value: object, labels: Sequence[str]) -> int:
-    """Returns the index of a label, given by its name or else by its index; raises UserError for another value."""
-    if str(value) in labels:
-        return list(labels).index(str(value))
-    if str(value).isdecimal() and not isinstance(value, bool) and int(str(value)) < len(labels):
-        return int(str(value))
-    shown = ", ".join(map(str, labels[:8])) + (", ..." if len(labels) > 8 else "")
-    raise UserError(f"the label {shorten(value)} is none of {shown}")
 
 
 def compute_f1(counts: NDArray[np.floating], positive: int | None) -> float:

@@ -40,7 +40,9 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} is of format {_show(number)}, this version of distill reads 1 to {FORMAT}: update distill"
         )
-    defaults: dict[str, Any] = {"gates": {}} if number > 2 else {"gates": {}, "truncation_side": "right"}
+    defaults: dict[str, Any] = {"gates": {}, "metrics": {}}
+    if number < 3:
+        defaults["truncation_side"] = "right"
     if number < 4:
         defaults["thresholds"] = {}
     if number < 5:
@@ -140,6 +142,10 @@ def _are_targets(value: object) -> bool:
     return isinstance(value, dict) and all(target in TARGETS for target in value.values())
 
 
+def _are_metrics(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(metrics, dict) for metrics in value.values())
+
+
 def _are_counts(value: object) -> bool:
     return isinstance(value, dict) and all(_is_count(count) and count > 0 for count in value.values())
 
@@ -182,6 +188,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "padding_side": (lambda value: value in SIDES, "left or right"),
     "models": (_are_files, "the name of a file of the bundle for each model"),
     "recommended": (lambda value: value is None or isinstance(value, str), "null or the name of a model"),
+    "metrics": (_are_metrics, "the metrics of each model, by name"),
     "thresholds": (_are_shares, "a probability for each model that abstains"),
     "targets": (_are_targets, f"one of {', '.join(TARGETS)} for each model that is not right everywhere"),
     "batch_sizes": (_are_counts, "a whole number of at least 1 for each model that prefers small batches"),

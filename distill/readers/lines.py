@@ -2,11 +2,11 @@
 
 import codecs
 import gzip
+import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from distill.errors import UserError, first_line
 
@@ -32,7 +32,7 @@ def format_reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or first_line(error)
 
 
-def open_file(path: Path) -> IO[bytes]:
+def open_file(path: Path) -> gzip.GzipFile | io.BufferedReader:
     """Opens a file, which is unpacked if its name ends in `.gz`."""
     return gzip.open(path) if path.name.lower().endswith(".gz") else open(path, "rb")
 

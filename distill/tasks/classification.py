@@ -50,7 +50,8 @@ class Classification:
 
     Args:
         text: the column, or the two columns of a pair, that hold the text.
-        label: the column that holds the class; of several names the first one that is there.
+        label: the column that holds the class; of several names the one that is there. With `multi_label` also the
+            columns of 0 and 1, one for each label.
         name: names the task in records and directories.
         labels: names of the classes in the order of the data's integers; None takes the training split's own.
         positive: of two classes the one whose F1 is computed. None is the second one of `labels` or of 0 and 1; classes
@@ -60,7 +61,8 @@ class Classification:
             with `multi_label`.
         multi_label: whether an example has any number of the labels, also none. A label is then given from a threshold
             of its probability on, which has the largest F1 of the label on dev.
-        separator: between the labels of an example in a text, such as a field of CSV; lists of labels have none.
+        separator: between the labels of an example in a text, such as a field of CSV; lists of labels, and vectors of
+            0 and 1 for each label, have none.
         metrics: accuracy, f1 or matthews, and with `multi_label` micro_f1, macro_f1 or subset_accuracy; the first one
             selects checkpoints, and retention compares it. None takes accuracy and f1, or all three of several labels.
         max_length: tokens that an example is cut to.

@@ -51,7 +51,7 @@ class MultipleChoice:
         question: the column of the question; of several names the first one that is there.
         choices: the column that holds the list of choices, or the columns of the single choices, of which the last
             ones may be empty. Of several lists of columns the first one whose columns are there.
-        answer: the column of the right choice; of several names the first one that is there. An answer is the name
+        answer: the column of the right choice; of several names the one that is there. An answer is the name
             of a choice where the data names them, its index from 0, its number from 1, its letter or its text. All
             answers are read in the same way.
         context: the column of a text that the question is about; None for data without one.

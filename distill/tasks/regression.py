@@ -39,7 +39,7 @@ class Regression:
 
     Args:
         text: the column, or the two columns of a pair, that hold the text.
-        label: the column that holds the number; of several names the first one that is there.
+        label: the column that holds the number; of several names the one that is there.
         metrics: pearson, spearman or mae; the first one selects checkpoints, and retention compares it.
 
     The other arguments are those of `Classification`.

@@ -35,10 +35,12 @@ def indices(data: LabelledData) -> dict[str, list[int]]:
 # Names and indices
 
 
-def test_integers_are_indices_if_one_of_them_is_no_name() -> None:
+def test_integers_are_indices_if_one_of_them_is_no_name(capsys: pytest.CaptureFixture[str]) -> None:
     data = read([0, 1, 2, 3, 4], [4, 1], [2, 3], labels=RATINGS)
     assert data.labels == tuple(RATINGS)
     assert indices(data) == {"train": [0, 1, 2, 3, 4], "dev": [4, 1], "test": [2, 3]}
+    expected = "the labels 0, 1, 2, 3, 4 are read as indices of classes and not as names, because not all of them are "
+    assert f"{expected}names: 1 is the class 2" in capsys.readouterr().out
 
 
 def test_integers_are_names_if_all_of_them_are() -> None:
@@ -82,6 +84,26 @@ def test_booleans_are_classes() -> None:
 def test_numbers_are_in_the_order_of_their_values() -> None:
     assert read([10.5, 9.0, -2.0], [9.0]).labels == ("-2.0", "9.0", "10.5")
     assert read(["1.10", "1.9", "1.x"], ["1.9"]).labels == ("1.10", "1.9", "1.x")
+
+
+@pytest.mark.parametrize("word", ["nan", "NaN", "None", "null", "NULL", "NA", "N/A", "<NA>", "undefined", "-"])
+def test_a_word_for_a_missing_label_is_a_class_only_if_it_is_named(word: str) -> None:
+    values = ["good", word, "bad"]
+    message = f"the split train, example 2: label {word} often marks an example without a label: remove these rows, or "
+    with pytest.raises(UserError, match=message):
+        read(values, ["good"])
+    with pytest.raises(UserError, match=rf"often marks .* task\.labels=\[.*\b{word}|{word}"):
+        Classification(text="text", data=table(values * 10)).read(Path("nowhere"))
+    lists = [["good", word], ["bad"]]
+    with pytest.raises(UserError, match=message.replace("example 2", "example 1")):
+        read(lists, [["good"]], multi_label=True)
+    assert read(values, ["good"], labels=values).labels == tuple(values)
+    assert read(table([0, 1, 2], values), ["good"]).labels == tuple(values)
+
+
+def test_other_words_for_nothing_are_classes() -> None:
+    assert read(["none", "empty", "0"], ["none"]).labels == ("0", "empty", "none")
+    assert read(["+", "-"], ["-"]).labels == ("+", "-")
 
 
 # The names of a data set

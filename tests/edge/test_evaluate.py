@@ -1,5 +1,6 @@
 """Tests of the metrics of a bundle on labelled rows: against the libraries that a run uses, and invalid files."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from distill.edge import evaluate
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle, RecordError
 from distill.errors import UserError
+from distill.readers.labels import LabelColumn
 from distill.tasks import MultipleChoice
 from tests.edge.conftest import write_choice_bundle, write_tag_bundle, write_toy_bundle
 
@@ -28,6 +30,12 @@ class Stub:
 
     def __init__(self, labels: list[str], **manifest: Any) -> None:
         self.labels, self.manifest, self.pair = labels, manifest, False
+
+
+def convert(reader: Any, values: list[Any], notices: list[str] | None = None) -> list[Any]:
+    """Returns the labels of the rows of a file, the first of which is line 2."""
+    column = LabelColumn("dev.csv", values, lines=range(2, len(values) + 2))
+    return list(reader.convert(column, [].append if notices is None else notices.append))
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -64,8 +72,9 @@ def test_metrics_are_those_of_the_libraries(classes: int, seed: int) -> None:
 
 
 def test_vectors_are_compared_by_their_cosines() -> None:
-    rows = evaluate.VectorRows(Stub([]), evaluate.Columns(["one", "two"], "score"), [])  # type: ignore[arg-type]
-    assert rows.read({"one": "a", "two": "b", "score": "2.5"}) == (["a", "b"], 2.5)
+    rows = evaluate.VectorRows(Stub([], metrics={}), evaluate.Columns(["one", "two"], "score"), [])  # type: ignore[arg-type]
+    assert rows.read({"one": "a", "two": "b", "score": "2.5"}) == (["a", "b"], "2.5")
+    assert convert(rows, ["2.5", 1, "1e0"]) == [2.5, 1.0, 1.0]
     angles = np.array([0.1, 0.5, 1.2])
     predictions = [{"vector": [[2.0, 0.0], [np.cos(angle), np.sin(angle)]]} for angle in angles]
     numbers = [3.0, 1.0, 2.0]
@@ -80,9 +89,9 @@ def test_vectors_are_compared_by_their_cosines() -> None:
 def test_words_may_be_scored_as_plain_text() -> None:
     tags = evaluate.TagRows(Stub(["O", "B-city"]), evaluate.Columns(as_text=True), [])  # type: ignore[arg-type]
     row = {"tokens": ["to", "St.Paul", "!"], "tags": ["O", "B-city", "O"]}
-    assert tags.read(row) == ("to St.Paul !", {("city", 3, 10)})
-    assert tags.read(row | {"text": "to  St.Paul!"}) == ("to  St.Paul!", {("city", 4, 11)})
-    assert tags.read(row | {"text": "another text"}) == ("to St.Paul !", {("city", 3, 10)})
+    read = [tags.read(row | given) for given in ({}, {"text": "to  St.Paul!"}, {"text": "another text"})]
+    assert [text for text, _ in read] == ["to St.Paul !", "to  St.Paul!", "to St.Paul !"]
+    assert convert(tags, [value for _, value in read]) == [{("city", 3, 10)}, {("city", 4, 11)}, {("city", 3, 10)}]
     found = [{"entities": [{"type": "city", "start": 3, "end": 5}]}]
     assert tags.score(found, [{("city", 3, 10)}]) == {"text_f1": 0.0, "text_precision": 0.0, "text_recall": 0.0}
 
@@ -108,8 +117,13 @@ def test_a_file_of_words_says_how_it_was_read(
 def test_entities_answers_and_choices_are_compared() -> None:
     labels = ["O", "B-city", "I-city"]
     tags = evaluate.TagRows(Stub(labels), evaluate.Columns(), [])  # type: ignore[arg-type]
-    record, entities = tags.read({"tokens": ["to", "new", "york"], "tags": ["O", "B-city", 2]})
-    assert (record, entities) == ({"tokens": ["to", "new", "york"]}, {("city", 3, 11)})
+    record, read = tags.read({"tokens": ["to", "new", "york"], "tags": ["O", "B-city", "I-city"]})
+    assert record == {"tokens": ["to", "new", "york"]}
+    [entities, indexed, none] = convert(tags, [read, (read[0], ["O", "B-city", "I-city"]), ([], [])])
+    assert (entities, indexed, none) == ({("city", 3, 11)}, {("city", 3, 11)}, set())
+    assert convert(tags, [([(0, 2), (3, 7)], [0, 1])]) == [{("city", 3, 7)}]
+    with pytest.raises(UserError, match=r"dev\.csv, line 3: label 2 is an index and O of dev\.csv, line 2 a name, exp"):
+        convert(tags, [([(0, 2)], ["O"]), ([(0, 4)], ["2"])])
     found = [{"entities": [{"type": "city", "start": 3, "end": 11}, {"type": "city", "start": 0, "end": 2}]}]
     assert tags.score(found, [entities]) == pytest.approx({"f1": 2 / 3, "precision": 0.5, "recall": 1.0})
     spans = evaluate.SpanRows(Stub([], decoding={"null_threshold": 0.0}), evaluate.Columns(), [])  # type: ignore[arg-type]
@@ -129,10 +143,9 @@ def test_a_file_is_scored(
     separator: str | None,
 ) -> None:
     write_toy_bundle(tmp_path, tokenizer, metrics={"fp32": {"accuracy": 0.5, "test/accuracy": 0.5}})
-    labels = ["short", "long", "long", "1", 0, "long"]  # Indices where they are no names.
+    labels = ["short", "long", "long", "short", "long", "long"]
     predicted = [prediction["label"] for prediction in Bundle(tmp_path).predict(TEXTS)]
-    names = {"1": "short", "0": "long"}
-    expected = np.mean([of == names.get(str(label), label) for of, label in zip(predicted, labels, strict=True)])
+    expected = np.mean([of == label for of, label in zip(predicted, labels, strict=True)])
     path = tmp_path / f"dev.{suffix}"
     if separator is None:
         rows = [json.dumps({"sentence": text, "label": label}) for text, label in zip(TEXTS, labels, strict=True)]
@@ -146,6 +159,8 @@ def test_a_file_is_scored(
     }  # fmt: skip
     assert main([str(tmp_path), "--evaluate", str(path), "--text-column", "sentence"]) == 0
     assert capsys.readouterr().out == f"accuracy\t{expected:.4f}\nrows\t6\ntruncated\t2\n"
+    (tmp_path / f"dev.{suffix}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert main([str(tmp_path), "--evaluate", f"{path}.gz"]) == 0
 
 
 @pytest.mark.parametrize("answers", [(1, 0), ("1", "0"), (2, 1), ("B", "a"), ("a dull film", "film")])
@@ -247,14 +262,99 @@ def test_a_language_is_read_from_the_column_that_is_named() -> None:
         rows.read(row)
 
 
-def test_several_labels_are_read_as_in_a_run() -> None:
-    rows = evaluate.LabelRows(Stub(["a", "b"], decoding={}), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
-    found = [rows.read({"text": "t", "label": value})[1].tolist() for value in ("a | b", " b", " ", "", None, ["a"])]
-    assert found == [[True, True], [False, True], [False] * 2, [False] * 2, [False] * 2, [True, False]]
+STARS = ["1", "2", "3", "4", "5"]
+
+
+@pytest.mark.parametrize(
+    ("names", "values", "expected"),
+    [
+        (STARS, ["1", "5", "2"], [0, 4, 1]),
+        (STARS, ["1.0", "5.0"], [0, 4]),
+        (STARS, [1.0, 5.0], [0, 4]),
+        (["1.0", "2.0"], [2, 1], [1, 0]),
+        (["no", "yes"], [1, 0, 1], [1, 0, 1]),
+        (["no", "yes"], ["1.0", "0.0"], [1, 0]),
+        (["0", "1", "2"], [2, 0], [2, 0]),
+        (["2", "0", "1"], [2, 0], [0, 1]),
+        (["False", "True"], [True, False], [1, 0]),
+    ],
+)
+def test_labels_are_read_by_the_rules_of_a_run(names: list[str], values: list[Any], expected: list[int]) -> None:
+    reader = evaluate.ClassRows(Stub(names), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
+    assert convert(reader, values) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "values", "message"),
+    [
+        (STARS, ["0", "1", "2", "3", "4"], "line 2: label '0' is unknown, expected one of 1, 2, 3, 4, 5$"),
+        (STARS, [3, 4, 0], "line 4: label '0' is unknown, expected one of 1, 2, 3, 4, 5$"),
+        (STARS, ["1", "01"], "line 3: label '01' is unknown"),
+        (STARS, ["1", " 1"], "line 3: label ' 1' looks like '1'"),
+        (STARS, ["1", 2], "line 2: label '1' is text and 2 of line 3 a number, expected labels of one kind"),
+        (["2", "1"], ["0", "1"], "line 2: label '0' is unknown, expected one of 2, 1$"),
+        (["no", "yes"], ["no", "1"], "line 3: label 1 is an index and no of .*line 2 a name, expected only"),
+        (["no", "yes"], ["no", "9" * 5000], "line 3: label '9{12,}.* is unknown, expected one of no, yes, or all"),
+        (["no", "yes"], ["no", "-1"], "line 3: label '-1' is unknown"),
+        (["no", "yes"], ["no", ""], "line 3: label '' is empty, expected a class"),
+        (["no", "yes"], [[0, 1]], r"line 2: label \[0, 1\] is no name and no number of a class"),
+    ],
+)
+def test_labels_are_not_shifted_or_guessed(names: list[str], values: list[Any], message: str) -> None:
+    reader = evaluate.ClassRows(Stub(names), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=message) as caught:
+        convert(reader, values)
+    assert len(str(caught.value)) < 300
+
+
+def test_numbers_are_read_by_the_rules_of_a_run() -> None:
+    reader = evaluate.NumberRows(Stub(["score"]), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
+    assert convert(reader, ["1.5", 2, " 3 "]) == [1.5, 2.0, 3.0]
+    for value in ("nan", "1_0", "1e39", "9" * 5000, True, None):
+        with pytest.raises(UserError, match=r"dev\.csv, line 3: label .* is no number"):
+            convert(reader, ["1", value])
+
+
+def label_rows(names: list[str], row: dict[str, Any] | None = None, **columns: Any) -> evaluate.LabelRows:
+    bundle: Any = Stub(names, decoding={"separator": "|"})
+    return evaluate.LabelRows(bundle, evaluate.Columns(**columns), [row or {"text": "a", "label": "b"}])
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["a | b", " b", " ", "", None, ["a"]], [[1, 1], [0, 1], [0, 0], [0, 0], [0, 0], [1, 0]]),
+        ([[1, 0], [1, 1]], [[1, 0], [1, 1]]),
+        ([[1.0, 0.0], [0.0, 0.0]], [[1, 0], [0, 0]]),
+        ([["0", "1"], ["0", "0"]], [[0, 1], [0, 0]]),
+        (["0|1", "1|1"], [[0, 1], [1, 1]]),
+        (["[0, 1]", "[1, 1]"], [[0, 1], [1, 1]]),
+        (["['b']", "['a', 'b']"], [[0, 1], [1, 1]]),
+        ([[0], [1], [0, 1], []], [[1, 0], [0, 1], [1, 1], [0, 0]]),
+    ],
+)
+def test_several_labels_are_read_as_in_a_run(values: list[Any], expected: list[list[int]]) -> None:
+    assert np.array(convert(label_rows(["a", "b"]), values)).astype(int).tolist() == expected
+
+
+def test_each_label_may_have_a_column() -> None:
+    row = {"threat": 1, "text": "t", "rude": "0"}
+    for columns in ({}, {"labels": ["threat", "rude"]}, {"labels": ["rude", "threat"], "texts": ["text"]}):
+        reader = label_rows(["rude", "threat"], row, **columns)
+        record, read = reader.read(row)
+        assert record == "t"
+        assert [of.tolist() for of in convert(reader, [read, ["1.0", "false"]])] == [[False, True], [True, False]]
+    with pytest.raises(UserError, match=r"dev\.csv, line 3: column threat is '2', expected 0 or 1, because there is"):
+        convert(reader, [["0", "1"], ["0", "2"]])
+    with pytest.raises(UserError, match="got a column label and one for each of rude, threat, which may both be the"):
+        label_rows(["rude", "threat"], {**row, "label": "rude"})
+    assert label_rows(["rude", "threat"], {**row, "label": "rude"}, label="label", texts=["text"]).each is None
+    with pytest.raises(UserError, match="got the label columns rude, insult, expected rude, threat"):
+        label_rows(["rude", "threat"], row, labels=["rude", "insult"])
 
 
 def test_a_vector_of_length_0_has_a_cosine_of_0() -> None:
-    rows = evaluate.VectorRows(Stub([]), evaluate.Columns(["one", "two"], "score"), [])  # type: ignore[arg-type]
+    rows = evaluate.VectorRows(Stub([], metrics={}), evaluate.Columns(["one", "two"], "score"), [])  # type: ignore[arg-type]
     predictions = [{"vector": [[0.0, 0.0], [1.0, 0.0]]}, {"vector": [[1.0, 0.0], [1.0, 0.0]]}]
     assert rows.score(predictions, [0.0, 1.0]) == pytest.approx({"pearson": 1.0, "spearman": 1.0})
 
@@ -280,19 +380,24 @@ def test_a_row_that_cannot_be_read_is_named_by_its_line(
 @pytest.mark.parametrize(
     ("name", "content", "options", "expected"),
     [
-        ("dev.txt", "film", [], "dev.txt, expected a file that ends in .csv, .tsv, .jsonl"),
-        ("dev.csv", None, [], "dev.csv cannot be read: [Errno 2] No such file or directory"),
-        ("dev.csv", "text,label\n", [], "dev.csv has no rows, expected labelled ones"),
-        ("dev.csv", "text,label\nfilm\n", [], "dev.csv, line 2: got another number of values than the header has"),
+        ("dev.txt", "film", [], "dev.txt, expected a file that ends in .tsv, .csv, .jsonl, "),
+        ("dev.csv", None, [], "dev.csv cannot be read: No such file or directory"),
+        ("dev.csv", "text,label\n", [], "dev.csv has a header and no examples"),
+        ("dev.csv", "text,label\nfilm\n", [], "dev.csv, line 2 has 1 field, its header 2: expected as many"),
         ("dev.csv", "id,text,label\n1,a,long\n", [], "got id, text, expected one column of text: give --text-column"),
-        ("dev.csv", "text,label\na,b\n", [], "dev.csv, line 2: the label 'b' is none of long, short"),
-        ("dev.csv", "text,label\na,2\n", [], "dev.csv, line 2: the label '2' is none of long, short"),
+        ("dev.csv", "text,label\na,b\n", [], "dev.csv, line 2: label 'b' is unknown, expected one of long, s"),
+        ("dev.csv", "text,label\na,2\n", [], "line 2: label '2' is unknown, expected one of long, short, or "),
         ("dev.csv", "text,class\na,0\n", ["--text-column", "text"], "line 2: there is no column label, the columns"),
-        ("dev.csv", b"text,label\n\xe9,0\n", [], "dev.csv cannot be read: 'utf-8' codec can't decode byte 0xe9"),
-        ("dev.jsonl", "[1]\n", [], "dev.jsonl, line 1: got [1], expected a JSON object"),
-        ("dev.jsonl", "{\n", [], "dev.jsonl, line 1: got '{\\n', expected JSON: Expecting property name"),
+        ("dev.csv", b"text,label\n\xe9,0\n", [], "dev.csv, line 2 is not UTF-8 (byte 0xe9), expected UTF-8"),
+        ("dev.jsonl", "[1]\n", [], "dev.jsonl, line 1 is [1], expected an object such as"),
+        ("dev.jsonl", "{\n", [], "dev.jsonl, line 1 is not valid JSON: Expecting property name"),
         ("dev.jsonl", '{"text": 1, "label": 0}\n', [], "dev.jsonl, line 1: got 1, expected a text"),
         ("dev.csv", "text,label\na,0\n", ["--as-text"], "does not tag words: leave it out"),
+        ("dev.jsonl", '{"label": ' + "1" * 5000 + "}\n", [], "dev.jsonl, line 1 is not valid JSON: Exceeds the limit"),
+        (
+            "dev.csv", "text,a,b\nx,0,1\n", ["--label-column", "a", "--label-column", "b"],
+            "got the label columns a, b, expected one: this bundle has one label",
+        ),
         ("dev.csv", "text,label\na,0\n", ["film"], "got --evaluate and 'film', expected one of the two"),
     ],
 )  # fmt: skip
@@ -312,3 +417,16 @@ def test_a_file_that_cannot_be_scored_is_refused(
     error = capsys.readouterr().err
     assert expected in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_long_field_is_read_and_damaged_metrics_are_refused(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_toy_bundle(tmp_path, tokenizer)
+    (tmp_path / "dev.csv").write_text(f"text,note,label\nfilm,{'x' * 140_000},long\n")
+    assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.csv"), "--text-column", "text"]) == 0
+    manifest = json.loads((tmp_path / "bundle.json").read_text())
+    for metrics in ([], {"fp32": []}):
+        (tmp_path / "bundle.json").write_text(json.dumps({**manifest, "metrics": metrics}))
+        assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.csv")]) == 2
+        assert "metrics is" in capsys.readouterr().err

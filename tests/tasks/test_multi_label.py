@@ -105,7 +105,7 @@ def test_train_keeps_an_example_of_every_label_when_dev_is_held_out() -> None:
     [
         (
             {"train": (["a", "b"], ["", ""])},
-            r"train has no label in any of its 2 examples, expected lists of labels, or texts with '\|' between labels",
+            "train has no label in any of its 2 examples, expected lists of labels, or texts with task.separator bet",
         ),
         ({"dev": (["e"], [["y", "w"]])}, "the split dev, example 1: label 'w' is unknown, expected one of x, y, z"),
         (
