@@ -267,6 +267,7 @@ def leave_out_unlabelled(table: Table, names: Sequence[str]) -> Table:
 
 def _read_labels(rows: LabelledText, tables: Mapping[str, Table]) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     """Returns the names of the classes in order, or the column of the numbers, and the labels of each split."""
+    _check_same_column(rows, tables)
     if rows.separator is not None:
         return to_label_sets(_get_label_lists(rows, tables, print_notice), rows.label_names, print_notice)
     columns = {split: get_labels(table, rows.label) for split, table in tables.items()}
@@ -286,6 +287,18 @@ def _get_label_lists(rows: LabelledText, tables: Mapping[str, Table], notify: No
     columns = {split: get_labels(table, names) for split, table in tables.items()}
     further = names if len(names) > 1 else ()
     return read_lists(columns, rows.label_names, separator=rows.separator, notify=notify, further=further)
+
+
+def _check_same_column(rows: LabelledText, tables: Mapping[str, Table]) -> None:
+    """Raises UserError if the labels of the splits are in columns of different names."""
+    found = {split: [name for name in rows.label if name in table.names] for split, table in tables.items()}
+    [expected, *further] = found["train"]
+    for split, names in found.items():
+        if not further and len(names) == 1 and names != [expected]:
+            raise UserError(
+                f"{tables['train'].source} has the column {expected} and {tables[split].source} {names[0]}, expected "
+                "the labels in columns of one name: rename one, or name it with task.label=..."
+            )
 
 
 def _stack_labels(table: Table, names: Sequence[str]) -> LabelColumn:

@@ -117,5 +117,18 @@ def _check_values(columns: Columns, lists: Lists) -> None:
                 double = next(value for value in numbers if numbers.count(value) > 1)
                 raise UserError(
                     f"{place}: label {double} is there twice, expected each index once, or as many values of 0 and 1 "
-                    "in every example"
+                    f"in every example, while {_find_other(columns, lists, len(labels or ()))}"
                 )
+
+
+def _find_other(columns: Columns, lists: Lists, width: int) -> str:
+    """Returns the first example, with what it has, that is no vector of 0 and 1 of this length."""
+    for split, of_split in lists.items():
+        for row, labels in enumerate(of_split):
+            place = columns[split].place(row)
+            other = next((value for value in labels or () if to_bit(value) is None), None)
+            if other is not None or None in (labels or ()):
+                return f"{place} has {other!r}"
+            if labels and len(labels) != width:
+                return f"{place} has {len(labels)} values"
+    raise AssertionError("all labels are vectors of one length")

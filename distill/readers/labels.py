@@ -68,7 +68,9 @@ def is_blank(value: object) -> bool:
 
 
 def is_without_label(value: object) -> bool:
-    """Returns whether a value marks an example without a label: -1, or nothing."""
+    """Returns whether a value marks an example without a label: -1, a list of -1, or nothing."""
+    if isinstance(value, list):
+        return bool(value) and all(map(is_without_label, value))
     return is_blank(value) or str(value) in ("-1", "-1.0")
 
 

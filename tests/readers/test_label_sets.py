@@ -114,8 +114,12 @@ TWO_WAYS = r"example 1: labels such as .* may be indices of labels, or a 0 or 1 
             ["a", "b"],
             r"lists of 3 values of 0 and 1 do not fit the 2 labels a, b: expected one value for",
         ),
-        ([[1, 0, 0], [1, 0]], None, "example 1: label 0 is there twice, expected each index once, or as many values"),
-        ([[1, 0, 2], [0, 0, 3]], None, "example 2: label 0 is there twice"),
+        ([[1, 0, 0], [1, 0]], None, "as many values of 0 and 1 in every example, while .* example 2 has 2 values$"),
+        (
+            [[1, 0, 2], [0, 0, 3]],
+            None,
+            "example 2: label 0 is there twice, .*, while the split train, example 1 has 2$",
+        ),
         ([["x", "y"], ["0", "0"]], None, "example 2: label 0 is there twice"),
         ([[1, 0, 0], None, [0, 1, 1]], None, "example 2 has no labels, expected 3 values of 0 and 1"),
         ([[1, 0, 0], [], [0, 1, 1]], None, "example 2 has no labels, expected 3 values of 0 and 1"),
@@ -149,6 +153,11 @@ def test_a_column_for_each_label_is_read_with_all_others(kind: Any) -> None:
     }  # fmt: skip
     ordered = read_tables(table, table[:2], label=NAMES, labels=["insult", "rude", "threat"])
     assert ordered.splits["train"].labels.tolist() == [[0, 1, 0], [1, 0, 1], [0, 0, 0], [1, 1, 1]]
+    hidden = frame({"label": [[-1, -1, -1]] * 4})
+    assert list(read_tables(frame({"label": VECTORS}), frame({"label": VECTORS}), test=hidden).splits) == [
+        "train",
+        "dev",
+    ]
     assert read_tables(table, table[:2], label=NAMES, labels=["x", "y", "z"]).labels == ("x", "y", "z")
 
 
@@ -211,6 +220,15 @@ def test_several_columns_of_one_label_are_refused(kind: Any) -> None:
         kind(text="text", label=["topic", "mood"], data=table).read(NOWHERE)
     one = table.drop(columns="mood")
     assert len(kind(text="text", label=["mood", "topic"], train=one, dev=one).read(NOWHERE).splits["train"]) == 4
+
+
+def test_columns_of_other_names_in_other_splits_are_refused() -> None:
+    table = frame({"topic": list("abab")})
+    for options in ({"multi_label": False}, {}):
+        with pytest.raises(
+            UserError, match="the split train has the column topic and the split dev mood, expected the"
+        ):
+            read_tables(table, table.rename(columns={"topic": "mood"}), label=["topic", "mood"], **options)
 
 
 # Texts with several labels
