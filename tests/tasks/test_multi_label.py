@@ -54,14 +54,23 @@ def scores_of(logits: Sequence[Sequence[float]], labels: Sequence[Sequence[float
     return Scores({"logits": np.array(logits)}, np.array(labels), np.arange(len(labels)), decoding)
 
 
-def write_jsonl(path: Path, labels: Sequence[object]) -> None:
-    rows = [json.dumps({"text": f"text {number}", "label": label}) for number, label in enumerate(labels)]
+def write_jsonl(path: Path, labels: Sequence[object], texts: Sequence[str] | None = None) -> None:
+    texts = [f"text {number}" for number in range(len(labels))] if texts is None else texts
+    rows = [json.dumps({"text": text, "label": label}) for text, label in zip(texts, labels, strict=True)]
     path.write_text("\n".join(rows) + "\n")
 
 
 def write_csv(path: Path, labels: Sequence[str]) -> None:
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *((f"text {n}", label) for n, label in enumerate(labels))])
+
+
+def evaluate_file(bundle: Bundle, path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
+    """Returns the metrics that the command of the edge writes."""
+    capsys.readouterr()
+    assert edge([str(bundle.directory), "--model", "fp32", "--evaluate", str(path), "--json"]) == 0
+    metrics: dict[str, float] = json.loads(capsys.readouterr().out)["metrics"]
+    return metrics
 
 
 @pytest.mark.parametrize(
@@ -372,12 +381,13 @@ def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
     expected = task.tabulate(scores["dev"], data, examples=4)
     assert predicted == [set(of_text) for of_text in expected["prediction"]]
 
-    rows = zip(texts[1:], labels[1:], strict=True)
-    lines = [json.dumps({"text": text, "label": of_text}) for text, of_text in rows]
-    (tmp_path / "dev.jsonl").write_text("\n".join(lines))
-    capsys.readouterr()
-    assert edge([str(bundle.directory), "--model", "fp32", "--evaluate", str(tmp_path / "dev.jsonl"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(task.metrics(scores["dev"]))
+    vectors = [[int(name in of_text) for name in names] for of_text in labels[1:]]
+    for values in (labels[1:], vectors):
+        write_jsonl(tmp_path / "dev.jsonl", values, texts[1:])
+        assert evaluate_file(bundle, tmp_path / "dev.jsonl", capsys) == pytest.approx(task.metrics(scores["dev"]))
+    columns = [",".join(map(str, (text, *row))) for text, row in zip(texts[1:], vectors, strict=True)]
+    (tmp_path / "dev.csv").write_text("\n".join(["text,x,y,z", *columns]))
+    assert evaluate_file(bundle, tmp_path / "dev.csv", capsys) == pytest.approx(task.metrics(scores["dev"]))
     given = np.array([[name in of_text for name in names] for of_text in predicted])
     known = np.array([[name in of_text for name in names] for of_text in labels[1:]])
     assert task.metrics(scores["dev"])["macro_f1"] == pytest.approx(
