@@ -7,7 +7,7 @@ import numpy as np
 
 from distill.errors import UserError
 from distill.readers.label_lists import check_texts, to_lists
-from distill.readers.label_vectors import find_width, to_bit
+from distill.readers.label_vectors import check_indices, find_width, to_bit
 from distill.readers.labels import Columns, LabelColumn, Notify, find_classes, to_classes
 
 
@@ -71,6 +71,7 @@ def read_lists(
     if checks_texts:
         check_texts(plain, separator, names)
     lists = to_lists(columns, separator, notify)
+    check_indices({split: column for split, column in columns.items() if split not in plain}, lists)
     width = find_width(plain, {split: lists[split] for split in plain}, names)
     found = {split: replace(column, values=[row or () for row in lists[split]]) for split, column in columns.items()}
     if width is None:

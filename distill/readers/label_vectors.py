@@ -78,6 +78,17 @@ def find_width(columns: Columns, lists: Lists, names: Names) -> int | None:
     return None
 
 
+def check_indices(columns: Columns, lists: Lists) -> None:
+    """Raises UserError for a list of indices of a `datasets.ClassLabel` with one twice, as a vector of 0 and 1 has."""
+    for split, column in columns.items():
+        for row, labels in enumerate(lists[split]):
+            if len(set(map(str, labels or ()))) < len(labels or ()):
+                raise UserError(
+                    f"{column.place(row)}: the labels {labels!r} have an index twice, expected each once, because "
+                    "the data set names the labels; give a vector of 0 and 1 as numbers"
+                )
+
+
 def _may_be_vectors(columns: Columns, rows: Sequence[Sequence[object] | None], widths: set[int], names: Names) -> bool:
     """Returns whether values of 0 and 1, none of which is twice in a list, may be vectors as well as indices."""
     if widths == {1}:  # One column of several, or a vector of a single label.

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas
 import pytest
@@ -135,6 +136,16 @@ def test_labels_that_have_two_readings_or_none_are_refused(values: Any, labels: 
     with pytest.raises(UserError, match=message.replace("has '|'", r"has '\|'")) as caught:
         read(values, labels=labels)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_vectors_are_no_indices_of_the_names_of_a_data_set() -> None:
+    named = datasets.Sequence(datasets.ClassLabel(names=["no", "yes", "maybe"]))
+    names = datasets.Features({"text": datasets.Value("string"), "label": named})
+    indices = datasets.Dataset.from_dict({"text": TEXTS, "label": [[0, 2], [1], [], [2]]}, features=names)
+    assert read_tables(indices, indices).splits["train"].labels.tolist() == [[1, 0, 1], [0, 1, 0], [0] * 3, [0, 0, 1]]
+    vectors = datasets.Dataset.from_dict({"text": TEXTS, "label": VECTORS}, features=names)
+    with pytest.raises(UserError, match=r"train, example 1: the labels \[1, 0, 0\] have an index twice, expected"):
+        read_tables(vectors, vectors)
 
 
 # A column for each label
