@@ -289,8 +289,7 @@ def distill(
 
     Args:
         teacher: has the task's head, or was fitted to the task.
-        student: one of `students`, a loaded model (a copy of it is trained), or a function `(teacher_model)` or
-            `(teacher_model, task=...)` that builds one; it is called after seeding.
+        student: one of `students`, a model (a copy is trained), or a function `(teacher_model)`, perhaps with `task=`.
         objective: the loss terms; DistilBERT's triple loss by default.
         trainer: how to train; by default chosen from the data and the student as by `trainer=auto`.
         export: how to export and when a file passes its gate.

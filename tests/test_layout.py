@@ -15,20 +15,9 @@ ROOT = Path(distill.__file__).resolve().parents[1]
 PACKAGES = ("distill", "students", "teachers")
 # A unit, a file or folder right below `distill`, imports itself and units of lower levels.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    (
-        "secrets",
-        "errors",
-        "sentences",
-        "files",
-        "readers",
-        "options",
-        "console",
-        "locks",
-        "hub",
-        "listing",
-        "mirror",
-        "cache",
-    ),
+    ("secrets", "errors", "sentences", "locks", "files", "readers", "options", "console", "hub", "listing"),
+    ("mirror",),
+    ("cache",),
     ("contracts",),
     ("data", "edge", "losses"),
     ("models", "text"),
@@ -47,8 +36,6 @@ WITHIN = {
     "console": {"secrets", "errors", "files"},
     "hub": {"errors", "files"},
     "listing": {"files"},
-    "mirror": {"secrets", "errors", "files", "listing", "console"},
-    "cache": {"errors", "files", "locks", "mirror"},
     "options": {"errors"},
     "data": {"edge"},  # Labels are read as on a device.
     "depth_ladder": {"plan"},
