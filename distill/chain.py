@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import seeds
 from distill.cache import open_cache
-from distill.console import silence_libraries
+from distill.console import print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Examples, Loader, SeveralTasks, Splits, Task, tasks_of
 from distill.data import several
 from distill.depth_ladder import DepthLadder
@@ -124,7 +124,7 @@ class _Reading:
         """
         plan, task = self.plan, self.plan.task
         student = self.ladder.choose(teacher, tokenizer)
-        model = student.make(teacher, task)
+        model, _ = _make_student(student, teacher, task, tokenizer)
         _check_student(model, student.name, plan, teacher, tokenizer)
         if self.name:
             check_encoder(model, student.name)
@@ -173,7 +173,11 @@ def _create(
 ) -> tuple[PreTrainedModel, PreTrainedModel | None, dict[str, Loader]]:
     """Returns a student with the weights of the plan's seed, its copy for the baseline if there is one, and loaders."""
     L.seed_everything(plan.seed, verbose=False)
-    models = {part.name: student.make(part.teacher.model, part.task) for part in parts}
+    models: dict[str, PreTrainedModel] = {}
+    for part in parts:
+        models[part.name], change = _make_student(student, part.teacher.model, part.task, part.teacher.tokenizer)
+        if change is not None:
+            print_notice(change)
     model = share_encoder(models, name=student.name) if len(parts) > 1 else models[parts[0].name]
     start = copy.deepcopy(model) if plan.baseline else None
     return model, start, several.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
@@ -197,6 +201,14 @@ def _record(run: Run, plan: Plan, parts: Sequence[Part], teacher: PreparedTeache
         teacher.join_scores(plan.task)
         run.update(task=joint_record(plan.task, parts), teacher=teacher.record())
     run.update(objective=plan.objective.record())
+
+
+def _make_student(
+    student: Student, teacher: PreTrainedModel, task: Task, tokenizer: PreTrainedTokenizerBase
+) -> tuple[PreTrainedModel, str | None]:
+    """Returns a new student, and in words whether it was given other rows of embeddings than it had."""
+    model = student.make(teacher, task)
+    return model, checks.match_spare_rows(model, teacher, tokenizer) if task.over_vocabulary else None
 
 
 def _check_student(

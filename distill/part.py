@@ -3,6 +3,7 @@
 A run on one task has one part, whose section is the whole record.
 """
 
+import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -282,11 +283,14 @@ def save_model(
 ) -> None:
     """Writes an ordinary checkpoint directory, whole or not at all; sentence-transformers loads that of an encoder.
 
+    The tokenizer is saved with the longest input of this model, which may be less than that of the teacher.
     `card` is its model card.
     """
+    own = copy.deepcopy(tokenizer)
+    own.model_max_length = min(tokenizer.model_max_length, checks.longest(model, tokenizer))
     with atomic_directory(directory) as temporary:
         model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
+        own.save_pretrained(temporary)
         write_modules(model, temporary)
         if card is not None:
             write_text(temporary / "README.md", card)

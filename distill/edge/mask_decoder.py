@@ -86,7 +86,8 @@ class Masks:
 
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
         [(tokens, logits)] = rows
-        probabilities = softmax(logits.astype(np.float64))[:, : self.size]  # A model may have more rows than tokens.
+        # A model may have more rows than there are tokens, such as a multiple of 64. They take no share.
+        probabilities = softmax(logits[:, : self.size].astype(np.float64))
         best = np.argsort(-probabilities, axis=-1, kind="stable")[:, : example.top_k or self.top_k]
         spans = tokens.spans or [(None, None)] * len(best)  # Tokens that were made elsewhere have no text.
         masks = [

@@ -75,7 +75,8 @@ def find_doubtful_types(types: Mapping[str, TypeRecall], limit: float) -> list[s
 def describe_types(names: list[str], types: Mapping[str, TypeRecall]) -> str:
     """Returns the decreases of these types' recall in words, on one line."""
     words = [
-        f"{' '.join(name.split())} by {of['drop']:.2f} ({of['lost']} of {of['number']} lost, {of['gained']} gained)"
-        for name, of in ((name, types[name]) for name in names)
+        f"{' '.join(name.split())} by {recall['drop']:.2f} ({recall['lost']} of {recall['number']} lost, "
+        f"{recall['gained']} gained)"
+        for name, recall in ((name, types[name]) for name in names)
     ]
     return f"the recall falls of {', '.join(words)}"

@@ -5,6 +5,7 @@ task. Without it a text that needs it is split into shorter pieces, all of whose
 """
 
 import copy
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,7 +49,8 @@ def cut_vocabulary(
     """Returns copies of the model and the tokenizer with the pieces that the texts need.
 
     A piece stays if a labelled text or `COMMON` unlabelled ones hold it. Special pieces and pieces of one character
-    stay, whatever the texts hold. Ids are given anew, in the old order.
+    stay, whatever the texts hold. Ids are given anew, in the old order. An id that positions are counted by stays as it
+    is, because RoBERTa and its relatives count them from the one behind the padding's.
 
     Raises:
         UserError: for a tokenizer whose vocabulary cannot be cut.
@@ -57,7 +59,10 @@ def cut_vocabulary(
     content = _content(tokenizer)
     used = set(_count_texts(tokenizer, labelled))
     used.update(piece for piece, texts in _count_texts(tokenizer, unlabelled).items() if texts >= COMMON)
-    kept = _kept_ids(content, tokenizer, used)
+    pinned = _pinned_ids(model)
+    padding = model.get_input_embeddings().padding_idx
+    used |= pinned | ({padding} if padding is not None else set())
+    kept = _place(_kept_ids(content, tokenizer, used), pinned)
     number = {old: new for new, old in enumerate(kept)}
     smaller = copy.deepcopy(tokenizer)
     smaller._tokenizer = Tokenizer.from_str(json.dumps(_renumber(content, number)))  # type: ignore[attr-defined]
@@ -140,7 +145,7 @@ def _renumber(content: dict[str, Any], number: Mapping[int, int]) -> dict[str, A
     """Returns tokenizer.json with the kept pieces under their new ids."""
     model = content["model"]
     if model["type"] == "Unigram":
-        model["vocab"] = [entry for old, entry in enumerate(model["vocab"]) if old in number]
+        model["vocab"] = [model["vocab"][old] for old in number if old < len(model["vocab"])]
         if model.get("unk_id") is not None:
             model["unk_id"] = number[model["unk_id"]]
     else:
@@ -168,6 +173,31 @@ def _renumber_special(processor: Any, number: Mapping[int, int]) -> None:
     for name in ("cls", "sep"):  # BertProcessing, RobertaProcessing
         if name in processor:
             processor[name][1] = number[processor[name][1]]
+
+
+def _pinned_ids(model: PreTrainedModel) -> set[int]:
+    """Returns the ids that modules besides the embedding of tokens compare with to count positions."""
+    embedding = model.get_input_embeddings()
+    ids = (getattr(module, "padding_idx", None) for module in model.modules() if module is not embedding)
+    return {number for number in ids if isinstance(number, int)}
+
+
+def _place(kept: Sequence[int], pinned: set[int]) -> list[int]:
+    """Returns the ids in an order in which each pinned one stands at its own place, and the others ascend.
+
+    Where too few ids stay to reach that place, the smallest others stay too.
+
+    >>> _place([0, 3, 7, 9], {3}), _place([5, 7, 8], {3}), _place([5], {2})
+    ([0, 7, 9, 3], [5, 7, 8, 3], [0, 5, 2])
+    """
+    places = sorted(pinned)
+    others = [number for number in kept if number not in pinned]
+    missing = max(places, default=-1) + 1 - len(places) - len(others)
+    spare = (number for number in itertools.count() if number not in pinned and number not in set(others))
+    others = sorted([*others, *itertools.islice(spare, max(0, missing))])
+    for place in places:
+        others.insert(place, place)
+    return others
 
 
 @torch.no_grad()

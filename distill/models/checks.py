@@ -44,6 +44,26 @@ def check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel, tokeniz
     return f"teacher and student read the same {len(tokenizer):,} tokens, by the teacher's tokenizer"
 
 
+def match_spare_rows(
+    student: PreTrainedModel, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> str | None:
+    """Gives a student over the vocabulary as many rows as the teacher has, so that both have the same logits.
+
+    Either may have more rows than the tokenizer has tokens, such as a multiple of 64. Nothing reads these.
+
+    Returns:
+        The change in words, None without one.
+    """
+    rows, expected = student.config.vocab_size, teacher.config.vocab_size
+    if rows != expected and min(rows, expected) >= len(tokenizer):
+        student.resize_token_embeddings(expected, mean_resizing=False)
+        return (
+            f"the student has {rows:,} rows of embeddings and the teacher {expected:,}, for {len(tokenizer):,} tokens: "
+            "the student gets as many as the teacher"
+        )
+    return None
+
+
 def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the largest number of tokens that the model can read."""
     positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize

@@ -121,7 +121,8 @@ class MaskedLM:
         self.pair = self.settings.pair is not None
         if self.pair:  # A second head predicts the order of two segments.
             self.auto_class = "AutoModelForPreTraining"
-        self.mask_token: str | None = None  # Set by `encode`.
+        self.mask_token: str | None = None  # Set by `encode`, as is the next one.
+        self.tokens: int | None = None  # Of the tokenizer; a model may have more rows, which no metric counts.
 
     @property
     def fixed_inputs(self) -> bool:
@@ -134,7 +135,7 @@ class MaskedLM:
         self, splits: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> "dict[str, Sequences | StreamedText]":
         """Packs the corpus into sequences, once; of a corpus that is streamed only dev is read now."""
-        self.mask_token = tokenizer.mask_token
+        self.mask_token, self.tokens = tokenizer.mask_token, len(tokenizer)
         if cache_dir is None:
             raise ValueError("got no cache_dir, expected a directory for the tokens of the corpus")
         if is_streamed(self.settings, splits.corpus):
@@ -175,18 +176,20 @@ class MaskedLM:
         """
         if outputs.logits is None:
             raise ValueError("got outputs without logits, expected [n, V] at the items")
-        columns = _score_logits(outputs.logits.float(), items.labels)
+        columns = _score_logits(outputs.logits[:, : self.tokens].float(), items.labels)
         best = columns["prediction"]
         if outputs.segment_logits is not None:
             in_order = outputs.segment_logits.argmax(dim=-1) == items["pair_labels"]
             columns["pair_correct"] = in_order[items.row]
         if reference is not None and reference.logits is not None:
-            teacher_best = reference.logits.float().topk(5, dim=-1).indices.to(best.device) == best.unsqueeze(-1)
+            first = reference.logits[:, : self.tokens].float().topk(5, dim=-1).indices
+            teacher_best = first.to(best.device) == best.unsqueeze(-1)
             columns |= {"agreement_top1": teacher_best[:, 0], "agreement_top5": teacher_best.any(dim=-1)}
         return columns
 
     def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
-        columns = _score_logits(torch.from_numpy(np.concatenate(logits)).float(), torch.from_numpy(scores.labels))
+        values = torch.from_numpy(np.concatenate(logits))[:, : self.tokens].float()
+        columns = _score_logits(values, torch.from_numpy(scores.labels))
         return replace(scores, columns={name: column.numpy() for name, column in columns.items()})
 
     def scored_data(self, splits: TextData, examples: Callable[[], EncodedSplits]) -> "TextSplits":

@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
 from distill.errors import UserError
 from distill.export.vocabulary import COMMON, check_cut, cut_vocabulary
@@ -127,3 +133,54 @@ def test_a_vocabulary_of_words_is_refused() -> None:
     backend = Tokenizer(models.WordLevel({"<pad>": 0, "<unk>": 1, "cat": 2}, unk_token="<unk>"))
     with pytest.raises(UserError, match="a vocabulary of the kind WordLevel, expected one of WordPiece, BPE, Unigram"):
         check_cut(wrap(backend, cls_token=None, sep_token=None))
+
+
+def roberta(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = RobertaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=len(tokenizer) + 60, pad_token_id=tokenizer.pad_token_id, type_vocab_size=2,
+    )  # fmt: skip
+    return RobertaForSequenceClassification(config).eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("padding", ["<pad>", "middle", "last"])
+def test_positions_that_are_counted_by_the_padding_stay_as_they_are(kind: str, padding: str) -> None:
+    """RoBERTa takes tokens with the id of the padding for padding, and counts positions from the one behind it."""
+    tokenizer = KINDS[kind]()
+    if padding != "<pad>":  # A piece that no text holds, in the middle or at the end of the vocabulary.
+        piece = tokenizer.convert_ids_to_tokens(len(tokenizer) - 1 if padding == "last" else len(tokenizer) // 2)
+        tokenizer.pad_token = piece
+    model = roberta(tokenizer)
+    smaller, cut = cut_vocabulary(model, tokenizer, TEXTS[:1])
+    assert cut.pad_token_id == tokenizer.pad_token_id == smaller.config.pad_token_id
+    if padding != "last":
+        assert len(cut) < len(tokenizer)
+    expected, actual = (each([TEXTS[0], "the mat"], return_tensors="pt", padding=True) for each in (tokenizer, cut))
+    for ids, other in zip(expected["input_ids"].tolist(), actual["input_ids"].tolist(), strict=True):
+        assert cut.convert_ids_to_tokens(other) == tokenizer.convert_ids_to_tokens(ids)
+    with torch.no_grad():
+        torch.testing.assert_close(smaller(**actual).logits, model(**expected).logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_beyond_the_tokenizer_are_cut_too(kind: str) -> None:
+    """The embeddings of many models are padded to a multiple of 64."""
+    tokenizer = KINDS[kind]()
+    model = toy_bert(len(tokenizer) + 64 - len(tokenizer) % 64).eval()
+    smaller, cut = cut_vocabulary(model, tokenizer, TEXTS[:1])
+    assert smaller.get_input_embeddings().weight.shape[0] == len(cut) < len(tokenizer)
+    with torch.no_grad():
+        expected, actual = (each(TEXTS[0], return_tensors="pt") for each in (tokenizer, cut))
+        torch.testing.assert_close(smaller(**actual).logits, model(**expected).logits)
+
+
+def test_the_padding_of_the_embedding_stays_though_no_text_and_no_tokenizer_names_it() -> None:
+    tokenizer = word_piece()
+    model = toy_bert(len(tokenizer)).eval()
+    model.get_input_embeddings().padding_idx = len(tokenizer) - 2
+    smaller, cut = cut_vocabulary(model, tokenizer, TEXTS[:1])
+    embedding = smaller.get_input_embeddings()
+    assert isinstance(embedding, torch.nn.Embedding)
+    assert cut.convert_ids_to_tokens(embedding.padding_idx) == tokenizer.convert_ids_to_tokens(len(tokenizer) - 2)
