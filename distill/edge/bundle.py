@@ -1,7 +1,7 @@
 """Predicts with a bundle through onnxruntime, tokenizers and numpy."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -117,7 +117,7 @@ class Bundle:
         """The names of the model's inputs."""
         return [*self.manifest["inputs"], *([POSITIONS] if self.decoder.at_positions else [])]
 
-    def item_logits(self, records: Sequence[Record], *, batch_size: int | None = None) -> list[NDArray[np.floating]]:
+    def item_logits(self, records: Iterable[Record], *, batch_size: int | None = None) -> list[NDArray[np.floating]]:
         """Returns the logits `[n, C]` of the items of each row of the model. Rows of similar length share a batch.
 
         A record is one row, or as many as it has windows. A row has one sequence of tokens, or one for each choice. The
@@ -128,7 +128,7 @@ class Bundle:
         return list(map(np.concatenate, outputs)) if self.decoder.encodes else list(itertools.chain(*outputs))
 
     def inputs(
-        self, records: Sequence[Record], *, batch_size: int = BATCH_SIZE
+        self, records: Iterable[Record], *, batch_size: int = BATCH_SIZE
     ) -> Iterator[dict[str, NDArray[np.int64]]]:
         """Yields the model's inputs for the records: `[B, L]`, or `[B, 1, L]` for a model of choices.
 
@@ -140,7 +140,7 @@ class Bundle:
             yield self._make_inputs([rows[i] for i in batch])
 
     def logits(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, batch_size: int | None = None
+        self, texts: Iterable[str], pairs: Iterable[str] | None = None, *, batch_size: int | None = None
     ) -> NDArray[np.floating]:
         """Returns the logits `[texts, C]` of a model with one row of logits for each text."""
         rows = self.item_logits(self._records(texts, pairs), batch_size=batch_size)
@@ -154,8 +154,8 @@ class Bundle:
 
     def predict(
         self,
-        records: Sequence[Record],
-        pairs: Sequence[str] | None = None,
+        records: Iterable[Record],
+        pairs: Iterable[str] | None = None,
         *,
         batch_size: int | None = None,
         truncate: bool = True,
@@ -201,7 +201,7 @@ class Bundle:
                 length = self.manifest["max_length"]
                 raise LongTextError(number, f"it has more tokens than the {length} that the bundle reads: cut it")
 
-    def encode(self, texts: Sequence[str], *, batch_size: int | None = None) -> NDArray[np.float32]:
+    def encode(self, texts: Iterable[str], *, batch_size: int | None = None) -> NDArray[np.float32]:
         """Returns the vectors `[texts, D]` (float32) of texts.
 
         Raises:
@@ -228,17 +228,16 @@ class Bundle:
             return prediction
         return {**prediction, self.decoder.fields[0]: None}
 
-    def _records(self, records: Sequence[Record], pairs: Sequence[str] | None) -> list[Record]:
-        for values in (records, pairs):
-            if isinstance(values, str | bytes | Mapping):
-                raise UserError(f"got {shorten(values)}, expected a list of records, for one too")
+    def _records(self, records: Iterable[Record], pairs: Iterable[str] | None) -> list[Record]:
+        listed = _to_list(records, "")
         if pairs is None:
-            return list(records)
+            return listed
         if not self.pair:
             raise UserError("got pairs, the bundle reads single texts: leave out pairs")
-        if len(records) != len(pairs):
-            raise UserError(f"got {len(records)} texts and {len(pairs)} pairs, expected one pair for each text")
-        return [list(pair) for pair in zip(cast(Sequence[str], records), pairs, strict=True)]
+        others = _to_list(pairs, "pairs=")
+        if len(listed) != len(others):
+            raise UserError(f"got {len(listed)} texts and {len(others)} pairs, expected one pair for each text")
+        return [list(pair) for pair in zip(cast(list[str], listed), cast(list[str], others), strict=True)]
 
     def _run(
         self, examples: Sequence[Example], encoded: Sequence[Encoded], batch_size: int | None
@@ -262,7 +261,7 @@ class Bundle:
         return [list(itertools.islice(remaining, len(one.rows))) for one in encoded]
 
     def search(
-        self, queries: Sequence[str], corpus: Sequence[str] | NDArray[np.floating], *, k: int = 10
+        self, queries: Iterable[str], corpus: Iterable[str] | NDArray[np.floating], *, k: int = 10
     ) -> list[list[tuple[int, float]]]:
         """Returns positions from 0 and cosines of the `k` texts of the corpus nearest to each query, nearest first.
 
@@ -272,14 +271,15 @@ class Bundle:
         Raises:
             UserError: as `encode` and `search.find_nearest` do.
         """
-        vectors = corpus if isinstance(corpus, np.ndarray) else self.encode(corpus)
+        has_vectors = isinstance(corpus, np.ndarray) and corpus.dtype.kind not in "USO"
+        vectors = corpus if has_vectors else self.encode(cast(Iterable[str], corpus))
         cosines, rows = find_nearest(self.encode(queries), vectors, k)
         return [
             list(zip(of_query.tolist(), scores.tolist(), strict=True))
             for of_query, scores in zip(rows, cosines, strict=True)
         ]
 
-    def similarity(self, first: Sequence[str], second: Sequence[str]) -> NDArray[np.float32]:
+    def similarity(self, first: Iterable[str], second: Iterable[str]) -> NDArray[np.float32]:
         """Returns the cosines `[n, m]` of the vectors of n and of m texts.
 
         Raises:
@@ -472,6 +472,24 @@ class Bundle:
         tokens = self.tokenizer.get_vocab_size()
         if self.decoder.at_positions and isinstance(shape[-1], int) and shape[-1] < tokens:
             raise UserError(f"{path} has logits {shape}, expected one for each of the {tokens} tokens of the tokenizer")
+
+
+def _to_list(values: object, name: str) -> list[Any]:
+    """Returns records as a list; `name` stands before them in a message.
+
+    Raises:
+        UserError: for a table, which would give the names of its columns, and for values without an order.
+    """
+    if hasattr(values, "columns"):
+        raise UserError(
+            f"got {name}a table ({type(values).__name__}), expected a list of records: give one of its columns, as in "
+            "list(table['text']), or records of it, as in table.to_dict('records')"
+        )
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
+        raise UserError(f"got {name}{shorten(values)}, expected a list of records, for one too")
+    return list(values)
 
 
 def _batches(rows: Sequence[Row], batch_size: int) -> Iterator[list[int]]:

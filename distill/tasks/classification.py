@@ -49,7 +49,8 @@ class Classification:
     """Classes of one text or a pair of texts, one of them or, with `multi_label`, any number.
 
     Args:
-        text: the column, or the two columns of a pair, that hold the text.
+        text: the column, or the two columns of a pair, that hold the text. Data in memory as
+            `(texts, labels)` need no name.
         label: the column that holds the class; of several names the one that is there. With `multi_label` also the
             columns of 0 and 1, one for each label.
         name: names the task in records and directories.
@@ -102,7 +103,7 @@ class Classification:
     def __init__(
         self,
         *,
-        text: rows.Columns,
+        text: rows.Columns | None = None,
         label: rows.Columns = "label",
         name: str = "classification",
         labels: Labels | None = None,

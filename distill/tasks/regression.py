@@ -38,7 +38,8 @@ class Regression:
     """A number for one text or a pair of texts.
 
     Args:
-        text: the column, or the two columns of a pair, that hold the text.
+        text: the column, or the two columns of a pair, that hold the text. Data in memory as
+            `(texts, labels)` need no name.
         label: the column that holds the number; of several names the one that is there.
         metrics: pearson, spearman or mae; the first one selects checkpoints, and retention compares it.
 
@@ -71,7 +72,7 @@ class Regression:
     def __init__(
         self,
         *,
-        text: rows.Columns,
+        text: rows.Columns | None = None,
         label: rows.Columns = "label",
         name: str = "regression",
         metrics: Metrics = ("pearson",),

@@ -1,6 +1,6 @@
 """The parts that tasks with labelled rows share: columns of text, texts without labels, and scores of logits."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, Unpack
@@ -105,10 +105,31 @@ def table_source(
     )
 
 
+def text_columns(text: Columns | None, options: DataOptions) -> tuple[str, ...]:
+    """The names of the columns of text, given or those of `(texts, labels)` in memory, which has no names.
+
+    Raises:
+        OptionError: if other data are given without names.
+    """
+    if text is not None:
+        return column_names(text)
+    data = options.get("data")
+    values = list(data.values()) if isinstance(data, Mapping) else [data]
+    values += [options.get("train"), options.get("dev"), options.get("test")]
+    tables: list[Any] = [table for table in values if table is not None]
+    are_lists = all(isinstance(table, tuple) and len(table) == 2 for table in tables)
+    # Looking at the first value of a generator would remove it.
+    texts = tables[0][0] if tables and are_lists and isinstance(tables[0][0], Sized) else ()
+    first = next(iter(texts), "")
+    if not tables or not are_lists or isinstance(first, Mapping):
+        raise OptionError("text", None, "the column of the texts, or the two columns of a pair")
+    return ("text",) if isinstance(first, str) or not isinstance(first, Sized) else ("first", "second")
+
+
 def labelled_text(
     *,
     name: str,
-    text: Columns,
+    text: Columns | None,
     label: Columns,
     label_names: tuple[str, ...] | None = None,
     regression: bool = False,
@@ -121,7 +142,7 @@ def labelled_text(
         OptionError: for more than two columns of text.
         UserError: for data of a type that cannot be read.
     """
-    columns, labels = column_names(text), column_names(label)
+    columns, labels = text_columns(text, options), column_names(label)
     if not 1 <= len(columns) <= 2:
         raise OptionError("text", show_value(columns), "one column or the two of a pair")
     source = table_source(name=name, text=columns, label=labels, **options)

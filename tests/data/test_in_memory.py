@@ -10,7 +10,7 @@ import pytest
 
 from distill.data import in_memory
 from distill.data.tables import LabelledData
-from distill.errors import UserError
+from distill.errors import OptionError, UserError
 from distill.tasks import Classification, Regression
 
 TRAIN_TEXTS = ["a lovely film", "a dull mess", "warm and clever", "stale and cold"]
@@ -227,3 +227,31 @@ def test_invalid_rows_in_memory_are_named_in_the_error(options: dict[str, Any], 
 def test_without_data_there_are_no_tables():
     splits = {"train": None, "dev": None, "test": None}
     assert in_memory.tables(None, splits, text=["sentence"], label="label") is None
+
+
+def test_texts_and_labels_need_no_name_of_a_column(tmp_path: Path) -> None:
+    train, dev = (TRAIN_TEXTS, TRAIN_LABELS), (DEV_TEXTS, DEV_LABELS)
+    named = read(Classification(text="sentence", train=train, dev=dev), tmp_path)
+    for data in ({"train": train, "dev": dev}, {"data": {"train": train, "dev": dev}}):
+        assert equal_data(read(Classification(**data), tmp_path), named)
+    assert equal_data(read(Classification(train=(iter(TRAIN_TEXTS), TRAIN_LABELS), dev=dev), tmp_path), named)
+    pairs = [[text, "so it is"] for text in TRAIN_TEXTS]
+    numbers = read(Regression(train=(pairs, [1, 2, 3, 4]), dev=(pairs, [1, 2, 3, 4])), tmp_path)
+    assert numbers.splits["dev"].pairs == ["so it is"] * 4
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"data_dir": "mydata"},
+        {"train": COLUMNS, "dev": COLUMNS},
+        {"train": (TRAIN_TEXTS, TRAIN_LABELS), "dev": COLUMNS},
+        {"train": ([{"title": "a"}, {"title": "b"}], ["x", "y"])},
+        {},
+    ],
+)
+def test_other_data_need_the_name_of_the_column(data: dict[str, Any]) -> None:
+    with pytest.raises(
+        OptionError, match="got no text, expected the column of the texts, or the two columns of a pair"
+    ):
+        Classification(**data)

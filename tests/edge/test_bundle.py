@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
+import pyarrow
 import pytest
 from transformers import PreTrainedTokenizerBase
 
@@ -51,6 +53,58 @@ def test_probabilities_sum_to_one_and_the_larger_logit_wins(bundle: Path) -> Non
 
 def test_no_texts_give_no_predictions(bundle: Path) -> None:
     assert Bundle(bundle).predict([]) == []
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        (
+            pandas.DataFrame({"text": ["a film"]}),
+            r"got a table \(DataFrame\), expected a list of records: give one of it",
+        ),
+        (pyarrow.table({"text": ["a film"]}), r"got a table \(Table\), expected a list of records"),
+        (None, "got None, expected a list of records, for one too"),
+        (3, "got 3, expected a list of records, for one too"),
+        ({"a film"}, "got {'a film'}, expected a list of records"),
+        (np.array("a film"), "got 'a film', expected a list of records"),
+        ([None], "got None, expected a text"),
+        (np.array(["a film", np.nan], dtype=object), "got nan, expected a text"),
+    ],
+    ids=["frame", "arrow", "none", "number", "set", "scalar", "none in a list", "nan"],
+)
+def test_values_that_are_no_list_of_records_are_named(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, records: Any, message: str
+) -> None:
+    write_toy_bundle(tmp_path, tokenizer)
+    bundle = Bundle(tmp_path)
+    for function in (bundle.predict, bundle.logits, bundle.item_logits):
+        with pytest.raises(UserError, match=message):
+            function(records)
+
+
+def test_columns_arrays_and_generators_are_records(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    write_toy_bundle(tmp_path, tokenizer)
+    bundle, texts = Bundle(tmp_path), ["a film", "a dull film and a moving film"]
+    expected = bundle.predict(texts)
+    for records in (np.array(texts), pandas.Series(texts, index=[7, 3]), (text for text in texts), tuple(texts)):
+        assert bundle.predict(records) == expected
+
+
+def test_pairs_are_any_texts_in_order_and_others_are_named(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    write_toy_bundle(tmp_path, tokenizer, pair=True)
+    bundle, texts = Bundle(tmp_path), ["a film", "film"]
+    expected = bundle.predict([["a film", "a joy"], ["film", "a"]])
+    for pairs in (["a joy", "a"], (text for text in ("a joy", "a")), np.array(["a joy", "a"])):
+        assert bundle.predict(texts, pairs) == expected
+    assert bundle.predict(np.array([["a film", "a joy"], ["film", "a"]])) == expected
+    for wrong, message in (
+        (3, "got pairs=3, expected a list of records"),
+        ((text for text in ["a"]), "got 2 texts and 1 pairs, expected one pair for each text"),
+        (pandas.DataFrame({"b": ["a", "b"]}), r"got pairs=a table \(DataFrame\)"),
+        ([None, "a"], r"got \['a film', None\], expected two texts"),
+    ):
+        with pytest.raises(UserError, match=message):
+            bundle.predict(texts, wrong)  # type: ignore[arg-type]
 
 
 def test_softmax_of_large_logits_is_finite() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from transformers import PreTrainedTokenizerBase
 
@@ -40,6 +41,27 @@ def test_texts_are_encoded_in_their_order(directory: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             bundle.encode(texts)
+
+
+def test_a_corpus_in_an_array_of_texts_is_encoded_and_tables_are_refused(directory: Path) -> None:
+    bundle, texts = Bundle(directory), ["a lovely film", "film"]
+    expected = bundle.search(["film"], texts)
+    assert expected[0][0] == (1, pytest.approx(1.0))
+    for corpus in (np.array(texts), np.array(texts, dtype=object), pandas.Series(texts), iter(texts)):
+        assert bundle.search(np.array(["film"]), corpus) == expected
+    assert bundle.search(["film"], bundle.encode(texts)) == expected
+    with pytest.raises(UserError, match=r"got corpus of shape \[2\] \(int64\), expected vectors \[n, D\] of numbers"):
+        bundle.search(["film"], np.array([1, 2]))
+    frame = pandas.DataFrame({"text": texts})
+    for call in (
+        lambda: bundle.encode(frame),
+        lambda: bundle.search(["film"], frame),
+        lambda: bundle.search(frame, []),
+    ):
+        with pytest.raises(UserError, match=r"got a table \(DataFrame\), expected a list of records"):
+            call()
+    with pytest.raises(UserError, match="got None, expected a list of records"):
+        bundle.similarity(["film"], None)  # type: ignore[arg-type]
 
 
 def test_the_texts_of_a_list_run_in_batches_too(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
