@@ -301,8 +301,7 @@ def distill(
         seed: of the fresh weights, the order of the examples, and dropout; by default that of `trainer`, or 0.
         seeds: number of students, with `seed`, `seed` + 1, ...; the first one is the student of the result.
         baseline: trains the same student from the same start without the teacher too.
-        directory: of the run; a new one under `runs/` by default.
-        resume: goes on with the run in `directory`.
+        directory: of the run; a new one under `runs/` by default. With `resume`, that of the run to go on with.
 
     Raises:
         UserError: for options, data or models that do not fit, before anything is trained.

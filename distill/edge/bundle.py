@@ -271,8 +271,8 @@ class Bundle:
         Raises:
             UserError: as `encode` and `search.find_nearest` do.
         """
-        has_vectors = isinstance(corpus, np.ndarray) and corpus.dtype.kind not in "USO"
-        vectors = corpus if has_vectors else self.encode(cast(Iterable[str], corpus))
+        has_texts = not isinstance(corpus, np.ndarray) or corpus.dtype.kind in "USO"
+        vectors = self.encode(cast(Iterable[str], corpus)) if has_texts else cast(NDArray[np.floating], corpus)
         cosines, rows = find_nearest(self.encode(queries), vectors, k)
         return [
             list(zip(of_query.tolist(), scores.tolist(), strict=True))

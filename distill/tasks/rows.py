@@ -119,7 +119,7 @@ def text_columns(text: Columns | None, options: DataOptions) -> tuple[str, ...]:
     tables: list[Any] = [table for table in values if table is not None]
     are_lists = all(isinstance(table, tuple) and len(table) == 2 for table in tables)
     # Looking at the first value of a generator would remove it.
-    texts = tables[0][0] if tables and are_lists and isinstance(tables[0][0], Sized) else ()
+    texts: Any = tables[0][0] if tables and are_lists and isinstance(tables[0][0], Sized) else ()
     first = next(iter(texts), "")
     if not tables or not are_lists or isinstance(first, Mapping):
         raise OptionError("text", None, "the column of the texts, or the two columns of a pair")
