@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import tokenizers
 
 from distill.cache import has_entry, new_entry
 from distill.data.tables import Split
@@ -150,11 +151,11 @@ class TokenWriter:
 
 
 def describe_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> list[Any]:
-    """Returns all settings of a tokenizer that the tokens of a text depend on, as JSON values."""
+    """Returns everything of a tokenizer that the tokens of a text depend on, as JSON values."""
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     for state in ("truncation", "padding"):  # Set by the last call.
         settings.pop(state, None)
-    return [settings, tokenizer.truncation_side, list(tokenizer.model_input_names)]
+    return [tokenizers.__version__, settings, tokenizer.truncation_side, list(tokenizer.model_input_names)]
 
 
 def compute_digest(

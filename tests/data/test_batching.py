@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -344,7 +345,9 @@ def test_processes_that_tokenize_at_once_share_one_cache_entry(tmp_path: Path):
     assert len(list((tmp_path / "tokens").iterdir())) == 1  # No partial entry is left.
 
 
-def test_the_digest_depends_on_texts_max_length_and_vocabulary(tokenizer: PreTrainedTokenizerBase):
+def test_the_digest_depends_on_texts_max_length_vocabulary_and_version(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     split = make_split("a film", "dull")
     other = train_tokenizer(["quite another text"], 300)
     digests = {
@@ -357,6 +360,8 @@ def test_the_digest_depends_on_texts_max_length_and_vocabulary(tokenizer: PreTra
     assert len(digests) == 5
     tokenizer(["a"], truncation=True, max_length=7, padding=True)  # Leaves its settings in the tokenizer.
     assert token_cache.compute_digest(split, tokenizer, 128) in digests
+    monkeypatch.setattr(tokenizers, "__version__", "99.0")
+    assert token_cache.compute_digest(split, tokenizer, 128) not in digests
 
 
 def test_damaged_cached_tokens_are_rebuilt(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
