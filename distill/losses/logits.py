@@ -49,9 +49,7 @@ class SoftTargets(Term):
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
         if items.likelihood == "gaussian":
             return squared_error_sum(get_logits(student), get_logits(teacher)), self.count(items)
-        student_logits, teacher_logits = get_logits(student), teacher.logits_at(self.temperature)
-        if teacher_logits is None:
-            raise ValueError("got no logits from the teacher, expected [n, C] at the items")
+        student_logits, teacher_logits = get_logits(student), _softened_logits(teacher, self.temperature)
         if items.likelihood == "sigmoid":
             teacher_probs = (teacher_logits.float() / self.temperature).sigmoid()
             total = binary_cross_entropy_sum(student_logits.float() / self.temperature, teacher_probs)
@@ -126,7 +124,8 @@ class DecoupledKD(Term):
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
         labels, valid = items.labels[items.labelled], None if items.valid is None else items.valid[items.labelled]
         student_parts, teacher_parts = (
-            self._log_probs(get_logits(outputs)[items.labelled], labels, valid) for outputs in (student, teacher)
+            self._log_probs(logits[items.labelled], labels, valid)
+            for logits in (get_logits(student), _softened_logits(teacher, self.temperature))
         )
         target_part, other_part = (
             F.kl_div(of_student, of_teacher, reduction="sum", log_target=True)
@@ -142,3 +141,11 @@ class DecoupledKD(Term):
         others = mask_logits(log_probs, ~is_target)
         target = torch.stack([log_probs[is_target], others.logsumexp(dim=-1)], dim=-1)
         return target, F.log_softmax(mask_logits(scaled, ~is_target), dim=-1)
+
+
+def _softened_logits(teacher: Outputs, temperature: float) -> Tensor:
+    """Returns the teacher's logits for a temperature; raises ValueError if it has none."""
+    logits = teacher.logits_at(temperature)
+    if logits is None:
+        raise ValueError("got no logits from the teacher, expected [n, C] at the items")
+    return logits

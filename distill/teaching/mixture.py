@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import cast
 
 import torch
@@ -25,24 +25,52 @@ class Mixture:
     shares: tuple[float, ...]
     likelihood: Likelihood
 
-    def mix(self, logits: Sequence[Tensor]) -> Tensor:
-        """Returns the logits `[n, C]` of the mean of the teachers' `logits`, each `[n, C]`, in float32.
+    def mix(self, logits: Sequence[Tensor], *, temperature: float = 1.0) -> Tensor:
+        """Returns logits `[n, C]` whose softmax, or sigmoid, at a temperature is the mean of the teachers' at it.
 
-        Those of classes are the logarithms of the mean probabilities, and those of labels of their own the log-odds.
+        The soft targets of an ensemble are the mean of its softened distributions (Hinton et al., arXiv 1503.02531).
+        Numbers have no temperature.
+
+        Args:
+            logits: of each teacher, `[n, C]`. The result is in float32.
         """
         stacked = torch.stack([of_teacher.float() for of_teacher in logits])
         shares = torch.tensor(self.shares, device=stacked.device).reshape(-1, *[1] * (stacked.dim() - 1))
         if self.likelihood == "gaussian":
             return (shares * stacked).sum(dim=0)
+        softened = stacked / temperature
         if self.likelihood == "sigmoid":
-            present, absent = ((F.logsigmoid(of) + shares.log()).logsumexp(dim=0) for of in (stacked, -stacked))
-            return present - absent
-        return (stacked.log_softmax(dim=-1) + shares.log()).logsumexp(dim=0)
+            present, absent = ((F.logsigmoid(of) + shares.log()).logsumexp(dim=0) for of in (softened, -softened))
+            return temperature * (present - absent)
+        return temperature * (softened.log_softmax(dim=-1) + shares.log()).logsumexp(dim=0)
 
     def mix_scores(self, scores: Sequence[Scores]) -> Scores:
         """Returns the scores of the mean, from those of the teachers in the same order of items."""
         mixed = self.mix([torch.from_numpy(of_teacher.columns["logits"]) for of_teacher in scores])
         return replace(scores[0], columns={**scores[0].columns, "logits": mixed.numpy()})
+
+
+@dataclass(frozen=True)
+class EnsembleOutputs(Outputs):
+    """The outputs of the first teacher with the mean of all teachers' predictions.
+
+    Args:
+        members: the logits of each teacher, `[n, C]`.
+    """
+
+    members: Sequence[Tensor] = ()
+    mixture: Mixture = Mixture((1.0,), "softmax")
+
+    @classmethod
+    def create(cls, outputs: Sequence[Outputs], mixture: Mixture) -> "EnsembleOutputs":
+        """Returns the mean of the outputs of each teacher, which have logits."""
+        members = [cast(Tensor, output.logits) for output in outputs]
+        first = {field.name: getattr(outputs[0], field.name) for field in fields(Outputs)}
+        return cls(**first | {"logits": mixture.mix(members)}, members=members, mixture=mixture)
+
+    def logits_at(self, temperature: float) -> Tensor:
+        """Returns logits `[n, C]` whose softmax at this temperature is the mean of the softened distributions."""
+        return self.mixture.mix(self.members, temperature=temperature)
 
 
 @dataclass(frozen=True)
@@ -78,8 +106,8 @@ class MixedPass:
 
     def at(self, items: Items) -> Outputs:
         """Returns the outputs of the first teacher with the mixed logits `[n, C]` of these items."""
-        outputs = [cast(Outputs, member.at(items)) for member in self.members]  # Not over a vocabulary.
-        return replace(outputs[0], logits=self.mixture.mix([cast(Tensor, output.logits) for output in outputs]))
+        # Not over a vocabulary.
+        return EnsembleOutputs.create([cast(Outputs, member.at(items)) for member in self.members], self.mixture)
 
 
 def normalize_shares(weights: Sequence[float] | None, teachers: int) -> tuple[float, ...]:

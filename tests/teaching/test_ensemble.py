@@ -9,9 +9,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
+from distill.contracts import Items, Outputs
 from distill.edge.classes import MASKED, softmax
 from distill.errors import UserError
-from distill.teaching.mixture import Mixture, normalize_shares
+from distill.losses import DecoupledKD, SoftTargets
+from distill.teaching.mixture import EnsembleOutputs, Mixture, normalize_shares
 from teachers.embedded import train_tokenizer
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
 from tests.jobs.conftest import Command, command
@@ -24,6 +26,24 @@ def test_the_mean_is_that_of_the_probabilities() -> None:
     first, second = torch.tensor([[0.9, 0.1]]).log() + 7.0, torch.zeros(1, 2)
     mixed = Mixture((0.75, 0.25), "softmax").mix([first, second])
     torch.testing.assert_close(mixed.exp(), torch.tensor([[0.8, 0.2]]))
+
+
+def test_soft_targets_are_the_mean_of_the_softened_probabilities() -> None:
+    """At a temperature of 2, (0.9, 0.1) is softened to (3, 1) / 4 and (0.5, 0.5) stays: 0.5 * 0.75 + 0.5 * 0.5 = 0.625.
+
+    The softened mean (0.7, 0.3) would be 0.604.
+    """
+    members = [torch.tensor([[0.9, 0.1]]).log(), torch.zeros(1, 2)]
+    teacher = EnsembleOutputs.create([Outputs(of_teacher) for of_teacher in members], Mixture((0.5, 0.5), "softmax"))
+    torch.testing.assert_close(teacher.logits, torch.tensor([[0.7, 0.3]]).log())
+    torch.testing.assert_close((teacher.logits_at(2.0) / 2).softmax(dim=-1), torch.tensor([[0.625, 0.375]]))
+    items = Items({}, row=torch.tensor([0]), labels=torch.tensor([0]), labelled=torch.tensor([True]))
+    for term in (SoftTargets(temperature=2.0), DecoupledKD(temperature=2.0)):
+        losses = [term(Outputs(torch.zeros(1, 2)), of, items)[0] for of in (teacher, Outputs(teacher.logits_at(2.0)))]
+        torch.testing.assert_close(*losses)
+    # Of a label of its own, the probabilities 0.9 and 0.5.
+    labels = Mixture((0.5, 0.5), "sigmoid").mix([torch.tensor([[9.0]]).log(), torch.zeros(1, 1)], temperature=2.0)
+    torch.testing.assert_close((labels / 2).sigmoid(), torch.tensor([[0.625]]))
 
 
 def test_the_mean_is_that_of_the_numbers() -> None:
