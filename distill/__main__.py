@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill import __version__
+from distill.credentials import describe_refusal, find_texts
 from distill.errors import (
     DistillError,
     Failure,
@@ -28,7 +29,6 @@ from distill.files import is_full_disk
 from distill.jobs import slurm
 from distill.jobs.conf import PACKAGE, config_directory
 from distill.mirror import is_url, local_path
-from distill.secrets import describe_refusal, find_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

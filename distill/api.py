@@ -32,6 +32,7 @@ from distill.cache import open_cache
 from distill.chain import Result
 from distill.console import silence_libraries
 from distill.contracts import SeveralTasks, Task, tasks_of
+from distill.credentials import hide_secrets
 from distill.data.augmentation import Augmentation
 from distill.errors import UserError
 from distill.export.settings import ExportSettings
@@ -41,7 +42,6 @@ from distill.records.loggers import LoggerSettings, Tracking
 from distill.records.record import Run, create_run, create_run_in, open_run
 from distill.records.settings import RecordSettings
 from distill.records.tracking import tracked
-from distill.secrets import hide_secrets
 from distill.teaching import teacher as teaching
 from distill.teaching.features import BilstmSettings, Features
 from distill.teaching.output_cache import OutputCache

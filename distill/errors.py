@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from distill.secrets import hide_secrets
+from distill.credentials import hide_secrets
 
 
 def first_line(error: BaseException) -> str:

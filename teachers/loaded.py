@@ -17,6 +17,8 @@ from teachers.pretrained import check_precision
 
 # Attributes of a tokenizer that its file does not have.
 _TOKENIZER_SETTINGS = ("padding_side", "truncation_side", "model_input_names", "model_max_length")
+# Entries that saving a model writes into its configuration.
+_OF_SAVING = {"architectures", "dtype", "transformers_version"}
 
 
 class Loaded:
@@ -51,7 +53,9 @@ class Loaded:
 
     def fingerprint(self) -> str:
         """Returns a digest of configuration, tokenizer and weights, computed in every call because they may change."""
-        digest = hashlib.sha256(self.model.config.to_json_string().encode())
+        config = json.loads(self.model.config.to_json_string())
+        config = {name: config[name] for name in config.keys() - _OF_SAVING}
+        digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
         digest.update(json.dumps(read_vocabulary(self.tokenizer)).encode())
         digest.update(json.dumps([type(self.model).__name__, self._tokenizer_settings()]).encode())
         for name, tensor in sorted(self.model.state_dict().items()):

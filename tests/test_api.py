@@ -226,10 +226,12 @@ def test_one_seed_reaches_the_weights_and_the_training() -> None:
 
 
 def test_a_loaded_model_that_changes_is_another_teacher(
-    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     weights = Loaded(copy.deepcopy(teacher), copy.deepcopy(tokenizer))
+    weights.model.config.architectures = None  # As in a model that was never saved.
     keys = [weights.fingerprint(), weights.fingerprint()]
+    weights.model.save_pretrained(tmp_path)
     weights.tokenizer(["a", "a b"], padding=True, truncation=True, max_length=4)  # It keeps these settings.
     assert {*keys, weights.fingerprint()} == {keys[0]}
     with torch.no_grad():

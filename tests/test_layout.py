@@ -15,7 +15,7 @@ ROOT = Path(distill.__file__).resolve().parents[1]
 PACKAGES = ("distill", "students", "teachers")
 # A unit, a file or folder right below `distill`, imports itself and units of lower levels.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("secrets", "errors", "sentences", "locks", "files", "readers", "options", "console", "hub", "listing"),
+    ("credentials", "errors", "sentences", "locks", "files", "readers", "options", "console", "hub", "listing"),
     ("mirror",),
     ("cache",),
     ("contracts",),
@@ -30,10 +30,10 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 )
 # Within a level these may import each other in this order, the earlier ones from the later ones.
 WITHIN = {
-    "errors": {"secrets"},
+    "errors": {"credentials"},
     "files": {"errors", "locks"},
     "readers": {"errors"},
-    "console": {"secrets", "errors", "files"},
+    "console": {"credentials", "errors", "files"},
     "hub": {"errors", "files"},
     "listing": {"files"},
     "options": {"errors"},

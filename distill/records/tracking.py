@@ -10,10 +10,10 @@ from filelock import FileLock, Timeout
 
 from distill import mirror
 from distill.cache import leases
+from distill.credentials import hide_secrets
 from distill.errors import DistillError, Interrupted, UserError, find_cause
 from distill.files import sweep
 from distill.records.record import LOCK, Run
-from distill.secrets import hide_secrets
 from distill.training.checkpoints import handle_signals
 
 

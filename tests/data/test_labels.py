@@ -60,7 +60,7 @@ def test_names_that_could_be_indices_of_other_classes_are_read_with_a_notice(
     expected = "the labels 1, 2, 3, 4 are read as names of classes and not as indices: 1 is the class 1, not 2"
     assert expected in capsys.readouterr().out
     read([0, 1], [1], labels=[0, 1])
-    assert capsys.readouterr().out == ""
+    assert "the labels" not in capsys.readouterr().out
 
 
 def test_integers_in_gaps_are_floats_and_mean_the_same_classes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +71,7 @@ def test_integers_in_gaps_are_floats_and_mean_the_same_classes(capsys: pytest.Ca
     assert read([0.0, 1.0], [1.0]).labels == ("0.0", "1.0")
     assert indices(read([1.0, 2.0], [2], labels=["2", "1"])) == {"train": [1, 0], "dev": [0]}
     assert indices(read([0.0, 1.0], [1], labels=["no", "yes"])) == {"train": [0, 1], "dev": [1]}
-    assert capsys.readouterr().out == ""
+    assert "the labels" not in capsys.readouterr().out
     assert indices(read([0, 1], [1], labels=[1.0, 0.0])) == {"train": [1, 0], "dev": [0]}
 
 

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from distill.errors import Interrupted, UserError
 from distill.files import atomic_file
-from distill.jobs.run import _check_paths, _load_config, _with_absolute_paths, digest
+from distill.jobs.run import _GROUPS, _check_paths, _load_config, _with_absolute_paths, digest
 from distill.records import record as record_module
 from distill.records.record import Run, create_run_in, open_run
 from distill.records.tracking import tracked
@@ -165,8 +165,9 @@ def test_damaged_file_of_a_resumed_run_is_named(
 
 
 def test_a_run_resumes_with_another_logger_and_one_of_an_earlier_version_too(tmp_path: Path) -> None:
-    config = OmegaConf.create({"seed": 1, "logger": {"csv": {}}, "resume": False})
-    earlier = OmegaConf.create({"seed": 1, "logger": {"_target_": "lightning.pytorch.loggers.CSVLogger"}})
+    groups: dict[str, Any] = {name: {} for name in _GROUPS} | {"seed": 1, "job": {"name": "distill"}}
+    config = OmegaConf.create(groups | {"logger": {"csv": {}}, "resume": False})
+    earlier = OmegaConf.create(groups | {"logger": {"_target_": "lightning.pytorch.loggers.CSVLogger"}})
     assert digest(config) == digest(earlier)
     sha256 = hashlib.sha256(json.dumps(OmegaConf.to_container(earlier), sort_keys=True).encode()).hexdigest()
     for number, known in enumerate((digest(earlier), sha256)):

@@ -332,13 +332,13 @@ SETTINGS: dict[str, Any] = {"batch_size": 16, "precision": "32-true", "learning_
 
 
 @pytest.fixture(scope="module")
-def result(task: MultipleChoice, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def result(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run with hidden states, unlabelled questions, a baseline and a threshold."""
     root = tmp_path_factory.mktemp("choice")
     encoder = toy_bert(len(tokenizer), layers=2, initializer_range=0.05)
-    teacher = d.Teacher(encoder, tokenizer, cache_dir=root / "cache").fit(task, max_epochs=3, **SETTINGS)
     unlabelled = [*without_answers(questions(20, first=200)), *without_answers(questions(3))]
     mixed = MultipleChoice(train=questions(96), dev=questions(24, first=96), max_length=24, unlabelled=unlabelled)
+    teacher = d.Teacher(encoder, tokenizer, cache_dir=root / "cache").fit(mixed, max_epochs=6, **SETTINGS)
     return d.distill(
         teacher, d.students.distilbert(), mixed, trainer=d.TrainerSettings(max_epochs=3, **SETTINGS),
         export=d.ExportSettings(abstain=0.1, max_ece_rise=1.0), baseline=True,
