@@ -7,7 +7,7 @@ number: above 0 it is the gain of a relevant document, else the document is not 
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +23,7 @@ from distill.errors import UserError
 
 HEADER = ("query-id", "corpus-id", "score")
 SUFFIXES = (".jsonl", ".jsonl.gz")
+SHOWN = 5  # Ids in a notice.
 LAYOUT = "expected corpus.jsonl, queries.jsonl, and qrels with train.tsv"
 T = TypeVar("T")
 Gains = Mapping[int, int]  # Of the relevant documents of a query, by the number of the document.
@@ -89,6 +90,7 @@ def read_retrieval(source: TableSource, *, negatives: int = 0) -> RetrievalData:
     gains: list[Gains] = []
     splits: dict[str, GroupSplit] = {"train": _create_train(judged.pop("train"), queries, corpus, source, negatives)}
     for name, gains_of_split in sorted(judged.items(), key=lambda pair: pair[0] != "dev"):
+        _report_shared_queries(name, gains_of_split, queries, splits["train"])
         splits[name] = _create_split(gains_of_split, queries, corpus, first=len(gains))
         gains += gains_of_split.values()
     return RetrievalData(
@@ -232,6 +234,19 @@ def _create_train(
         raise UserError(f"{source.data_dir} has no pair of a query and a document to train on: all are empty or in dev")
     groups = _choose(groups, source.train_examples)
     return GroupSplit(groups, np.full(len(groups), np.nan, dtype=np.float32))
+
+
+def _report_shared_queries(name: str, judged: Iterable[int], queries: _Texts, train: GroupSplit) -> None:
+    """Prints how many queries of a split have the text of a query of train, under whichever id, and the first ids."""
+    asked, ids = {group[0] for group in train.groups}, list(queries.numbers)
+    every = list(judged)
+    shared = [ids[query] for query in every if queries.texts[query] in asked]
+    if shared:
+        shown = ", ".join(shared[:SHOWN]) + (", ..." if len(shared) > SHOWN else "")
+        print_notice(
+            f"{len(shared):,} of {len(every):,} queries of {name} have the same text as one of train ({shown}), so "
+            f"that the scores of {name} may be too high"
+        )
 
 
 def _find_negatives(

@@ -324,3 +324,17 @@ def test_a_run_learns_to_rank_and_its_bundle_finds_the_same_documents(
     corpus = [f"{row['title']} {row['text']}" for row in rows]
     found = d.Bundle(result.directory / "bundle", model="fp32").search([text[0] for text in test.texts], corpus, k=1)
     assert [f"d{of_query[0][0]}" for of_query in found] == [ids[0] for ids in test.student_prediction]
+
+
+def test_queries_with_the_text_of_a_training_query_are_counted(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Query a has the text of query 0 under another id, and query 1 is in train and dev itself."""
+    rows = read_lines(directory / "queries.jsonl")
+    same = json.dumps({"_id": "a", "text": json.loads(rows[0])["text"]})
+    (directory / "queries.jsonl").write_text("\n".join([*rows, same]))
+    write_judgements(directory, "dev", "a\td0\t1", "1\td1\t1", "20\td20\t1")
+    embedding(directory).read(directory)
+    notices = " ".join(capsys.readouterr().out.split())
+    assert "2 of 3 queries of dev have the same text as one of train (a, 1), so that the scores of dev may" in notices
+    assert "queries of test" not in notices
