@@ -244,7 +244,14 @@ class Classification:
     def weakness(self, scores: Scores) -> str | None:
         constants = self.scoring.constants(scores)
         best = max(constants, key=lambda name: self.metrics(constants[name])[self.metric])
-        return rows.compare_with_constant(self, scores, constants[best].columns["logits"], f"always answering {best}")
+        name, constant = f"always answering {best}", constants[best]
+        weakness = rows.compare_with_constant(self, scores, constant.columns["logits"], name)
+        if weakness is not None or not isinstance(self.scoring, LabelSets) or len(scores.labels) < 2:
+            return weakness
+        held_out, constant = self.scoring.held_out(scores)
+        name = "the best set for all, chosen so too,"
+        weakness = rows.compare_with_constant(self, held_out, constant.columns["logits"], name)
+        return weakness and f"with thresholds that are chosen on the other half of dev {weakness}"
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return self.scoring.describe(splits)

@@ -127,13 +127,32 @@ class LabelSets:
 
     def constants(self, scores: Scores) -> Mapping[str, Scores]:
         """The best constant set of labels: so many of the most frequent ones, from none to all of them."""
-        labels = scores.labels > 0
-        order = np.argsort(-labels.sum(axis=0), kind="stable")
-        number = int(_score_most_frequent(labels[:, order], self.names[0]).argmax())
+        given = _best_constant(scores.labels > 0, self.names[0])
+        number = int(given.sum())
         logits = np.full_like(scores.columns["logits"], -CERTAIN)
-        logits[:, order[:number]] = CERTAIN
+        logits[:, given] = CERTAIN
         name = f"the {number} most frequent labels" if number > 1 else "the most frequent label"
         return {name if number else "no label": replace(scores, columns={"logits": logits})}
+
+    def held_out(self, scores: Scores) -> tuple[Scores, Scores]:
+        """Returns what thresholds that never saw an example give it, and what the best constant set does.
+
+        Thresholds may give a label to all examples or to none, so that on the examples that chose them they are at
+        least as good as every constant set, whatever the probabilities are.
+        """
+        labels, probabilities = scores.labels > 0, self.probabilities(scores)
+        halves = np.random.default_rng(0).permutation(len(labels)) % 2
+        given, constant = np.zeros_like(labels), np.zeros_like(labels)
+        for half in (0, 1):
+            fitted, scored = halves != half, halves == half
+            thresholds = choose_thresholds(probabilities[fitted], labels[fitted], metric=self.names[0])
+            given[scored] = probabilities[scored] >= np.asarray(thresholds)
+            constant[scored] = _best_constant(labels[fitted], self.names[0])
+        first, second = (
+            replace(scores, columns={"logits": np.where(of, CERTAIN, -CERTAIN)}, decoding={})
+            for of in (given, constant)
+        )
+        return first, second
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {
@@ -240,6 +259,15 @@ def _choose_for_micro_f1(candidates: Sequence[Candidates], number: int) -> list[
         if reached <= micro_f1 + 1e-12:
             return chosen
         micro_f1 = reached
+
+
+def _best_constant(labels: np.ndarray, metric: str) -> np.ndarray:
+    """Returns the labels `[C]` (bool) of the constant set that is best for these examples `[N, C]`."""
+    order = np.argsort(-labels.sum(axis=0), kind="stable")
+    number = int(_score_most_frequent(labels[:, order], metric).argmax())
+    given = np.zeros(labels.shape[1], dtype=bool)
+    given[order[:number]] = True
+    return given
 
 
 def _score_most_frequent(labels: np.ndarray, metric: str) -> np.ndarray:

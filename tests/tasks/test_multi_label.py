@@ -233,6 +233,22 @@ def test_the_best_constant_is_that_of_all_numbers_of_labels(metric: str, shares:
     assert metric == "macro_f1" or values[-1] < max(values)
 
 
+@pytest.mark.parametrize("metric", ["micro_f1", "macro_f1", "subset_accuracy"])
+def test_a_random_teacher_is_weak_and_one_that_knows_something_is_not(metric: str) -> None:
+    """Thresholds that are chosen on all of dev are never worse there than the best constant set."""
+    task, random = multi_label(metrics=[metric]), np.random.default_rng(5)
+    labels = random.random((200, 3)) < (0.5, 0.4, 0.6)
+    noise = random.normal(size=labels.shape) - 3  # No probability of a good teacher reaches 0.5 often.
+    for knows, weak in ((0.0, True), (1.5, False), (3.0, False)):
+        scores = scores_of((noise + knows * labels).tolist(), labels.tolist())
+        scores = replace(scores, decoding=task.fit_decoder(scores))
+        [constant] = task.scoring.constants(scores).values()
+        assert task.metrics(scores)[metric] >= task.metrics(replace(constant, decoding={}))[metric]
+        weakness = task.weakness(scores)
+        assert (weakness is not None) == weak
+        assert not weak or f"with thresholds that are chosen on the other half of dev has {metric} 0." in str(weakness)
+
+
 def test_losses_are_binary_cross_entropies_of_the_labels() -> None:
     student, teacher = (
         torch.tensor([[1.0, -2.0], [0.5, 3.0]], requires_grad=True),
