@@ -111,8 +111,7 @@ def compare_runs(runs: Sequence[tuple[Path, JsonObject]]) -> list[Row]:
     """Returns one row for all runs with the same options but for the seed, the best ones first."""
     groups: dict[str, list[tuple[Path, JsonObject]]] = {}
     options: dict[str, Options] = {}
-    for directory, record in runs:
-        flat = read_options(directory, record)
+    for directory, record, flat in _tell_apart([(*run, read_options(*run)) for run in runs]):
         key = json.dumps(flat, sort_keys=True, default=str)
         options[key] = flat
         groups.setdefault(key, []).append((directory, record))
@@ -125,6 +124,27 @@ def compare_runs(runs: Sequence[tuple[Path, JsonObject]]) -> list[Row]:
         reference = references.get(_without_objective(options[key]))
         compared.append(row if reference in (None, row) else _compare(row, reference))
     return sorted(compared, key=_order)
+
+
+def _tell_apart(
+    runs: Sequence[tuple[Path, JsonObject, Options]],
+) -> list[tuple[Path, JsonObject, Options]]:
+    """Returns the runs, with their directory as an option where seeds cannot tell them apart.
+
+    A run from Python has no config.yaml, so that its record may lack the option in which it differs from another. Two
+    such runs with the same seed are no seeds of one row, and which of them others belong to is not known.
+    """
+    keys = [json.dumps(flat, sort_keys=True, default=str) for *_, flat in runs]
+    seeds: dict[str, list[int]] = {}
+    for key, (directory, record, _) in zip(keys, runs, strict=True):
+        if read_config(directory) is None:
+            entries = record.get("seeds") or _only_seed(record)
+            seeds.setdefault(key, []).extend(int(entry["seed"]) for entry in entries)
+    unclear = {key for key, of_key in seeds.items() if len(set(of_key)) < len(of_key)}
+    return [
+        (directory, record, {**flat, "directory": str(directory)} if key in unclear else flat)
+        for key, (directory, record, flat) in zip(keys, runs, strict=True)
+    ]
 
 
 def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:

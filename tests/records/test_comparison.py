@@ -143,6 +143,15 @@ def test_runs_from_python_have_the_options_of_their_record(tmp_path: Path) -> No
     assert (row.label, row.values) == ("objective=hinton", {0: 0.7, 1: 0.8})
 
 
+def test_runs_from_python_with_one_seed_are_rows_by_their_directory(tmp_path: Path) -> None:
+    directories = [write_run(tmp_path, number, "hinton", {0: value}) for number, value in enumerate((0.7, 0.8))]
+    for directory in directories:
+        (directory / "config.yaml").unlink()
+    rows = rows_of(tmp_path)
+    assert [row.label for row in rows] == [f"directory={directory}" for directory in reversed(directories)]
+    assert [row.values for row in rows] == [{0: 0.8}, {0: 0.7}]
+
+
 def test_list_of_a_sweep_selects_its_runs_and_damaged_ones_are_named(tmp_path: Path) -> None:
     sweep = tmp_path / "sweeps" / "now"
     sweep.mkdir(parents=True)
