@@ -106,7 +106,7 @@ def _draft(target: Path) -> Iterator[Path]:
     try:
         with detecting_full_disk(directory):
             (directory / _OWNER).write_text(socket.gethostname(), encoding="utf-8")
-            yield directory / target.name
+            yield directory / f".{target.name}"  # A search for the name of the target must not find it.
     finally:
         shutil.rmtree(directory, ignore_errors=True)
         locks.release(lock)

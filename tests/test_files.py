@@ -16,6 +16,14 @@ from distill import files
 from distill.errors import UserError
 
 
+def test_a_search_for_a_name_finds_no_file_that_is_being_written(tmp_path: Path) -> None:
+    with files.atomic_file(tmp_path / "last.ckpt") as draft:
+        draft.write_text("half")
+        assert not list(tmp_path.rglob("last.ckpt"))
+    with files.atomic_directory(tmp_path / "student"):
+        assert not list(tmp_path.rglob("student"))
+
+
 def test_a_directory_is_replaced_atomically(tmp_path: Path) -> None:
     target = tmp_path / "cache" / "entry"
     for content in ("old", "new"):
