@@ -12,6 +12,7 @@ besides the configuration that joins `students/` and `teachers/` with the rest.
 """
 
 import copy
+import json
 import os
 import sys
 import tempfile
@@ -364,9 +365,23 @@ def _run(
     return Result(run.directory, run.record)
 
 
+def _describe_settings(plan: Plan, student: Student) -> dict[str, Any]:
+    """Returns the options of a run that has no config.yaml, as JSON values."""
+    settings = {
+        "task": {"max_length": {task.name: task.max_length for task in tasks_of(plan.task).values()}},
+        "student": getattr(student.build, "keywords", {}),
+        "trainer": asdict(plan.trainer),
+        "export": asdict(plan.export),
+    }
+    return cast(dict[str, Any], json.loads(json.dumps(settings, default=str)))
+
+
 def _open_run(plan: Plan, teacher: Teacher, student: Student, directory: str | Path | None) -> Run:
     """A new run, or the one to go on with."""
-    fields = {"job": "distill", "command": list(map(hide_secrets, sys.argv)), "config_sha256": None, "seed": plan.seed}
+    fields = {
+        "job": "distill", "command": list(map(hide_secrets, sys.argv)), "config_sha256": None, "seed": plan.seed,
+        "settings": _describe_settings(plan, student),
+    }  # fmt: skip
     if directory is None:
         if plan.resume:
             raise UserError("got resume=True without a directory, expected the directory of the run to go on with")

@@ -230,9 +230,12 @@ def read_config(directory: Path) -> JsonObject | None:
 
 
 def _reconstruct_config(record: JsonObject) -> JsonObject:
-    names = {name: {"name": (record.get(name) or {}).get("name")} for name in ("task", "student")}
+    settings = record.get("settings") or {}
+    names = {
+        name: {"name": (record.get(name) or {}).get("name"), **settings.get(name, {})} for name in ("task", "student")
+    }
     teacher = {"name": (record.get("teacher") or {}).get("requested")}
-    return {**names, "teacher": teacher, "objective": record.get("objective")}
+    return {**settings, **names, "teacher": teacher, "objective": record.get("objective")}
 
 
 def _flatten(node: object, name: str) -> dict[str, object]:

@@ -204,6 +204,7 @@ class _Record(TypedDict, total=False):
     job: Required[str]
     error: str | None
     command: list[str] | None
+    settings: dict[str, Any] | None
     seed: int | None
     task: _Task | None
     objective: _Objective | None

@@ -16,15 +16,19 @@ from distill.records.record import Run, create_record
 
 
 def write_run(
-    root: Path, number: int, name: str, scores: dict[int, float], *, error: str | None = None, **options: Any
-) -> Path:
+    root: Path, number: int, name: str, scores: dict[int, float], *, error: str | None = None,
+    settings: dict[str, Any] | None = None, **options: Any,
+) -> Path:  # fmt: skip
     """Writes a run with one seed, or with several in the form of `seeds=N`."""
     directory = root / "toy" / f"2026-01-01_00-00-{number:02}"
     directory.mkdir(parents=True)
     config = {"seed": min(scores, default=0), "seeds": max(1, len(scores)), "output_dir": str(root), "logger": {"a": 1}}
     config |= {"objective": {"name": name, "terms": {name: {"weight": 1.0}}}, "student": {"name": "small"}}
     (directory / "config.yaml").write_text(yaml.safe_dump({**config, **options}))
-    record = create_record(job="distill", seed=config["seed"]) | {"status": "finished", "objective": {"name": name}}
+    record = create_record(job="distill", seed=config["seed"], settings=settings) | {
+        "status": "finished",
+        "objective": {"name": name},
+    }
     task = {"name": "toy", "metric": "accuracy", "selects": "max", "examples": {"dev": 9}}
     if error is not None:
         record |= {"status": "failed", "error": error}
@@ -141,6 +145,16 @@ def test_runs_from_python_have_the_options_of_their_record(tmp_path: Path) -> No
         (directory / "config.yaml").unlink()
     [row] = rows_of(tmp_path)
     assert (row.label, row.values) == ("objective=hinton", {0: 0.7, 1: 0.8})
+
+
+def test_runs_from_python_with_other_settings_are_rows_of_their_own(tmp_path: Path) -> None:
+    for number, (seed, rate, value) in enumerate(((0, 0.1, 0.7), (1, 0.1, 0.8), (2, 0.2, 0.9))):
+        settings = {"trainer": {"learning_rate": rate, "seed": seed}}
+        directory = write_run(tmp_path, number, "hinton", {seed: value}, settings=settings)
+        (directory / "config.yaml").unlink()
+    rows = rows_of(tmp_path)
+    assert [row.label for row in rows] == ["trainer.learning_rate=0.2", "trainer.learning_rate=0.1"]
+    assert [row.values for row in rows] == [{2: 0.9}, {0: 0.7, 1: 0.8}]
 
 
 def test_runs_from_python_with_one_seed_are_rows_by_their_directory(tmp_path: Path) -> None:
