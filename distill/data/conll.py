@@ -66,25 +66,24 @@ class Conll:
                 f"{self.path}: the first column has the numbers of the words, so that the words are read from the "
                 "second one; set task.word_column=0 if the numbers are the words"
             )
-        first = self.sentences[0][0]
-        if self._resolve(chosen) is None or tags is None or not first.fields[tags]:
+        first, words = self.sentences[0][0], self._resolve(chosen)
+        if words is None or tags is None or not first.fields[tags]:
             raise self._missing(first, chosen, column)
-        if self._resolve(chosen) == tags:
+        if words == tags:
             raise UserError(
                 f"{self.path}: the words and the tags are both in column {tags}: set task.word_column and task.column "
                 "to different columns"
             )
-        return self._resolve(chosen) or 0
+        return words
 
     def _resolve(self, column: int) -> int | None:
         """Returns a column counted from 0; None if there is not this one."""
         return column % self.width if -self.width <= column < self.width and self.width > 1 else None
 
     def _missing(self, line: _Line, word_column: int, column: int) -> UserError:
-        shown = "" if word_column == 0 else f"column {word_column}"
-        word = f"a word in {shown} and a tag" if shown else "a word and a tag"
+        word = "a word" if word_column == 0 else f"a word in column {word_column}"
         plain = ("\t" if any(" " in part or not part for part in line.fields) else " ").join(line.fields)
-        return UserError(f"{self.path}, line {line.number} is {plain!r}, expected {word} in column {column}")
+        return UserError(f"{self.path}, line {line.number} is {plain!r}, expected {word} and a tag in column {column}")
 
     def _has_index(self) -> bool:
         """Returns whether the first fields count the words of each sentence, or of the whole file, from 0 or 1."""

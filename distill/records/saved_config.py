@@ -32,7 +32,7 @@ def read_plain(path: Path) -> dict[str, Any]:
     """Returns the content of a config.yaml.
 
     Raises:
-        UserError: if it cannot be read, is no mapping, or has aliases or references.
+        UserError: if it cannot be read, is no mapping, or has aliases.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ def read_config(path: Path) -> "DictConfig":
     """Returns the configuration that a run was started with, as OmegaConf reads it.
 
     Raises:
-        UserError: as `read_plain`.
+        UserError: as `read_plain`, and if it has references.
     """
     from omegaconf import DictConfig, OmegaConf
 

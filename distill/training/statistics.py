@@ -114,11 +114,10 @@ def _resample_metric(task: Task, scores: Scores, other: Scores) -> np.ndarray:
     _, first, counts = np.unique(scores.example_id, return_index=True, return_counts=True)
     examples, items = len(first), len(scores.labels)
     spoiled, spoiled_other = task.spoil(scores), task.spoil(other)
-    added = np.arange(2) if spoiled is not None and spoiled_other is not None else np.arange(0)
-    pair = (scores, other)
+    pair, added = (scores, other), 0
     if spoiled is not None and spoiled_other is not None:
         shared = scores.columns.keys() & other.columns.keys()
-        pair = (_append(scores, spoiled_other, shared), _append(other, spoiled, shared))
+        pair, added = (_append(scores, spoiled_other, shared), _append(other, spoiled, shared)), 2
     random = np.random.default_rng(0)
 
     def difference(drawn: np.ndarray) -> float:
@@ -135,7 +134,7 @@ def _resample_metric(task: Task, scores: Scores, other: Scores) -> np.ndarray:
     resamples = int(np.clip(RESAMPLED_ITEMS // counts.sum(), METRIC_RESAMPLES // 4, METRIC_RESAMPLES))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # A resample may lack a class.
-        return _resample(np.arange(examples + len(added)), difference, resamples, vectorized=False)
+        return _resample(np.arange(examples + added), difference, resamples, vectorized=False)
 
 
 def _append(scores: Scores, spoiled: Scores, columns: Collection[str]) -> Scores:
