@@ -12,11 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.models.loading import Start, load_directory
 from distill.models.sentence_files import with_normalizers
-from distill.models.tokenizer import read_vocabulary
+from distill.models.tokenizer import read_attributes, read_vocabulary
 from teachers.pretrained import check_precision
 
-# Attributes of a tokenizer that its file does not have.
-_TOKENIZER_SETTINGS = ("padding_side", "truncation_side", "model_input_names", "model_max_length")
 # Entries that saving a model writes into its configuration.
 _OF_SAVING = {"architectures", "dtype", "transformers_version"}
 
@@ -57,14 +55,11 @@ class Loaded:
         config = {name: config[name] for name in config.keys() - _OF_SAVING}
         digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
         digest.update(json.dumps(read_vocabulary(self.tokenizer)).encode())
-        digest.update(json.dumps([type(self.model).__name__, self._tokenizer_settings()]).encode())
+        digest.update(json.dumps([type(self.model).__name__, read_attributes(self.tokenizer)]).encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
             digest.update(tensor.detach().cpu().float().contiguous().numpy().data)
         return digest.hexdigest()
-
-    def _tokenizer_settings(self) -> dict[str, Any]:
-        return {name: getattr(self.tokenizer, name) for name in _TOKENIZER_SETTINGS}
 
     def load(
         self,
@@ -77,7 +72,7 @@ class Loaded:
         """Returns a float32 copy of the model with a head for `labels`, or over the vocabulary, and its tokenizer."""
         options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code, "problem_type": problem_type}
         tokenizer = copy.deepcopy(self.tokenizer)
-        tokenizer.init_kwargs |= self._tokenizer_settings()  # Attributes that were set later would not be saved.
+        tokenizer.init_kwargs |= read_attributes(self.tokenizer)  # Attributes that were set later would not be saved.
         with tempfile.TemporaryDirectory() as directory:
             self.model.save_pretrained(directory)
             tokenizer.save_pretrained(directory)

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTo
 from distill.contracts import VECTOR_SETTINGS
 from distill.errors import UserError, first_line
 from distill.models.pooling import POOLINGS
-from distill.models.tokenizer import lower_cases
+from distill.models.tokenizer import lower_cases, read_attributes
 
 MODULES_FILE = "modules.json"
 _PROMPTS_FILE = "config_sentence_transformers.json"
@@ -27,7 +27,6 @@ _FLAGS = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }  # fmt: skip
-_TOKENIZER_SETTINGS = ("model_max_length", "padding_side", "truncation_side", "model_input_names")
 
 
 @dataclass(frozen=True)
@@ -146,8 +145,8 @@ def with_normalizers(
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     own = backend.normalizer
     backend.normalizer = normalizers.Sequence([*first, *([] if own is None else [own])])  # type: ignore[assignment]
-    settings = {name: getattr(tokenizer, name) for name in _TOKENIZER_SETTINGS}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **settings, **tokenizer.special_tokens_map)
+    attributes = {**read_attributes(tokenizer), **tokenizer.special_tokens_map}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **attributes)
 
 
 def _is_cross_encoder(directory: Path) -> bool:

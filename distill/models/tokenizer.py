@@ -8,6 +8,8 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 SETTINGS_FILE = "tokenizer_config.json"
+# Attributes of a tokenizer that tokenizer.json does not have.
+_ATTRIBUTES = ("padding_side", "truncation_side", "model_input_names", "model_max_length")
 _CAPITALS = 0.01  # Of the tokens. A vocabulary of lower-cased texts has none but special tokens.
 
 
@@ -47,6 +49,11 @@ def read_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Returns the tokenizer's file without the settings of its last call."""
     content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
     return content | {"truncation": None, "padding": None}
+
+
+def read_attributes(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Returns the settings of a tokenizer that its file does not have, by name."""
+    return {name: getattr(tokenizer, name) for name in _ATTRIBUTES}
 
 
 def _reads_bytes(tokenizer: PreTrainedTokenizerBase) -> bool:
