@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from distill.errors import UserError
 from distill.training.settings import TrainerSettings, count_evaluations
 
+SMALL_ROWS = 10_000  # Labelled training rows up to which further text and a baseline are worth their time.
 LEAST_STEPS = 2_400  # Optimizer steps of a student on small data.
 TEACHER_STEPS = 1_200  # Those of a fine-tuned teacher, all of whose layers are pre-trained.
 EPOCHS = 2  # Of large data, and the fewest of small data.
