@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from distill.console import print_notice
-from distill.data.labels import is_without_label
+from distill.data.labels import LabelColumn, is_without_label
 from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns, missing_columns
 from distill.data.tables import (
@@ -174,7 +174,7 @@ class ChoiceColumns:
         return source.hold_out_dev(leave_out_unlabelled(table, self.answer))
 
     def _answers(self, table: Table, rows: "ChoiceRows") -> "Answers":
-        return Answers(table.source, get_labels(table, self.answer).values, rows.split.choices, rows.names)
+        return Answers(get_labels(table, self.answer), rows.split.choices, rows.names)
 
 
 @dataclass(frozen=True)
@@ -209,14 +209,12 @@ class Answers:
     """The answers of one split.
 
     Args:
-        source: names the split in messages.
-        values: of all examples.
+        column: the answers of all examples.
         choices: of all examples.
         names: of the choices, such as A to D, where the data has names.
     """
 
-    source: str
-    values: Sequence[object]
+    column: LabelColumn
     choices: Sequence[Sequence[str]]
     names: Sequence[Sequence[str] | None]
 
@@ -232,7 +230,7 @@ def _read_lists(table: Table, column: str) -> Values:
     """Returns the choices out of a column of lists."""
     values: Values = []
     for row, value in enumerate(table.columns[column]):
-        place = f"{table.source}, example {row + 1}: column {column}"
+        place = f"{table.place(row)}: column {column}"
         if isinstance(value, str):
             raise UserError(
                 f"{place} is {reprlib.repr(value)}, expected a list of choices: columns of single choices are "
@@ -251,7 +249,7 @@ def _join_columns(table: Table, columns: Sequence[str]) -> Values:
     values: Values = []
     for row, entries in enumerate(zip(*(table.columns[name] for name in columns), strict=True)):
         texts = join_choices(entries)
-        place = f"{table.source}, example {row + 1}: columns {', '.join(columns)}"
+        place = f"{table.place(row)}: columns {', '.join(columns)}"
         _check_choices(texts, f"{place} hold {reprlib.repr(texts)}", place)
         values.append((cast(list[str], texts), None))
     return values
@@ -277,19 +275,19 @@ def find_answers(splits: Mapping[str, Answers]) -> tuple[dict[str, np.ndarray], 
         UserError: for an answer that is missing, or that is none of the choices.
     """
     for answers in splits.values():
-        for row, value in enumerate(answers.values):
+        for row, value in enumerate(answers.column.values):
             if is_without_label(value) or value != value:
                 raise UserError(
-                    f"{answers.source}, example {row + 1}: answer {value!r} is empty, expected one of its choices: "
+                    f"{answers.column.place(row)}: answer {value!r} is empty, expected one of its choices: "
                     "remove rows without an answer"
                 )
-    every = {name: list(map(Answer, of.values, of.choices, of.names)) for name, of in splits.items()}
+    every = {name: list(map(Answer, of.column.values, of.choices, of.names)) for name, of in splits.items()}
     reading = choose_reading(chain.from_iterable(every.values()))
     found = {split: [READINGS[reading](answer) for answer in answers] for split, answers in every.items()}
     for split, indices in found.items():
         if None in indices:
             row = indices.index(None)
-            raise _unknown_answer(splits[split].source, row, every[split][row], reading)
+            raise _unknown_answer(splits[split].column.place(row), every[split][row], reading)
     other = other_reading(chain.from_iterable(every.values()), reading)
     if reading == "number" or other is not None:
         instead = "" if other is None else f", and not as {DESCRIPTIONS[other]}, which they could be too"
@@ -297,9 +295,9 @@ def find_answers(splits: Mapping[str, Answers]) -> tuple[dict[str, np.ndarray], 
     return {split: np.array(indices, dtype=np.int64) for split, indices in found.items()}, reading
 
 
-def _unknown_answer(source: str, row: int, answer: Answer, reading: str) -> UserError:
+def _unknown_answer(place: str, answer: Answer, reading: str) -> UserError:
     return UserError(
-        f"{source}, example {row + 1}: answer {reprlib.repr(answer.value)} is none of its {len(answer.choices)} "
+        f"{place}: answer {reprlib.repr(answer.value)} is none of its {len(answer.choices)} "
         f"choices, expected {describe_expected(answer, reading)}"
     )
 

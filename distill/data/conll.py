@@ -28,11 +28,12 @@ class _Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Sentences:
-    """The words and the tags of each sentence, and its text where a comment `# text = ...` has it."""
+    """The words and the tags of each sentence, its text where a comment `# text = ...` has it, and its first line."""
 
     words: list[list[str]]
     tags: list[list[str]]
     texts: list[str | None]
+    lines: list[int]
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Conll:
             UserError: as `find_words`, and for a line without a word or a tag.
         """
         place = self.find_words(word_column, column)
-        read = Sentences([], [], [])
+        read = Sentences([], [], [], [])
         for sentence, text in zip(self.sentences, self.texts, strict=True):
             rows = [line for line in sentence if place == 0 or not _FURTHER.fullmatch(line.fields[0])]
             for line in rows:
@@ -115,6 +116,7 @@ class Conll:
                 read.words.append([line.fields[place] for line in rows])
                 read.tags.append([line.fields[column] for line in rows])
                 read.texts.append(text)
+                read.lines.append(rows[0].number)
         if word_column is None:
             self._report_numbers(read.words, place)
         return read

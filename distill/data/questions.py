@@ -157,7 +157,7 @@ def compute_digest(splits: Mapping[str, QuestionSplit], options: Sequence[object
 def _name(table: Table, row: int) -> str:
     """Names a question in messages."""
     ids = table.columns.get("id")
-    return f"{table.source}, example {row + 1}" + (f" (id {ids[row]})" if ids and ids[row] is not None else "")
+    return table.place(row) + (f" (id {ids[row]})" if ids and ids[row] is not None else "")
 
 
 def _read_answers(value: object, context: str) -> tuple[Answer, ...]:

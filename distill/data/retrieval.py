@@ -138,11 +138,11 @@ def _read_texts(path: Path, columns: Sequence[str]) -> _Texts:
     table = readers.read_file(path, ("_id", *columns))
     check_columns(table, [("_id",), ("text",)], LAYOUT)
     numbers: dict[str, int] = {}
-    for row, value in enumerate(table.columns["_id"], 1):
+    for row, value in enumerate(table.columns["_id"]):
         if isinstance(value, bool) or not isinstance(value, str | int) or not str(value):
-            raise UserError(f"{path}, example {row}: column _id is {value!r}, expected an id")
+            raise UserError(f"{table.place(row)}: column _id is {value!r}, expected an id")
         if str(value) in numbers:
-            raise UserError(f"{path}, example {row}: the id {value} is there twice, expected it once")
+            raise UserError(f"{table.place(row)}: the id {value} is there twice, expected it once")
         numbers[str(value)] = len(numbers)
     read = [
         read_text_column(table, name, may_be_empty=True, optional=True) for name in columns if name in table.columns

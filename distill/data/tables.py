@@ -237,7 +237,7 @@ def get_labels(table: Table, names: Sequence[str]) -> LabelColumn:
             f"{table.source} has the columns {' and '.join(found)}, expected one of them, because an example has one "
             f"label: name it, as in task.label={found[0]}"
         )
-    return LabelColumn(table.source, table.columns[found[0]], table.classes.get(found[0]))
+    return LabelColumn(table.source, table.columns[found[0]], table.classes.get(found[0]), lines=table.lines)
 
 
 def is_labelled(table: Table, names: Sequence[str]) -> bool:
@@ -305,7 +305,7 @@ def _stack_labels(table: Table, names: Sequence[str]) -> LabelColumn:
     missing = [name for name in names if name not in table.names]
     if missing:
         raise missing_columns(table, ", ".join(missing), "task.label names a column of 0 and 1 for each label")
-    return stack_columns(table.source, {name: table.columns[name] for name in names})
+    return stack_columns(table.source, {name: table.columns[name] for name in names}, table.lines)
 
 
 def _ignore(notice: str) -> None:
@@ -330,9 +330,9 @@ def read_text_column(table: Table, name: str, *, may_be_empty: bool, optional: b
     for row, value in enumerate(table.columns[name]):
         text = "" if optional and value is None else value
         if not isinstance(text, str) or not (text.strip() or may_be_empty):
-            raise UserError(f"{table.source}, example {row + 1}: column {name} is {reprlib.repr(text)}, expected text")
+            raise UserError(f"{table.place(row)}: column {name} is {reprlib.repr(text)}, expected text")
         if not text.isascii():
-            check_surrogates(text, f"{table.source}, example {row + 1}: column {name}")
+            check_surrogates(text, f"{table.place(row)}: column {name}")
         texts.append(text)
     return texts
 

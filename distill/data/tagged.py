@@ -164,7 +164,7 @@ class TaggedText:
         sentences, names = _Sentences(table.source), self.label_names or table.classes.get(self.tags)
         empty, texts = 0, [] if self.tokens == TEXT else table.columns.get(TEXT, [])
         for row, (tokens, tags) in enumerate(zip(table.columns[self.tokens], table.columns[self.tags], strict=True)):
-            place = f"{table.source}, example {row + 1}"
+            place = table.place(row)
             words, values = _as_list(tokens, place, self.tokens, "words"), _as_list(tags, place, self.tags, "tags")
             if len(words) != len(values):
                 raise UserError(
@@ -178,6 +178,7 @@ class TaggedText:
                 raise UserError(f"{place}: column {self.tokens} is [], expected words: remove the sentence")
             _check_words(words, place, self.tokens)
             sentences.rows.append(([str(word) for word in words], [_name_tag(value, names, place) for value in values]))
+            sentences.places.append(place)
             sentences.plain.append(_read_text(texts[row], sentences.rows[-1][0]) if texts else None)
         if empty:
             print_notice(f"{table.source}: sentences without a word, which are left out: {empty:,}")
@@ -192,10 +193,11 @@ class TaggedText:
 
 @dataclass(frozen=True)
 class _Sentences:
-    """The words and the names of the tags of each sentence of a split."""
+    """The words and the names of the tags of each sentence of a split, and its name in messages."""
 
     source: str
     rows: list[tuple[list[str], list[str]]] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
     plain: list[str | None] = field(default_factory=list)
 
     def counts(self) -> Counter[str]:
@@ -204,7 +206,7 @@ class _Sentences:
 
     def place(self, tag: str) -> str:
         """Returns the name of the first sentence with a tag in messages."""
-        return f"{self.source}, example {1 + next(row for row, (_, tags) in enumerate(self.rows) if tag in tags)}"
+        return self.places[next(row for row, (_, tags) in enumerate(self.rows) if tag in tags)]
 
     def check_tags(self) -> None:
         """Raises UserError for a tag of another scheme than BIO, IOB1 and BIOES."""
@@ -232,7 +234,7 @@ def read_file(
     columns: dict[str, list[Any]] = {tokens: sentences.words, tags: sentences.tags}
     if TEXT not in columns and any(sentences.texts):
         columns[TEXT] = sentences.texts
-    return Table(str(path), tuple(columns), columns)
+    return Table(str(path), tuple(columns), columns, lines=sentences.lines)
 
 
 def file_reader(tokens: str, tags: str, column: int, word_column: int | None) -> "partial[Table]":
@@ -257,7 +259,8 @@ def _cut_letters(sentences: Mapping[str, _Sentences]) -> dict[str, _Sentences]:
     Their entities are the same. Other sentences stay as they are.
     """
     cut = {
-        name: _Sentences(of.source, [_cut_words(*row) for row in of.rows], of.plain) for name, of in sentences.items()
+        name: _Sentences(of.source, [_cut_words(*row) for row in of.rows], of.places, of.plain)
+        for name, of in sentences.items()
     }
     changed = sum(row != other for row, other in zip(sentences["train"].rows, cut["train"].rows, strict=True))
     if not changed:

@@ -158,7 +158,7 @@ def _read_groups(table: Table, columns: Sequence[str], *, least: int) -> list[li
     """
     texts = [read_text_column(table, name, may_be_empty=True, optional=True) for name in columns]
     groups = []
-    for row, every in enumerate(zip(*texts, strict=True), 1):
+    for row, every in enumerate(zip(*texts, strict=True)):
         group = list(every)
         while group and not group[-1].strip():
             group.pop()
@@ -166,7 +166,7 @@ def _read_groups(table: Table, columns: Sequence[str], *, least: int) -> list[li
         if empty is None and len(group) < min(least, len(columns)):
             empty = columns[len(group)]
         if empty is not None or not group:
-            raise UserError(f"{table.source}, example {row}: column {empty or columns[0]} is empty, expected text")
+            raise UserError(f"{table.place(row)}: column {empty or columns[0]} is empty, expected text")
         groups.append(group)
     return groups
 

@@ -6,6 +6,7 @@ from typing import TypeAlias
 from distill.errors import UserError
 from distill.readers.label_lists import Lists
 from distill.readers.labels import Columns, LabelColumn
+from distill.readers.lines import Lines
 
 Names: TypeAlias = Sequence[str] | None
 
@@ -13,9 +14,7 @@ _BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "False": 0, "True": 1, "false": 0, 
 ADVICE = "write the names of the labels in their place, or give each label a column of 0 and 1 (task.label=[a,b])"
 
 
-def stack_columns(
-    source: str, columns: Mapping[str, Sequence[object]], lines: Sequence[int] | None = None
-) -> LabelColumn:
+def stack_columns(source: str, columns: Mapping[str, Sequence[object]], lines: Lines = None) -> LabelColumn:
     """Returns the labels of examples that have a column of 0 and 1 for each label, as lists of their indices.
 
     Raises:

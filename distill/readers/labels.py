@@ -15,6 +15,7 @@ from itertools import chain
 import numpy as np
 
 from distill.errors import UserError
+from distill.readers.lines import Lines, name_row
 from distill.readers.missing import MARKS, WHOLE, is_missing
 from distill.readers.missing import is_blank as is_blank
 from distill.readers.missing import is_without_label as is_without_label
@@ -36,14 +37,14 @@ class LabelColumn:
         values: of all examples.
         classes: names of the classes of a `datasets.ClassLabel`, whose values are their indices; None for others.
         rows: the example of each value, where examples have several; None for one value each.
-        lines: the line of the file that each example begins in; None counts the examples.
+        lines: of the examples.
     """
 
     source: str
     values: Sequence[object]
     classes: tuple[str, ...] | None = None
     rows: Sequence[int] | None = None
-    lines: Sequence[int] | None = None
+    lines: Lines = None
 
     def place(self, index: int) -> str:
         """Returns the name in messages of the example that has a value."""
@@ -52,7 +53,7 @@ class LabelColumn:
     def example(self, index: int) -> str:
         """Returns the name, within its split, of the example that has a value."""
         row = index if self.rows is None else self.rows[index]
-        return f"example {row + 1}" if self.lines is None else f"line {self.lines[row]}"
+        return name_row(row, self.lines)
 
 
 Columns = Mapping[str, LabelColumn]

@@ -4,11 +4,28 @@ import codecs
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from distill.errors import UserError, first_line
+
+
+class RowNumbers(tuple[int, ...]):
+    """The numbers of rows, counted from 1, in a table that has no lines."""
+
+    __slots__ = ()
+
+
+# The line of the file in which each row begins, or its number in a table without lines; None counts the rows.
+Lines = Sequence[int] | None
+
+
+def name_row(row: int, lines: Lines) -> str:
+    """Returns the name of a row within its table: `line 7`, or `example 6` of a table without lines."""
+    if lines is None:
+        return f"example {row + 1}"
+    return f"{'example' if isinstance(lines, RowNumbers) else 'line'} {lines[row]}"
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from distill.readers.lines import Lines, RowNumbers
 from distill.readers.missing import WHOLE, has_no_label, is_blank, is_missing
 
 FEWEST = 10  # Rows of a class with fewer are too few to learn it and to score it.
@@ -14,8 +15,6 @@ _FEWEST_IDS = 20  # Values from which on a column is compared with ids.
 _SHARE_OF_IDS = 0.95
 _ID = re.compile(r"[A-Za-z0-9_.#-]*[0-9][A-Za-z0-9_.#-]*")  # One token with a digit: 12345, a91f-07, review_12.
 _LETTER = re.compile(r"[^\W\d_]")
-
-Lines = Sequence[int] | None  # The line of the file in which each row begins; None counts the rows.
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,8 @@ def join_problems(source: str, problems: Sequence[Problem]) -> str:
 
 def show_lines(rows: Sequence[int], lines: Lines = None) -> str:
     """Returns the lines of rows in words: `lines 5, 17, 33, 48, 61 and 175 more`."""
-    word = "example" if lines is None else "line"
-    numbers = [row + 1 if lines is None else lines[row] for row in rows]
-    shown, more = numbers[:_LINES_SHOWN], len(numbers) - _LINES_SHOWN
+    word = "example" if lines is None or isinstance(lines, RowNumbers) else "line"
+    shown, more = [row + 1 if lines is None else lines[row] for row in rows[:_LINES_SHOWN]], len(rows) - _LINES_SHOWN
     if len(shown) == 1:
         return f"{word} {shown[0]}"
     first, last = ", ".join(map(str, shown[:-1])), shown[-1]
