@@ -13,17 +13,12 @@ from typing import cast
 import numpy as np
 
 from distill.console import print_notice
+from distill.data.columns import get_labels, is_labelled, leave_out_unlabelled, read_text_column
 from distill.data.labels import LabelColumn, is_without_label
 from distill.data.readers import Table
+from distill.data.row_notices import report_shared_texts
 from distill.data.sources import TableSource, check_columns, missing_columns
-from distill.data.tables import (
-    LabelledData,
-    get_labels,
-    is_labelled,
-    leave_out_unlabelled,
-    read_text_column,
-    report_shared_texts,
-)
+from distill.data.tables import LabelledData
 from distill.data.unlabelled import Unlabelled, UnlabelledTables, fill_pool
 from distill.edge.choices import (
     READINGS,

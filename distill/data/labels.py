@@ -10,7 +10,6 @@ from distill.readers.labels import is_blank as is_blank
 from distill.readers.labels import is_without_label as is_without_label
 from distill.readers.labels import simplify as simplify
 from distill.readers.labels import to_numbers as to_numbers
-from distill.readers.labels import to_words as to_words
 
 
 def to_classes(columns: Columns, given: tuple[str, ...] | None) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from distill.contracts import IGNORED
+from distill.data.columns import read_text_column
 from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
-from distill.data.tables import LabelledData, read_text_column
+from distill.data.tables import LabelledData
 from distill.errors import UserError
 
 COLUMNS = ("question", "context", "answers")

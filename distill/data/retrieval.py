@@ -16,8 +16,8 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.data import readers
+from distill.data.columns import read_text_column
 from distill.data.sources import TableSource, check_columns
-from distill.data.tables import read_text_column
 from distill.data.text_groups import GroupData, GroupSplit
 from distill.errors import UserError
 

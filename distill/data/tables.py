@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -12,14 +11,17 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.data import labels
+from distill.data.columns import get_labels, is_labelled, read_text_column, stack_labels
 from distill.data.labels import LabelColumn
+from distill.data.missing_rows import SINGLE, Kind, Missing, RowRules
 from distill.data.readers import Table
-from distill.data.sources import TableSource, check_columns, missing_columns
+from distill.data.row_notices import report_shared_texts, report_small_classes
+from distill.data.sources import TableSource, check_columns
 from distill.errors import UserError
 from distill.readers.label_lists import check_single
 from distill.readers.label_sets import first_rows, read_lists, to_label_sets
-from distill.readers.label_vectors import stack_columns
-from distill.readers.labels import Notify
+from distill.readers.labels import Notify, join_spellings, to_words
+from distill.readers.problems import find_small_classes
 
 ADVICE = "name yours with task.text=[...] and task.label=..."
 
@@ -108,6 +110,12 @@ class Pool:
     def __len__(self) -> int:
         return 0 if self.rows is None else len(self.rows)
 
+    def add(self, rows: Any, removed: Mapping[str, int]) -> "Pool":
+        """Returns the pool with more rows, and with the numbers of others that were left out by reason."""
+        every = rows if self.rows is None else self.rows + rows
+        counts = {reason: self.removed.get(reason, 0) + number for reason, number in removed.items()}
+        return replace(self, rows=every, removed=counts)
+
     def shuffled(self) -> Any:
         """Returns the rows in an order that is the same in every run."""
         return self.rows.select(np.random.default_rng(0).permutation(len(self)))
@@ -176,6 +184,7 @@ class LabelledText:
         regression: whether the label is a number.
         separator: between the labels of an example that has any number of them, as for `read_lists`; None where an
             example has one label.
+        missing: the treatment of rows without a label or a text, as in `RowRules`.
     """
 
     source: TableSource
@@ -184,6 +193,7 @@ class LabelledText:
     label_names: tuple[str, ...] | None = None
     regression: bool = False
     separator: str | None = None
+    missing: Missing = "auto"
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads `train`, `dev` and the other splits with labels.
@@ -194,75 +204,58 @@ class LabelledText:
             UserError: if a directory, file, column, text or label is missing or invalid.
             UnreachableError: if the data is not in the cache and cannot be downloaded.
         """
-        tables = {}
-        for name, table in self.source.read(cache_dir, self._hold_out_dev).items():
-            if name in ("train", "dev") or is_labelled(table, self.label):
-                self._check_columns(table)
-                tables[name] = leave_out_unlabelled(table, self.label) if self._has_one_class else table
+        tables, unlabelled = self._read_tables(cache_dir)
         names, numbers = _read_labels(self, tables)
         splits = self.source.sample({name: _create_split(self, table, numbers[name]) for name, table in tables.items()})
-        report_shared_texts(splits)
-        return LabelledData(labels=names, splits=splits, sha256=_compute_digest(names, splits))
+        lines = {name: table.lines for name, table in self.source.sample(tables).items()}
+        report_shared_texts(splits, {name: split.labels for name, split in splits.items()}, lines)
+        if self._kind == "class":
+            report_small_classes(tables["train"].source, splits["train"].labels, names, lines["train"])
+        pool = Pool()
+        if unlabelled is not None:
+            pool = Pool(_create_split(self, unlabelled, np.zeros(len(unlabelled))))
+        return LabelledData(labels=names, splits=splits, sha256=_compute_digest(names, splits), pool=pool)
+
+    def _read_tables(self, cache_dir: Path) -> tuple[dict[str, Table], Table | None]:
+        """Returns the rows of each split that have a text and a label, and those that only the teacher labels."""
+        tables = {
+            name: table
+            for name, table in self.source.read(cache_dir, lambda table: {SINGLE: table}).items()
+            if name in ("train", "dev", SINGLE) or is_labelled(table, self.label)
+        }
+        for table in tables.values():
+            check_columns(table, [*((name,) for name in self.text), self.label], ADVICE)
+        rules = RowRules(
+            text=self.text, label=self.label, kind=self._kind, names=self.label_names, missing=self.missing
+        )
+        tables, unlabelled = rules.set_aside(tables)
+        return (self._hold_out_dev(tables[SINGLE]) if SINGLE in tables else tables), unlabelled
+
+    @property
+    def _kind(self) -> Kind:
+        return "number" if self.regression else "class" if self.separator is None else "classes"
 
     def _hold_out_dev(self, table: Table) -> dict[str, Table]:
         """Splits a table into train and dev, stratified by class; of several labels train has every one."""
-        self._check_columns(table)
-        if self.regression:
+        if self._kind == "number":
             return self.source.hold_out_dev(table)
-        if self.separator is not None:
+        if self._kind == "classes":
             [column] = _get_label_lists(self, {"train": table}, _ignore).values()
             return self.source.hold_out_dev(table, train=first_rows(column))
-        table = leave_out_unlabelled(table, self.label)
-        column = get_labels(table, self.label)
-        labels.to_words({"train": column}, self.label_names)  # Checks them.
-        return self.source.hold_out_dev(table, classes=list(map(str, column.values)))
-
-    @property
-    def _has_one_class(self) -> bool:
-        return not self.regression and self.separator is None
-
-    def _check_columns(self, table: Table) -> None:
-        check_columns(table, [*((name,) for name in self.text), self.label], ADVICE)
-
-
-def get_labels(table: Table, names: Sequence[str]) -> LabelColumn:
-    """Returns the column of the labels: the one of these names that the table has.
-
-    Raises:
-        UserError: if it has several.
-    """
-    found = [name for name in names if name in table.names]
-    if len(found) > 1:
-        raise UserError(
-            f"{table.source} has the columns {' and '.join(found)}, expected one of them, because an example has one "
-            f"label: name it, as in task.label={found[0]}"
+        columns = {"train": get_labels(table, self.label)}
+        words = to_words(columns, self.label_names)
+        join_spellings(columns, words, self.label_names or (), _ignore)
+        [column], [classes] = columns.values(), words.values()
+        if problem := find_small_classes(classes, column.lines, fewest=2):
+            raise UserError(
+                f"{table.source} cannot be split with task.dev_fraction={self.source.dev_fraction} so that train and "
+                f"dev hold every class: {problem.summary}; add rows, join classes, remove these rows, or give a "
+                "directory with train and dev instead"
+            )
+        # Indices keep the order of their numbers as text, by which the rows of earlier versions were drawn.
+        return self.source.hold_out_dev(
+            table, classes=classes if column.classes is None else list(map(str, column.values))
         )
-    return LabelColumn(table.source, table.columns[found[0]], table.classes.get(found[0]), lines=table.lines)
-
-
-def is_labelled(table: Table, names: Sequence[str]) -> bool:
-    """Returns whether a split has labels. GLUE on the Hub has -1 for the hidden labels of a test split."""
-    found = [name for name in names if name in table.names]
-    return not all(labels.is_without_label(value) for name in found for value in table.columns[name])
-
-
-def leave_out_unlabelled(table: Table, names: Sequence[str]) -> Table:
-    """Returns the table without the examples that have no label in a `datasets.ClassLabel`.
-
-    Raises:
-        UserError: if no example has a label.
-    """
-    column = get_labels(table, names)
-    if column.classes is None:
-        return table
-    labelled = [row for row, value in enumerate(column.values) if not labels.is_without_label(value)]
-    missing = len(column.values) - len(labelled)
-    if not labelled:
-        raise UserError(f"{table.source} has no example with a label: all {missing:,} have none (-1)")
-    if not missing:
-        return table
-    print_notice(f"{table.source}: {missing:,} of {len(column.values):,} examples have no label (-1) and are left out")
-    return table.select(labelled, table.source)
 
 
 def _read_labels(rows: LabelledText, tables: Mapping[str, Table]) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
@@ -283,7 +276,7 @@ def _get_label_lists(rows: LabelledText, tables: Mapping[str, Table], notify: No
     assert rows.separator is not None
     names = rows.label
     if any(len([name for name in names if name in table.names]) > 1 for table in tables.values()):
-        return {split: _stack_labels(table, names) for split, table in tables.items()}
+        return {split: stack_labels(table, names) for split, table in tables.items()}
     columns = {split: get_labels(table, names) for split, table in tables.items()}
     further = names if len(names) > 1 else ()
     return read_lists(columns, rows.label_names, separator=rows.separator, notify=notify, further=further)
@@ -301,13 +294,6 @@ def _check_same_column(rows: LabelledText, tables: Mapping[str, Table]) -> None:
             )
 
 
-def _stack_labels(table: Table, names: Sequence[str]) -> LabelColumn:
-    missing = [name for name in names if name not in table.names]
-    if missing:
-        raise missing_columns(table, ", ".join(missing), "task.label names a column of 0 and 1 for each label")
-    return stack_columns(table.source, {name: table.columns[name] for name in names}, table.lines)
-
-
 def _ignore(notice: str) -> None:
     """Does not show a notice of rows that are read again."""
 
@@ -318,31 +304,6 @@ def _read_texts(rows: LabelledText, table: Table) -> list[list[str]]:
     if len(columns) == 2:
         _check_pairs(columns, table.source)
     return columns
-
-
-def read_text_column(table: Table, name: str, *, may_be_empty: bool, optional: bool = False) -> list[str]:
-    """Returns the texts of a column; with `optional`, a missing value is an empty text.
-
-    Raises:
-        UserError: for a value that is no text, or for an empty text unless it `may_be_empty`.
-    """
-    texts = []
-    for row, value in enumerate(table.columns[name]):
-        text = "" if optional and value is None else value
-        if not isinstance(text, str) or not (text.strip() or may_be_empty):
-            raise UserError(f"{table.place(row)}: column {name} is {reprlib.repr(text)}, expected text")
-        if not text.isascii():
-            check_surrogates(text, f"{table.place(row)}: column {name}")
-        texts.append(text)
-    return texts
-
-
-def check_surrogates(text: str, source: str) -> None:
-    """Raises UserError for a text that is no Unicode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # JSON can contain "\ud800", which tokenizers do not accept.
-        raise UserError(f"{source} contains the unpaired surrogate {text[error.start]!r}") from error
 
 
 def _check_pairs(columns: Sequence[Sequence[str]], source: str) -> None:
@@ -360,18 +321,6 @@ def _check_pairs(columns: Sequence[Sequence[str]], source: str) -> None:
 def _create_split(rows: LabelledText, table: Table, numbers: np.ndarray) -> Split:
     columns = _read_texts(rows, table)
     return Split(texts=columns[0], pairs=columns[1] if len(columns) == 2 else None, labels=numbers)
-
-
-def report_shared_texts(splits: Mapping[str, Rows]) -> None:
-    """Prints how many examples that are scored have the texts of a training example."""
-    training = set(map(str, splits["train"].records()))
-    for name, split in splits.items():
-        shared = sum(str(record) in training for record in split.records()) if name != "train" else 0
-        if shared:
-            print_notice(
-                f"{shared:,} of {len(split):,} examples of {name} have the same text as one of train, so that the "
-                f"scores of {name} may be too high"
-            )
 
 
 def _compute_digest(labels: tuple[str, ...], splits: dict[str, Split]) -> str:

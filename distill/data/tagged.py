@@ -14,11 +14,13 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.data import readers
+from distill.data.columns import check_surrogates
 from distill.data.conll import BLANK, read_conll
 from distill.data.labels import is_without_label
 from distill.data.readers import Table
+from distill.data.row_notices import report_shared_texts
 from distill.data.sources import TableSource, check_columns
-from distill.data.tables import LabelledData, check_surrogates, report_shared_texts
+from distill.data.tables import LabelledData
 from distill.edge.splitting import locate_in_text, place_words, split_letters
 from distill.edge.words import Span
 from distill.errors import UserError

@@ -10,9 +10,11 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.data import labels
+from distill.data.columns import get_labels, is_labelled, read_text_column
 from distill.data.readers import Table
+from distill.data.row_notices import report_shared_texts
 from distill.data.sources import TableSource, check_columns
-from distill.data.tables import LabelledData, Split, get_labels, is_labelled, read_text_column, report_shared_texts
+from distill.data.tables import LabelledData, Split
 from distill.data.unlabelled import USUAL, Unlabelled, UnlabelledText
 from distill.errors import UserError
 

@@ -14,8 +14,9 @@ from pydantic import SkipValidation
 from distill import hub
 from distill.console import print_line, print_notice
 from distill.data import in_memory, readers
+from distill.data.columns import read_text_column
 from distill.data.readers import Table
-from distill.data.tables import LabelledData, Rows, Split, read_text_column
+from distill.data.tables import LabelledData, Rows, Split
 from distill.errors import UnreachableError, UserError
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def _are_words(value: object) -> TypeGuard[list[str]]:
 
 
 def fill_pool(data: LabelledData, name: str, parts: Iterable[S]) -> LabelledData:
-    """Returns the data with the rows of all parts that are in none of its splits, each once, as its pool.
+    """Returns the data with the rows of all parts that are in none of its splits, each once, in its pool.
 
     Raises:
         UserError: if there is none.
@@ -200,7 +201,18 @@ def fill_pool(data: LabelledData, name: str, parts: Iterable[S]) -> LabelledData
         reason = f"all {len(rows):,} texts are removed ({removals})" if len(rows) else "it has no text"
         raise UserError(f"{name} leaves nothing to learn from: {reason}; give texts that are in no split")
     print_line(f"{name}: {len(kept):,} texts for the teacher to label; removed: {removals}")
-    return replace(data, pool=replace(data.pool, rows=kept, removed=removed))
+    return replace(data, pool=data.pool.add(kept, removed))
+
+
+def clean_pool(data: LabelledData) -> LabelledData:
+    """Returns the data whose pool has only those rows that are in none of its splits, each once."""
+    if data.pool.rows is None:
+        return data
+    data, rows = replace(data, pool=replace(data.pool, rows=None)), data.pool.rows
+    kept, removed = clean(rows, data)
+    removals = describe_removed(removed)
+    print_line(f"rows without a label: {len(kept):,} texts for the teacher to label; removed: {removals}")
+    return replace(data, pool=data.pool.add(kept, removed)) if len(kept) else data
 
 
 def clean(rows: S, data: LabelledData) -> tuple[S, dict[str, int]]:

@@ -7,7 +7,7 @@ import math
 import re
 import reprlib
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
@@ -77,6 +77,21 @@ def to_numbers(column: LabelColumn) -> np.ndarray:
     return numbers
 
 
+def is_number(value: object) -> bool:
+    """Returns whether a value is a finite number that fits into float32, or such a number as text."""
+    return _to_number(value) is not None
+
+
+def find_kinds(values: Sequence[object], rows: Iterable[int]) -> dict[str, list[int]]:
+    """Returns these rows by the kind of their labels, as messages name it; a value that is no class has none."""
+    kinds: dict[str, list[int]] = {}
+    for row in rows:
+        kind = _kind(values[row])
+        if kind is not None:
+            kinds.setdefault(kind, []).append(row)
+    return kinds
+
+
 def _to_number(value: object) -> float | None:
     """Returns a finite number that fits into float32, otherwise None."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
@@ -103,7 +118,7 @@ def to_classes(
     """
     own = columns["train"].classes
     words = to_words(columns, given)
-    _join_spellings(columns, words, given or own or (), notify)
+    join_spellings(columns, words, given or own or (), notify)
     values = set(words["train"])
     if len(values) < 2:
         raise UserError(
@@ -130,7 +145,7 @@ def find_classes(column: LabelColumn, names: tuple[str, ...], notify: Notify) ->
     """
     columns = {"": column}
     words = to_words(columns, names)
-    _join_spellings(columns, words, names, notify)
+    join_spellings(columns, words, names, notify)
     numbers = {name: place for place, name in enumerate(names) if _NUMBER.fullmatch(name)}
     unlike = any(Decimal(name) != place for name, place in numbers.items())
     _name_indices(columns, words, names, indices=not unlike, notify=notify)
@@ -228,8 +243,11 @@ def _plain(columns: Columns) -> list[str]:
     return [split for split, column in columns.items() if column.classes is None]
 
 
-def _join_spellings(columns: Columns, words: Words, names: Sequence[str], notify: Notify) -> None:
-    """Makes 1 and 1.0 one label if the data has both, or one of them is the name of a class."""
+def join_spellings(columns: Columns, words: Words, names: Sequence[str], notify: Notify) -> None:
+    """Makes 1 and 1.0 one label if the data has both, if one is the name of a class, or if all labels are such numbers.
+
+    `words` are changed.
+    """
     splits = _plain(columns)
     whole = {word for split in splits for word in words[split] if WHOLE.fullmatch(word)}
     named = {name.partition(".")[0]: name for name in names if WHOLE.fullmatch(name)}
@@ -237,9 +255,16 @@ def _join_spellings(columns: Columns, words: Words, names: Sequence[str], notify
     joined = {word: word.partition(".")[0] for word in whole if "." in word and word.partition(".")[0] in whole}
     if names:  # Indices may have both spellings.
         joined = {}
-    elif joined:
+    elif whole == {word for split in splits for word in words[split]}:
+        joined = {word: word.partition(".")[0] for word in whole if "." in word}
+    if joined:
         word = min(joined)
-        notify(f"the labels {word} and {joined[word]} are read as one class")
+        notify(
+            f"the labels {word} and {joined[word]} are read as one class"
+            if joined[word] in whole
+            else f"the labels {show_names(_sort(set(joined)))} are read as the whole numbers "
+            f"{show_names(_sort(set(joined.values())))}, because programs write them so in a column with gaps"
+        )
     _replace(words, by_name | joined, splits)
 
 

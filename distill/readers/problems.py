@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from distill.readers.lines import Lines, RowNumbers
@@ -51,34 +51,91 @@ def show_lines(rows: Sequence[int], lines: Lines = None) -> str:
 
 
 def find_unlabelled(
-    values: Sequence[object], lines: Lines = None, *, marks: frozenset[str] = frozenset(), is_error: bool = False
+    values: Sequence[object],
+    lines: Lines = None,
+    *,
+    marks: frozenset[str] = frozenset(),
+    advice: str | None = None,
+    is_error: bool = False,
 ) -> Problem | None:
-    """Returns the rows without a label as a problem; `marks` are further labels that mean that there is none."""
+    """Returns the rows without a label as a problem.
+
+    Args:
+        marks: further labels that mean that there is none.
+        advice: None names the options.
+    """
     rows = [row for row, value in enumerate(values) if has_no_label(value, marks)]
     if not rows:
         return None
     found = sorted({str(value) for value in values if not is_missing(value) and str(value) in marks})
-    names = f" ({', '.join(found)} counts as none)" if found else ""
-    classes = ", or name all classes with task.labels=[...] if it is one" if found else ""
+    names = f", for which {', '.join(found)} counts too" if found else ""
+    classes = f"; if {found[0]} is a class, name all with task.labels=[{found[0]},...]" if found else ""
+    advice = advice or (
+        "set task.missing=drop to leave them out, or task.missing=unlabelled to have the teacher label those of train"
+    )
     return Problem(
         f"{_count(rows, values)} {_have(rows)} no label{names} ({show_lines(rows, lines)})",
-        "set task.missing=drop to leave them out, or task.missing=unlabelled to have the teacher label those of "
-        f"train{classes}",
+        advice + classes,
         is_error,
     )
 
 
-def find_empty(columns: Sequence[Sequence[object]], lines: Lines = None, *, is_error: bool = False) -> Problem | None:
-    """Returns the rows without any text as a problem; `columns` are that of the text, or the two of a pair."""
+def find_empty(
+    columns: Sequence[Sequence[object]], lines: Lines = None, *, advice: str | None = None, is_error: bool = False
+) -> Problem | None:
+    """Returns the rows without any text as a problem.
+
+    Args:
+        columns: that of the text, or the two of a pair.
+        advice: None names the option.
+    """
     rows = [row for row, texts in enumerate(zip(*columns, strict=True)) if all(map(is_missing, texts))]
     if not rows:
         return None
     what = "no text" if len(columns) == 1 else "no text in either column of the pair"
     return Problem(
         f"{_count(rows, columns[0])} {_have(rows)} {what} ({show_lines(rows, lines)})",
-        "set task.missing=drop to leave them out",
+        advice or "set task.missing=drop to leave them out",
         is_error,
     )
+
+
+def find_no_texts(
+    column: str, values: Sequence[object], lines: Lines = None, *, without: Collection[int] = ()
+) -> Problem | None:
+    """Returns the rows of a column of text whose value is of another type as a problem, apart from those `without`."""
+    rows = [row for row, value in enumerate(values) if not isinstance(value, str) and row not in without]
+    if not rows:
+        return None
+    return Problem(
+        f"{_count(rows, values)} {_have(rows)} no text but {values[rows[0]]!r:.60} or the like in column {column} "
+        f"({show_lines(rows, lines)})",
+        "expected text",
+        is_error=True,
+    )
+
+
+def find_no_numbers(values: Sequence[object], rows: Sequence[int], lines: Lines = None) -> Problem | None:
+    """Returns these rows, whose labels are no finite numbers, as a problem."""
+    if not rows:
+        return None
+    return Problem(
+        f"{_count(rows, values)} {_have(rows)} a label that is no number, {values[rows[0]]!r:.60} "
+        f"({show_lines(rows, lines)})",
+        "for classes take task=classification",
+        is_error=True,
+    )
+
+
+def find_mixed(values: Sequence[object], kinds: Mapping[str, Sequence[int]], lines: Lines = None) -> Problem | None:
+    """Returns labels of several kinds as a problem; `kinds` are the rows of each, such as those of text."""
+    if len(kinds) < 2:
+        return None
+    parts = [
+        f"{len(rows):,} {_have(rows)} {kind} as label, {values[rows[0]]!r:.60} ({show_lines(rows, lines)})"
+        for kind, rows in sorted(kinds.items(), key=lambda item: len(item[1]))
+    ]
+    return Problem(f"of {len(values):,} rows {' and '.join(parts)}", "expected labels of one kind", is_error=True)
 
 
 def find_floats(values: Sequence[object], lines: Lines = None) -> Problem | None:
@@ -105,27 +162,28 @@ def find_small_classes(labels: Sequence[object], lines: Lines = None, *, fewest:
         return None
     shown = [f"{name} ({count:,}: {_lines_of(name, labels, lines)})" for count, name in small[:_CLASSES_SHOWN]]
     more = f" and {len(small) - _CLASSES_SHOWN:,} more" if len(small) > _CLASSES_SHOWN else ""
-    noun, them = ("class has", "it") if len(small) == 1 else ("classes have", "them")
+    verb, them = ("has", "it") if len(small) == 1 else ("have", "them")
     return Problem(
-        f"{len(small):,} of {len(counts):,} {noun} fewer than {fewest} rows: {', '.join(shown)}{more}",
+        f"{len(small):,} of {len(counts):,} classes {verb} fewer than {fewest} rows: {', '.join(shown)}{more}",
         f"this is too little to learn {them} and to score {them}: add rows, join classes, or remove {them}",
     )
 
 
 def find_doubled(
-    texts: Sequence[Hashable], labels: Sequence[object] | None = None, lines: Lines = None
+    texts: Sequence[Hashable], labels: Sequence[object] | None = None, lines: Lines = None, *, differing: bool = False
 ) -> Problem | None:
     """Returns the rows whose text an earlier row of the same split has as a problem.
 
     Args:
         texts: the text of each row, or the texts of its pair as a tuple.
         labels: of the rows; None for rows that are compared by text alone.
+        differing: whether rows that have the same label too are no problem.
     """
     first: dict[Hashable, int] = {}
     rows = [row for row, text in enumerate(texts) if first.setdefault(text, row) != row]
-    if not rows:
-        return None
     others = [row for row in rows if labels is not None and str(labels[row]) != str(labels[first[texts[row]]])]
+    if not rows or (differing and not others):
+        return None
     advice = (
         f"{len(others):,} of them {_have(others)} another label ({show_lines(others, lines)}), so that no model can "
         "have all right: correct the labels, or remove these rows"

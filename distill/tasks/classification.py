@@ -113,7 +113,7 @@ class Classification:
         separator: Separator = "|",
         metrics: Metrics | None = None,
         max_length: rows.MaxLength = 128,
-        **options: Unpack[rows.DataOptions],
+        **options: Unpack[rows.TextOptions],
     ) -> None:
         names = None if labels is None else tuple(map(str, labels))
         if names is not None and len(set(map(simplify, names))) < len(names):

@@ -23,8 +23,9 @@ from pydantic import Field
 
 from distill.console import print_notice
 from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
-from distill.data import questions, readers, tables
+from distill.data import questions, readers
 from distill.data.questions import QuestionData, QuestionSplit
+from distill.data.row_notices import report_shared_texts
 from distill.data.unlabelled import UnlabelledText
 from distill.edge import answer_metrics, spans
 from distill.edge.classes import MASKED
@@ -147,7 +148,7 @@ class QuestionAnswering:
             questions.check_questions(table)
             splits[name] = questions.read_questions(table)
         splits = self.source.sample(splits)
-        tables.report_shared_texts(splits)
+        report_shared_texts(splits)
         self._may_be_unanswerable = any(not answers for split in splits.values() for answers in split.answers)
         # The digest is a part of a fine-tuned teacher's key, and windows and limits change its training and its F1.
         digest = questions.compute_digest(splits, [self.doc_stride, self.limits])

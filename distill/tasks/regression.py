@@ -77,7 +77,7 @@ class Regression:
         name: str = "regression",
         metrics: Metrics = ("pearson",),
         max_length: rows.MaxLength = 128,
-        **options: Unpack[rows.DataOptions],
+        **options: Unpack[rows.TextOptions],
     ) -> None:
         if metrics[0] == "mae":
             raise OptionError("metrics", show_value(metrics), "pearson or spearman first, because more of it is better")

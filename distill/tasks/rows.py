@@ -13,9 +13,10 @@ from typing_extensions import TypedDict  # pydantic reads that of `typing` from 
 from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores, Task
 from distill.data import in_memory, readers
 from distill.data.in_memory import Table, TableSplits
+from distill.data.missing_rows import Missing
 from distill.data.sources import STEMS, TableSource
 from distill.data.tables import LabelledData, LabelledText, Split
-from distill.data.unlabelled import Unlabelled, UnlabelledText
+from distill.data.unlabelled import Unlabelled, UnlabelledText, clean_pool
 from distill.edge.classes import pad_classes, softmax
 from distill.errors import OptionError
 from distill.options import show_value
@@ -58,6 +59,12 @@ class DataOptions(TableOptions, total=False):
     """The options of a task whose rows may also be those that come with the program."""
 
     builtin: bool
+
+
+class TextOptions(DataOptions, total=False):
+    """The options of a task that reads one or two columns of text and a label."""
+
+    missing: Missing
 
 
 SOURCE_OPTIONS = ("dev_fraction", "hub_id", "builtin", "train_examples", "dev_examples")  # Those of `TableSource`.
@@ -134,7 +141,7 @@ def labelled_text(
     label_names: tuple[str, ...] | None = None,
     regression: bool = False,
     separator: str | None = None,
-    **options: Unpack[DataOptions],
+    **options: Unpack[TextOptions],
 ) -> LabelledText:
     """The source of a task's rows.
 
@@ -145,9 +152,15 @@ def labelled_text(
     columns, labels = text_columns(text, options), column_names(label)
     if not 1 <= len(columns) <= 2:
         raise OptionError("text", show_value(columns), "one column or the two of a pair")
-    source = table_source(name=name, text=columns, label=labels, **options)
+    missing = options.pop("missing", "auto")
     return LabelledText(
-        source=source, text=columns, label=labels, label_names=label_names, regression=regression, separator=separator
+        source=table_source(name=name, text=columns, label=labels, **options),
+        text=columns,
+        label=labels,
+        label_names=label_names,
+        regression=regression,
+        separator=separator,
+        missing=missing,
     )
 
 
@@ -167,8 +180,15 @@ class PoolSource:
     share: float
 
     def add_to(self, data: LabelledData) -> LabelledData:
-        """Returns the data with the rows, if there are any, and their share as its pool."""
-        data = replace(data, pool=replace(data.pool, share=self.share))
+        """Returns the data with the rows, if there are any, and their share as its pool.
+
+        They follow the rows of the task's own tables without a label. Those alone are shown as often as the labelled
+        ones, unless their share would be larger.
+        """
+        data, share = clean_pool(data), self.share
+        if self.rows is None and len(data.pool):
+            share = min(share, len(data.pool) / (len(data.pool) + len(data.training())))
+        data = replace(data, pool=replace(data.pool, share=share))
         return data if self.rows is None else self.rows.add_to(data)
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.contracts import Scores
+from distill.data.columns import read_text_column
 from distill.data.readers import Table
 from distill.data.retrieval import RetrievalData, read_retrieval
 from distill.data.sources import TableSource, check_columns
-from distill.data.tables import read_text_column
 from distill.data.text_groups import GroupColumns, GroupData, GroupSplit
 from distill.edge.search import find_nearest, match_pairs, similarity
 from distill.errors import UserError

@@ -200,12 +200,12 @@ def test_data_that_cannot_be_a_table_is_refused_in_one_line(options: dict[str, A
             "the split train has no column sentence: it has text, label; name yours with task.text=[...]",
         ),
         (
-            {"train": (["a", " "], [0, 1]), "dev": (DEV_TEXTS, [0, 1])},
-            "the split train, example 2: column sentence is ' ', expected text",
+            {"train": (["a", " "], [0, 1]), "dev": (DEV_TEXTS, [0, 1]), "missing": "error"},
+            "the split train: 1 of 2 rows has no text (example 2): set task.missing=drop to leave them out",
         ),
         (
             {"train": ([3, 4], [0, 1]), "dev": (DEV_TEXTS, [0, 1])},
-            "the split train, example 1: column sentence is 3, expected text",
+            "the split train: 2 of 2 rows have no text but 3 or the like in column sentence (examples 1 and 2): ex",
         ),
         (
             {"train": FORMS["lists"], "dev": (DEV_TEXTS, ["good", "odd"])},

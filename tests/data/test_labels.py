@@ -68,7 +68,9 @@ def test_integers_in_gaps_are_floats_and_mean_the_same_classes(capsys: pytest.Ca
     assert data.labels == ("0", "1")
     assert indices(data) == {"train": [0, 1], "dev": [1, 0], "test": [1, 0]}
     assert "the labels 0.0 and 0 are read as one class" in capsys.readouterr().out
-    assert read([0.0, 1.0], [1.0]).labels == ("0.0", "1.0")
+    assert read([4.0, 10.0, -2.0], [4.0]).labels == ("-2", "4", "10")
+    expected = "the labels -2.0, 4.0, 10.0 are read as the whole numbers -2, 4, 10, because programs write them so in a"
+    assert expected in " ".join(capsys.readouterr().out.split())
     assert indices(read([1.0, 2.0], [2], labels=["2", "1"])) == {"train": [1, 0], "dev": [0]}
     assert indices(read([0.0, 1.0], [1], labels=["no", "yes"])) == {"train": [0, 1], "dev": [1]}
     assert "the labels" not in capsys.readouterr().out
@@ -87,13 +89,20 @@ def test_numbers_are_in_the_order_of_their_values() -> None:
 
 
 @pytest.mark.parametrize("word", ["nan", "NaN", "None", "null", "NULL", "NA", "N/A", "<NA>", "undefined", "-"])
-def test_a_word_for_a_missing_label_is_a_class_only_if_it_is_named(word: str) -> None:
+def test_a_word_for_a_missing_label_is_a_class_only_if_it_is_named(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     values = ["good", word, "bad"]
+    data = read(values, ["good"])
+    assert (data.labels, data.pool.rows.texts) == (("bad", "good"), ["text 1 of 3"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"the split train: 1 of 3 rows has no label, for which {word} counts too (example 2): only the" in printed
+    assert f"if {word} is a class, name all with task.labels=[{word},...]" in printed
+    with pytest.raises(UserError, match=r"has no label, for which .* \(example 2\): set task\.missing=drop to leave"):
+        read(values, ["good"], missing="error")
     message = f"the split train, example 2: label {word} often marks an example without a label: remove these rows, or "
     with pytest.raises(UserError, match=message):
-        read(values, ["good"])
-    with pytest.raises(UserError, match=rf"often marks .* task\.labels=\[.*\b{word}|{word}"):
-        Classification(text="text", data=table(values * 10)).read(Path("nowhere"))
+        read(values[:2], ["good"])  # One class alone would be left.
     lists = [["good", word], ["bad"]]
     with pytest.raises(UserError, match=message.replace("example 2", "example 1")):
         read(lists, [["good"]], multi_label=True)
@@ -135,7 +144,11 @@ def test_examples_of_a_class_label_without_a_label_are_left_out(capsys: pytest.C
     data = read(table([1, -1, 0, -1], names), table([0, -1], names), table([-1, -1], names))
     assert indices(data) == {"train": [1, 0], "dev": [0]}
     assert data.splits["train"].texts == ["text 0 of 4", "text 2 of 4"]
-    assert "the split train: 2 of 4 examples have no label (-1) and are left out" in capsys.readouterr().out
+    assert data.pool.rows.texts == ["text 1 of 4", "text 3 of 4"]
+    assert (
+        "the split train: 2 of 4 rows have no label, for which -1 counts too (examples 2 and 4): only"
+        in capsys.readouterr().out
+    )
     held_out = Classification(text="text", data=table([0, 1] * 10 + [-1], names)).read(Path("nowhere"))
     assert held_out.sizes() == {"train": 18, "dev": 2}
 
@@ -155,6 +168,7 @@ def test_a_test_split_whose_labels_are_all_empty_is_left_out() -> None:
 
 # Errors
 
+ERROR: dict[str, Any] = {"missing": "error"}
 REFUSED: dict[str, tuple[list[Any], list[Any], dict[str, Any], str]] = {
     "an index beyond the names": (
         [0, 1], [2], {"labels": ["no", "yes"]},
@@ -191,18 +205,18 @@ REFUSED: dict[str, tuple[list[Any], list[Any], dict[str, Any], str]] = {
     ),
     "-1 in dev alone": ([0, 1], [1, -1], {}, "the split dev, example 2: label -1 often marks an example without a"),
     "-1 as a float": ([0.0, -1.0, 1.0], [1.0], {}, "the split train, example 2: label -1.0 often marks an example"),
-    "-1 where the task names others": ([0, 1, -1], [0], {"labels": ["a", "b"]}, "example 3: label '-1' is unknown"),
-    "an empty label": (["a", "b"], ["a", " "], {}, "the split dev, example 2: label ' ' is empty, expected a class"),
-    "no label": (["a", "b", None], ["a"], {}, "the split train, example 3: label None is empty, expected a class"),
-    "a label that is not a number": ([0.0, 1.0, float("nan")], [0.0], {}, "example 3: label nan is empty"),
+    "-1 where the task names others": ([0, 1, -1], [0], {"labels": ["a", "b"], **ERROR}, "-1 counts too (example 3)"),
+    "an empty label": (["a", "b"], ["a", " "], ERROR, "the split dev: 1 of 2 rows has no label (example 2): set task"),
+    "no label": (["a", "b", None], ["a"], ERROR, "the split train: 1 of 3 rows has no label (example 3): set task.mis"),
+    "a label that is not a number": ([0.0, 1.0, float("nan")], [0.0], ERROR, "1 of 3 rows has no label (example 3)"),
     "an infinite label": ([0.0, 1.0, float("inf")], [0.0], {}, "label inf is no name and no number of a class"),
     "a list as a label": ([[0], [1]], [[0]], {}, "example 1: label [0] is no name and no number of a class"),
     "bytes as a label": ([b"a", b"b"], [b"a"], {}, "example 1: label b'a' is no name and no number of a class"),
-    "a boolean as a number": ([True, False], [True], {"kind": Regression}, "label True is no number"),
-    "a number beyond float32": ([1e39, 2.0], [1.0], {"kind": Regression}, "label 1e+39 is no number"),
-    "an infinite number": ([1.0, float("inf")], [1.0], {"kind": Regression}, "example 2: label inf is no number"),
-    "an underscore in a number": (["1_000", "2"], ["1"], {"kind": Regression}, "label '1_000' is no number"),
-    "a decimal comma": (["1,5", "2"], ["1"], {"kind": Regression}, "label '1,5' is no number"),
+    "a boolean as a number": ([True, False], [True], {"kind": Regression}, "a label that is no number, True"),
+    "a number beyond float32": ([1e39, 2.0], [1.0], {"kind": Regression}, "a label that is no number, 1e+39"),
+    "an infinite number": ([1.0, float("inf")], [1.0], {"kind": Regression}, "that is no number, inf (example 2)"),
+    "an underscore in a number": (["1_000", "2"], ["1"], {"kind": Regression}, "label that is no number, '1_000'"),
+    "a decimal comma": (["1,5", "2"], ["1"], {"kind": Regression}, "label that is no number, '1,5'"),
 }  # fmt: skip
 
 
@@ -231,7 +245,9 @@ def test_other_names_than_those_of_a_class_label_are_refused(own: list[str], giv
 
 def test_an_index_beyond_a_class_label_and_a_split_without_labels_are_refused() -> None:
     names = ["neg", "pos"]
-    with pytest.raises(UserError, match="the split train has no example with a label: all 2 have none"):
+    with pytest.raises(
+        UserError, match="the split train has no row with a text and a label: 0 of 2 have no text, and 2 others no"
+    ):
         read(table([-1, -1], names), table([0], names))
     with pytest.raises(UserError, match="the split dev, example 1: label '2' is unknown, expected one of neg, pos"):
         read(table([0, 1], names), [2])
@@ -251,6 +267,7 @@ def test_a_number_and_a_text_as_labels_of_one_file_are_refused(tmp_path: Path) -
             f'{{"text": "a", "label": {first}}}\n{{"text": "b", "label": {second}}}\n'
         )
         with pytest.raises(
-            UserError, match=r"train\.jsonl, example 1: label .* of example 2 .*, expected labels of one"
+            UserError,
+            match=r"train\.jsonl: of 2 rows 1 has .* \(line 1\) and 1 has .* \(line 2\): expected labels of one",
         ):
             Classification(text="text", data=tmp_path).read(tmp_path)

@@ -258,10 +258,11 @@ def test_two_files_for_one_split_are_refused(tmp_path: Path) -> None:
 # Texts
 
 
-def read_pairs(pairs: list[tuple[Any, Any]], kind: Any = Classification) -> LabelledData:
+def read_pairs(pairs: list[tuple[Any, Any]], kind: Any = Classification, **options: Any) -> LabelledData:
     labels = [index % 2 for index in range(len(pairs))]
     columns = {"first": [pair[0] for pair in pairs], "second": [pair[1] for pair in pairs], "label": labels}
-    data: LabelledData = kind(text=["first", "second"], train=columns, dev=([("e", "f")], [0])).read(Path("nowhere"))
+    splits = {"train": columns, "dev": ([("e", "f")], [0])}
+    data: LabelledData = kind(text=["first", "second"], **splits, **options).read(Path("nowhere"))
     return data
 
 
@@ -276,14 +277,14 @@ def test_one_text_of_a_pair_may_be_empty(capsys: pytest.CaptureFixture[str], kin
 @pytest.mark.parametrize(
     ("pair", "message"),
     [
-        (("", " "), "the split train, example 2: both texts of the pair are empty, expected text"),
-        ((None, "c"), "the split train, example 2: column first is None, expected text"),
-        (("c", None), "the split train, example 2: column second is None, expected text"),
+        (("", " "), r"1 of 3 rows has no text in either column of the pair \(example 2\): set task\.missing=drop"),
+        ((None, "c"), r"1 of 3 rows has no text but None or the like in column first \(example 2\): expected text"),
+        (("c", None), r"1 of 3 rows has no text but None or the like in column second \(example 2\): expected text"),
     ],
 )
 def test_a_pair_without_text_is_refused(pair: tuple[Any, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        read_pairs([("a", "b"), pair])
+        read_pairs([("a", "b"), pair, ("c", "d")], missing="error")
 
 
 def test_an_unpaired_surrogate_is_refused(tmp_path: Path) -> None:
@@ -291,7 +292,7 @@ def test_an_unpaired_surrogate_is_refused(tmp_path: Path) -> None:
     for text, label in (("\\ud800", "y"), ("b", "\\ud800")):
         rows = f'{{"text": "a", "label": "x"}}\n{{"text": "{text}", "label": "{label}"}}\n'
         (tmp_path / "train.jsonl").write_text(rows)
-        with pytest.raises(UserError, match=r"train\.jsonl, example 2: .* unpaired surrogate"):
+        with pytest.raises(UserError, match=r"train\.jsonl, line 2: .* unpaired surrogate"):
             Classification(text="text", data=tmp_path).read(tmp_path)
 
 
@@ -299,5 +300,7 @@ def test_texts_that_train_has_too_are_counted(capsys: pytest.CaptureFixture[str]
     splits = {"train": (["a", "b", "c"], [0, 1, 0]), "dev": (["a", "d", "a"], [0, 1, 1]), "test": (["c"], [0])}
     Classification(text="text", **splits).read(Path("nowhere"))
     printed = capsys.readouterr().out
-    assert "Notice: 2 of 3 examples of dev have the same text as one of train, so that the scores of dev may" in printed
-    assert "Notice: 1 of 1 examples of test have" in printed
+    assert (
+        "2 of 3 rows of dev have the text of a row of train, 1 of them with another label (examples 1 and 3" in printed
+    )
+    assert "; 1 of 1 rows of test has the text of a row of train (example 1 of test): the scores of test may" in printed

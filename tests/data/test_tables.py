@@ -169,12 +169,12 @@ def test_numbers_are_indices_into_the_label_names_of_the_task(read: Read):
         (
             {"train.tsv": ROWS, "dev.tsv": [("good", 1), ("odd", 2)]},
             {},
-            r"dev\.tsv, example 2: label '2' is unknown, expected one of 0, 1",
+            r"dev\.tsv, line 3: label '2' is unknown, expected one of 0, 1",
         ),
         (
             {"train.tsv": [("a", "yes"), ("b", "no")], "dev.tsv": DEV},
             {},
-            r"dev\.tsv, example 1: label '1' is unknown, expected one of no, yes",
+            r"dev\.tsv, line 2: label '1' is unknown, expected one of no, yes",
         ),
         (
             {"train.tsv": [("a", 1), ("b", 1)], "dev.tsv": DEV},
@@ -183,13 +183,13 @@ def test_numbers_are_indices_into_the_label_names_of_the_task(read: Read):
         ),
         (
             {"train.tsv": [("a", 1), ("  ", 0)], "dev.tsv": DEV},
-            {},
-            r"train\.tsv, example 2: column sentence is '  ', expected text",
+            {"missing": "error"},
+            r"train\.tsv: 1 of 2 rows has no text \(line 3\): set task\.missing=drop to leave them out",
         ),
         (
             {"train.jsonl": '{"sentence": 3, "label": 0}\n{"sentence": 4, "label": 1}\n', "dev.tsv": DEV},
             {},
-            r"train\.jsonl, example 1: column sentence is 3, expected text",
+            r"train\.jsonl: 2 of 2 rows have no text but 3 or the like in column sentence \(lines 1 and 2\): exp",
         ),
         ({"train.jsonl": "no json\n", "dev.tsv": DEV}, {}, r"train\.jsonl, line 1 is not valid JSON: Expecting value"),
         (
@@ -204,25 +204,36 @@ def test_numbers_are_indices_into_the_label_names_of_the_task(read: Read):
         ),
         ({"train.tsv.gz": "no gzip\n", "dev.tsv": DEV}, {}, r"train\.tsv\.gz cannot be read: "),
         ({"train.parquet": "no parquet\n", "dev.tsv": DEV}, {}, r"train\.parquet cannot be read: "),
-        ({"train.tsv": [("a", 0), ("b", 1), ("c", "")], "dev.tsv": DEV}, {}, r"train\.tsv, example 3: label "),
+        (
+            {"train.tsv": [("a", 0), ("b", 1), ("c", "")], "dev.tsv": DEV},
+            {"missing": "error"},
+            r"train\.tsv: 1 of 3 rows has no label \(line 4\): set task\.missing=drop",
+        ),
         (
             {"train.tsv": "sentence\tlabel\na\t0\nb\nc\t1\n", "dev.tsv": DEV},
             {},
             r"train\.tsv, line 3 has 1 field, its header 2",
         ),
-        ({"train.jsonl": [("a", 0), ("b", 1), ("c", None)], "dev.tsv": DEV}, {}, r"train\.jsonl, example 3: label "),
+        (
+            {"train.jsonl": [("a", 0), ("b", 1), ("c", None)], "dev.tsv": DEV},
+            {"missing": "error"},
+            r"train\.jsonl: 1 of 3 rows has no label \(line 3\): set task\.missing=drop",
+        ),
         (
             {"train.jsonl": [("a", 0), ("b", "one")], "dev.tsv": DEV},
             {},
-            r"train\.jsonl, example 1: label 0 is a number and 'one' of example 2 text, expected labels of one kind",
+            r"train\.jsonl: of 2 rows 1 has a number as label, 0 \(line 1\) and 1 has text as label, 'one' \(line 2\)",
         ),
         (
             {"train.tsv": [("a", "3.5"), ("b", "good")], "dev.tsv": DEV},
             NUMBER,
-            r"train\.tsv, example 2: label 'good' is no number; for classes take task=classification",
+            r"train\.tsv: 1 of 2 rows has a label that is no number, 'good' \(line 3\): for classes take task=classif",
         ),
-        ({"train.tsv": [("a", "3.5"), ("b", "nan")], "dev.tsv": DEV}, NUMBER, r"example 2: label 'nan' is no number"),
-        ({"train.jsonl": [("a", 3), ("b", None)], "dev.tsv": DEV}, NUMBER, r"example 2: label None is no number"),
+        (
+            {"train.tsv": [("a", "3.5"), ("b", "nan")], "dev.tsv": DEV},
+            {"missing": "error", **NUMBER},
+            r"1 of 2 rows has no label, for which nan counts too \(line 3\)",
+        ),
     ],
 )
 def test_invalid_files_are_named_in_the_error(read: Read, files: Any, options: dict[str, Any], message: str):

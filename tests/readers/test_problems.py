@@ -34,8 +34,8 @@ def test_a_mark_that_counts_as_no_label_is_named():
     values = ["yes", "NA", "no", "NA"]
     problem = problems.find_unlabelled(values, marks=missing.find_marks(values))
     assert problem is not None
-    assert problem.summary == "2 of 4 rows have no label (NA counts as none) (examples 2 and 4)"
-    assert "task.labels=[...]" in problem.advice
+    assert problem.summary == "2 of 4 rows have no label, for which NA counts too (examples 2 and 4)"
+    assert problem.advice.endswith("; if NA is a class, name all with task.labels=[NA,...]")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,7 @@ def test_a_mark_that_counts_as_no_label_is_named():
         (["a", "b", "null", "N/A"], {"null", "N/A"}),
         (["0", "1", "2", "-1"], {"-1"}),
         ([0.0, 1.0, 2.0, -1.0], {"-1.0"}),
+        (["0", "1", "-1"], set()),  # A sentiment.
         (["-1", "1"], set()),  # One class would be left.
         (["-2", "-1", "1"], set()),
         (["+", "-", "?"], set()),

@@ -1,0 +1,41 @@
+"""Notices about the rows of all splits: texts that are there twice, and classes of few rows."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from distill.console import print_notice
+from distill.readers.lines import Lines
+from distill.readers.problems import find_doubled, find_shared, find_small_classes
+
+if TYPE_CHECKING:
+    from distill.data.tables import Rows
+
+
+def report_shared_texts(
+    splits: "Mapping[str, Rows]",
+    labels: Mapping[str, np.ndarray] | None = None,
+    lines: Mapping[str, Lines] | None = None,
+) -> None:
+    """Prints how many rows have the text of a row in an earlier split, or with another label in train itself.
+
+    Args:
+        splits: train first.
+        labels, lines: of the rows by split, where a row has one label, and a line or a number.
+    """
+    texts = {name: list(map(str, split.records())) for name, split in splits.items()}
+    words = None if labels is None else {name: of_split.tolist() for name, of_split in labels.items()}
+    problems = find_shared(texts, words, lines)
+    if words is not None:
+        doubled = find_doubled(texts["train"], words["train"], (lines or {}).get("train"), differing=True)
+        problems += [] if doubled is None else [doubled]
+    if problems:
+        print_notice("; ".join(map(str, problems)))
+
+
+def report_small_classes(source: str, classes: np.ndarray, names: Sequence[str], lines: Lines) -> None:
+    """Prints the classes of few rows of train; `classes` are the indices of its rows."""
+    problem = find_small_classes([names[number] for number in classes], lines)
+    if problem is not None:
+        print_notice(f"{source}: {problem}")

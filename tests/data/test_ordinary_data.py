@@ -1,0 +1,277 @@
+"""Tests of files as people have them: each problem is one message with the lines of the file."""
+
+import csv
+import gzip
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+from distill.data.tables import LabelledData
+from distill.errors import UserError
+from distill.tasks import Classification, Regression
+
+CLASSES = ("bad", "fine", "good")
+Row = list[Any]
+Read = Callable[..., LabelledData]
+
+
+def make_rows(count: int = 300) -> list[Row]:
+    """Returns ids, texts and labels. Each tenth text has a line feed, so that no line has the number of its row."""
+    return [
+        [f"r-{index:05}", f"review {index} of{chr(10) if index % 10 == 3 else ' '}a film", CLASSES[index % 3]]
+        for index in range(count)
+    ]
+
+
+def write_csv(path: Path, rows: list[Row]) -> list[int]:
+    """Writes rows with blank lines between some of them; returns the line in which each begins."""
+    text, lines = "id,review,stars\n", []
+    for index, row in enumerate(rows):
+        text += "\n" if index % 50 == 20 else ""
+        lines.append(text.count("\n") + 1)
+        file = io.StringIO(newline="")
+        csv.writer(file, lineterminator="\n").writerow(row)
+        text += file.getvalue()
+    content = text.encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return lines
+
+
+def read(path: Path, *, kind: Any = Classification, **options: Any) -> LabelledData:
+    data: LabelledData = kind(**{"text": "review", "label": "stars", "data": path, **options}).read(path.parent)
+    return data
+
+
+@pytest.fixture
+def notices(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
+    """Returns the notices that were printed."""
+    return lambda: [line for line in capsys.readouterr().out.splitlines() if line.startswith("Notice:")]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_rows_without_a_label_go_to_the_teacher(name: str, tmp_path: Path, notices: Callable[[], list[str]]) -> None:
+    rows = make_rows()
+    without = [37, 44, 121, 122, 200, 256]
+    for row in without:
+        rows[row][2] = ""
+    lines = write_csv(tmp_path / name, rows)
+    data = read(tmp_path / name)
+    assert data.pool.rows.texts == [rows[row][1] for row in without]
+    assert data.pool.record() == {
+        "examples": 6, "share": 6 / (6 + data.sizes()["train"]),
+        "removed": {"empty": 0, "dev": 0, "train": 0, "doubled": 0},
+    }  # fmt: skip
+    assert sum(data.sizes().values()) == 294
+    [notice] = notices()
+    first = ", ".join(str(lines[row]) for row in without[:4])
+    assert f"{name}: 6 of 300 rows have no label (lines {first}, {lines[200]} and 1 more): only the teacher" in notice
+
+
+def test_labelled_rows_are_split_as_without_the_others(tmp_path: Path) -> None:
+    write_csv(tmp_path / "clean.csv", make_rows())
+    write_csv(tmp_path / "more.csv", [*make_rows(), ["x", "no label", ""], ["y", "", "good"]])
+    clean, more = read(tmp_path / "clean.csv"), read(tmp_path / "more.csv")
+    assert more.sha256 == clean.sha256
+    # The rows of dev and the digest are those of earlier versions, by which teachers are cached.
+    assert clean.sha256 == "f54d844799bda5f7a34ebb964d1d9060dfd9464464db0b9db28001d2075d8cfd"
+    assert more.splits["dev"].texts == clean.splits["dev"].texts
+    assert (len(more.pool), len(clean.pool), clean.pool.share) == (1, 0, 0.5)
+
+
+def test_rows_without_a_label_are_the_first_of_further_texts(tmp_path: Path) -> None:
+    rows = make_rows()
+    rows[5][2] = rows[6][2] = ""
+    rows[6][1] = rows[7][1]  # Also a text of train or dev.
+    write_csv(tmp_path / "a.csv", rows)
+    data = read(tmp_path / "a.csv", unlabelled=["another text", rows[5][1]], unlabelled_share=0.25)
+    assert data.pool.rows.texts == [rows[5][1], "another text"]
+    removed = data.pool.removed
+    assert (removed["dev"] + removed["train"], removed["doubled"], data.pool.share) == (1, 1, 0.25)
+
+
+def test_missing_says_what_happens_to_rows_without_a_label(tmp_path: Path, notices: Callable[[], list[str]]) -> None:
+    rows = make_rows()
+    rows[9][2], rows[11][1] = "", " "
+    lines = write_csv(tmp_path / "a.csv", rows)
+    assert len(read(tmp_path / "a.csv", missing="unlabelled").pool) == 1
+    dropped = read(tmp_path / "a.csv", missing="drop")
+    assert (len(dropped.pool), sum(dropped.sizes().values())) == (0, 298)
+    assert "they are left out; 1 of 300 rows has no label" in notices()[-1]
+    with pytest.raises(UserError) as caught:
+        read(tmp_path / "a.csv", missing="error")
+    assert str(caught.value) == (
+        f"{tmp_path / 'a.csv'}: 1 of 300 rows has no text (line {lines[11]}): set task.missing=drop to leave them out; "
+        f"1 of 300 rows has no label (line {lines[9]}): set task.missing=drop to leave them out, or "
+        "task.missing=unlabelled to have the teacher label those of train"
+    )
+
+
+def test_the_problems_of_all_splits_are_one_message(tmp_path: Path) -> None:
+    rows = make_rows(60)
+    rows[9][2] = ""
+    train = write_csv(tmp_path / "train.csv", rows)
+    rows[10][1] = ""
+    dev = write_csv(tmp_path / "dev.csv", rows)
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, missing="error")
+    message = str(caught.value)
+    assert f"train.csv: 1 of 60 rows has no label (line {train[9]})" in message
+    assert f"dev.csv: 1 of 60 rows has no text (line {dev[10]}): set" in message
+    assert f"; 1 of 60 rows has no label (line {dev[9]})" in message
+    assert len(message.splitlines()) == 1
+
+
+def test_rows_of_dev_and_test_without_a_label_are_left_out(tmp_path: Path, notices: Callable[[], list[str]]) -> None:
+    for split in ("train", "dev", "test"):
+        rows = make_rows(60)
+        for row in rows:
+            row[1] += split
+        rows[30][2] = "" if split != "train" else "good"
+        lines = write_csv(tmp_path / f"{split}.csv", rows)
+    data = read(tmp_path)
+    assert (data.sizes(), len(data.pool)) == ({"train": 60, "dev": 59, "test": 59}, 0)
+    expected = f"test.csv: 1 of 60 rows has no label (line {lines[30]}): they are left out"
+    assert any(expected in notice for notice in notices())
+
+
+def test_most_rows_without_a_label_are_pointed_out(tmp_path: Path, notices: Callable[[], list[str]]) -> None:
+    rows = make_rows()
+    for row in rows[:200]:
+        row[2] = ""
+    write_csv(tmp_path / "a.csv", rows)
+    assert len(read(tmp_path / "a.csv").pool) == 200
+    assert "200 of 300 rows have no label" in (notice := notices()[0])
+    assert "this is more than half, so check task.label" in notice
+    for row in rows:
+        row[2] = ""
+    write_csv(tmp_path / "a.csv", rows)
+    with pytest.raises(
+        UserError, match=r"has no row with a text and a label: 0 of 300 have no text, and 300 others no"
+    ):
+        read(tmp_path / "a.csv")
+
+
+def test_a_frame_with_gaps_names_its_rows_and_has_whole_classes(notices: Callable[[], list[str]]) -> None:
+    frame = pandas.DataFrame(make_rows(), columns=["id", "review", "stars"])
+    frame["stars"] = [index % 12 for index in range(300)]
+    frame.loc[[7, 8], "stars"] = None  # All others are floats from here on.
+    frame.loc[30, "review"] = None
+    data = Classification(text="review", label="stars", data=frame).read(Path("nowhere"))
+    assert data.labels == tuple(map(str, range(12)))  # 10 behind 9.
+    assert len(data.pool) == 2
+    first, *further = notices()
+    assert "the data: 1 of 300 rows has no text (example 31): they are left out; 2 of 300 rows" in first
+    assert "no label (examples 8 and 9)" in first
+    [spelled] = [notice for notice in further if "decimal" in notice or "whole numbers" in notice]
+    assert "are read as the whole numbers 0, 1, 2, 3" in spelled
+
+
+def test_whole_numbers_of_one_split_are_those_of_another(tmp_path: Path) -> None:
+    for split, spelling in (("train", "{}.0"), ("dev", "{}"), ("test", "{}.0")):
+        rows = [[index, f"{split} {index}", spelling.format(index % 3 + 8)] for index in range(60)]
+        write_csv(tmp_path / f"{split}.csv", rows)
+    data = read(tmp_path)
+    assert data.labels == ("8", "9", "10")
+    assert [split.labels[:3].tolist() for split in data.splits.values()] == [[0, 1, 2]] * 3
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (["10", "1.5", "9"], ("1.5", "9", "10")),
+        (["-1", "-10", "3"], ("-10", "-1", "3")),
+        (["4.0", "10.0"], ("4", "10")),
+        (["4.0", "4.5"], ("4.0", "4.5")),
+        (["v10", "v9", "1"], ("1", "v10", "v9")),
+    ],
+)
+def test_labels_are_sorted_as_numbers_only_if_all_are(
+    values: list[str], names: tuple[str, ...], tmp_path: Path
+) -> None:
+    write_csv(tmp_path / "a.csv", [[0, f"text {index}", values[index % len(values)]] for index in range(60)])
+    assert read(tmp_path / "a.csv").labels == names
+
+
+def test_a_class_of_few_rows_is_named_with_its_lines(tmp_path: Path, notices: Callable[[], list[str]]) -> None:
+    rows = make_rows()
+    for row in (50, 51, 52):
+        rows[row][2] = "odd"
+    lines = write_csv(tmp_path / "a.csv", rows)
+    data = read(tmp_path / "a.csv", dev_fraction=0.2)
+    of_train = [lines[row] for row in (50, 51, 52) if rows[row][1] in data.splits["train"].texts]
+    [notice] = notices()
+    assert f"1 of 4 classes has fewer than 10 rows: odd ({len(of_train)}: line" in notice
+    assert str(of_train[0]) in notice
+    rows[50][2] = rows[51][2] = "bad"
+    write_csv(tmp_path / "a.csv", rows)
+    with pytest.raises(UserError) as caught:
+        read(tmp_path / "a.csv")
+    assert (
+        "a.csv cannot be split with task.dev_fraction=0.1 so that train and dev hold every class: 1 of 4 classes has "
+        f"fewer than 2 rows: odd (1: line {lines[52]}); add rows, join classes, remove these rows, or give a directory"
+    ) in str(caught.value)
+
+
+def test_ids_as_text_are_named_with_the_columns_of_text(tmp_path: Path, notices: Callable[[], list[str]]) -> None:
+    rows = make_rows()
+    write_csv(tmp_path / "a.csv", rows)
+    read(tmp_path / "a.csv", text="id")
+    assert notices() == [
+        f"Notice: {tmp_path / 'a.csv'}: the column id looks like ids (r-00000, r-00001, r-00002) and not like text: "
+        "name the column of the text, as in task.text=[review]"
+    ]
+    for number, row in enumerate(rows):
+        row[0] = 12345 + number
+    write_csv(tmp_path / "a.csv", rows)
+    with pytest.raises(UserError, match=r"the column id looks like ids \(12345, 12346, 12347\).*task\.text=\[review\]"):
+        read(tmp_path / "a.csv", text="id")
+
+
+def test_rows_of_several_splits_are_counted_with_their_lines(tmp_path: Path, notices: Callable[[], list[str]]) -> None:
+    splits = {name: [[0, f"{name} {row[1]}", row[2]] for row in make_rows(60)] for name in ("train", "dev", "test")}
+    splits["dev"][30][1:], splits["dev"][31][1:] = splits["train"][2][1:], [splits["train"][3][1], "other"]
+    splits["test"][40][1:] = splits["dev"][1][1:]
+    splits["train"][50][1:] = [splits["train"][3][1], "good"]
+    splits["dev"][31][2] = "fine"
+    lines = {name: write_csv(tmp_path / f"{name}.csv", rows) for name, rows in splits.items()}
+    read(tmp_path)
+    [notice] = notices()
+    assert (
+        "2 of 60 rows of dev have the text of a row of train, 1 of them with another label (lines "
+        f"{lines['dev'][30]} and {lines['dev'][31]} of dev): the scores of dev may be too high"
+    ) in notice
+    assert f"1 of 60 rows of test has the text of a row of dev (line {lines['test'][40]} of test)" in notice
+    assert f"1 of 60 rows has the text of an earlier row (line {lines['train'][50]}): 1 of them has another" in notice
+
+
+def test_a_regression_leaves_out_what_is_no_number_at_all(tmp_path: Path) -> None:
+    rows = [[0, f"text {index}", index / 10] for index in range(100)]
+    rows[3][2], rows[4][2] = "NA", ""
+    lines = write_csv(tmp_path / "a.csv", rows)
+    data = read(tmp_path / "a.csv", kind=Regression)
+    assert (len(data.pool), sum(data.sizes().values())) == (2, 98)
+    rows[5][2], rows[6][2] = "high", "low"
+    write_csv(tmp_path / "a.csv", rows)
+    expected = rf"2 of 100 rows have a label that is no number, 'high' \(lines {lines[5]} and {lines[6]}\)"
+    with pytest.raises(UserError, match=expected):
+        read(tmp_path / "a.csv", kind=Regression)
+
+
+def test_no_label_of_several_is_none_of_them_unless_it_is_missing(
+    tmp_path: Path, notices: Callable[[], list[str]]
+) -> None:
+    rows = [[0, f"text {index}", "a|b" if index % 2 else "b"] for index in range(60)]
+    rows[3][2] = ""
+    lines = write_csv(tmp_path / "a.csv", rows)
+    data = read(tmp_path / "a.csv", multi_label=True)
+    assert (len(data.pool), sum(data.sizes().values())) == (0, 60)
+    expected = (
+        f"1 of 60 rows has no label (line {lines[3]}): they count as examples with none of the labels; task.missing"
+    )
+    assert expected in notices()[0]
+    data = read(tmp_path / "a.csv", multi_label=True, missing="unlabelled")
+    assert (len(data.pool), sum(data.sizes().values())) == (1, 59)
