@@ -30,6 +30,7 @@ from distill.edge.choices import (
     split_choices,
 )
 from distill.errors import UserError
+from distill.readers.problems import show_lines
 
 DESCRIPTIONS = {
     "name": "names of the choices", "text": "texts of the choices", "index": "indices of the choices, counted from 0",
@@ -269,13 +270,17 @@ def find_answers(splits: Mapping[str, Answers]) -> tuple[dict[str, np.ndarray], 
     Raises:
         UserError: for an answer that is missing, or that is none of the choices.
     """
-    for answers in splits.values():
-        for row, value in enumerate(answers.column.values):
-            if is_without_label(value) or value != value:
-                raise UserError(
-                    f"{answers.column.place(row)}: answer {value!r} is empty, expected one of its choices: "
-                    "remove rows without an answer"
-                )
+    empty = {
+        split: [row for row, value in enumerate(answers.column.values) if is_without_label(value)]
+        for split, answers in splits.items()
+    }
+    if any(empty.values()):
+        counts = [
+            f"{column.source}: {len(rows):,} of {len(column.values):,} rows ({show_lines(rows, column.lines)})"
+            for column, rows in ((splits[split].column, rows) for split, rows in empty.items())
+            if rows
+        ]
+        raise UserError(f"answers are empty, expected one of the choices: remove these rows: {'; '.join(counts)}")
     every = {name: list(map(Answer, of.column.values, of.choices, of.names)) for name, of in splits.items()}
     reading = choose_reading(chain.from_iterable(every.values()))
     found = {split: [READINGS[reading](answer) for answer in answers] for split, answers in every.items()}

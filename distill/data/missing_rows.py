@@ -84,7 +84,7 @@ class RowRules:
 
     def _check(self, table: Table, column: LabelColumn | None, marks: frozenset[str], name: str) -> "_Checked":
         """Finds the problems of a table."""
-        texts, is_error = [table.columns[column] for column in self.text], self.missing == "error"
+        texts, is_error = [table.columns[of_text] for of_text in self.text], self.missing == "error"
         empty = {row for row, of_row in enumerate(zip(*texts, strict=True)) if all(map(is_missing, of_row))}
         found = [*self._check_texts(table, empty, is_trained=name in _TRAINED)]
         found.append(

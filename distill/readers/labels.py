@@ -296,9 +296,10 @@ def _check_minus_one(columns: Columns, words: Words) -> None:
     others = [value for value in values if value not in ("-1", "-1.0")]
     if found and others and all(WHOLE.fullmatch(value) and not value.startswith("-") for value in others):
         names = ",".join(_sort(values)) if len(values) <= 10 else "-1,0,1,..."
+        drop = "; task.missing=drop leaves these rows out" if len(others) > 1 else ""
         raise UserError(
             f"{found[1]}: label {found[0]} often marks an example without a label: remove these rows, or name the "
-            f"classes with task.labels=[{names}]"
+            f"classes with task.labels=[{names}]{drop}"
         )
 
 

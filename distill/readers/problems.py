@@ -207,9 +207,11 @@ def find_shared(
         labels, lines: by split.
     """
     names, problems = list(texts), list[Problem]()
-    for place, split in enumerate(names):
-        for earlier in names[:place]:
-            first = {text: row for row, text in reversed(list(enumerate(texts[earlier])))}
+    for place, earlier in enumerate(names):
+        first: dict[Hashable, int] = {}
+        for row, text in enumerate(texts[earlier]):
+            first.setdefault(text, row)
+        for split in names[place + 1 :]:
             rows = [row for row, text in enumerate(texts[split]) if text in first]
             if not rows:
                 continue

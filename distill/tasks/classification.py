@@ -77,6 +77,9 @@ class Classification:
         hub_id: the Hub's data set and, after a colon, its configuration, e.g. `nyu-mll/glue:sst2`.
         builtin: the data comes with the program.
         train_examples, dev_examples: use only so many examples, always the same ones; None uses all.
+        missing: the treatment of rows without a label or a text, which are reported together with their lines. `error`
+            refuses them, `drop` leaves them out, and `unlabelled` gives those of train that have a text to the teacher
+            as unlabelled texts. `auto` does so too, except that with `multi_label` no label is none of the labels.
         unlabelled: more texts, which only the teacher labels: a file (plain text with one text a line, or a table
             with the columns of `text`), a directory of such files, a data set of the Hub, a list of texts or of pairs
             of texts, or a table. Texts of any split and repeated ones are left out.

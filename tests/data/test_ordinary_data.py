@@ -93,6 +93,32 @@ def test_rows_without_a_label_are_the_first_of_further_texts(tmp_path: Path) -> 
     assert (removed["dev"] + removed["train"], removed["doubled"], data.pool.share) == (1, 1, 0.25)
 
 
+def test_the_sentiments_minus_one_to_one_are_not_guessed(tmp_path: Path) -> None:
+    lines = write_csv(tmp_path / "a.csv", [[0, f"text {index}", index % 3 - 1] for index in range(90)])
+    with pytest.raises(
+        UserError, match=rf"line {lines[0]}: label -1 often marks .*-1,0,1\]; task\.missing=drop leaves"
+    ):
+        read(tmp_path / "a.csv")
+    assert read(tmp_path / "a.csv", labels=["-1", "0", "1"]).labels == ("-1", "0", "1")
+    dropped = read(tmp_path / "a.csv", missing="drop")
+    assert (dropped.labels, sum(dropped.sizes().values())) == (("0", "1"), 60)
+
+
+def test_many_gaps_of_a_large_file_are_one_notice(tmp_path: Path, notices: Callable[[], list[str]]) -> None:
+    rows = make_rows(3000)
+    for row in range(7, 3000, 16)[:180]:
+        rows[row][2] = ""
+    for row in range(2900, 2996, 8):
+        rows[row][1] = ""
+    lines = write_csv(tmp_path / "a.csv", rows)
+    data = read(tmp_path / "a.csv")
+    assert (len(data.pool), sum(data.sizes().values())) == (180, 2808)
+    [notice] = notices()
+    places = [", ".join(str(lines[row]) for row in of_kind) for of_kind in (range(2900, 2940, 8), range(7, 87, 16))]
+    assert f"12 of 3,000 rows have no text (lines {places[0]} and 7 more): they are left out; " in notice
+    assert f"180 of 3,000 rows have no label (lines {places[1]} and 175 more): only the teacher" in notice
+
+
 def test_missing_says_what_happens_to_rows_without_a_label(tmp_path: Path, notices: Callable[[], list[str]]) -> None:
     rows = make_rows()
     rows[9][2], rows[11][1] = "", " "

@@ -287,10 +287,10 @@ def test_tags_that_train_lacks_count_as_missed_and_are_reported(capsys: pytest.C
         ("", {}, "train.conll is empty, expected a word and its tag on each line"),
         ("\n\n-DOCSTART- O\n", {}, "train.conll is empty, expected a word and its tag on each line"),
         ("fly O\nto O\n", {}, "has the tag O alone, expected tags such as B-city: set task.column"),
-        ("fly VB\n", {}, "train.conll, example 1: tag 'VB' is of no known scheme, expected O, B-TYPE, I-TYPE, E-TYPE"),
-        ("fly O\n\na B-\n", {}, "train.conll, example 2: tag 'B-' is of no known scheme"),
+        ("fly VB\n", {}, "train.conll, line 1: tag 'VB' is of no known scheme, expected O, B-TYPE, I-TYPE, E-TYPE"),
+        ("fly O\n\na B-\n", {}, "train.conll, line 3: tag 'B-' is of no known scheme"),
         ("fly L-x\n", {}, "tag 'L-x' is of no known scheme"),
-        ("fly B-x\n", {"labels": ["O", "B-y"]}, "train.conll, example 1: tag 'B-x' is unknown, expected one of O, B-y"),
+        ("fly B-x\n", {"labels": ["O", "B-y"]}, "train.conll, line 1: tag 'B-x' is unknown, expected one of O, B-y"),
     ],
 )
 def test_invalid_conll_files_are_named(text: str, options: dict[str, Any], expected: str, tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_invalid_rows_are_named(row: dict[str, Any], expected: str, tmp_path: Pa
     (tmp_path / "dev.jsonl").write_text(jsonl(WORDS[:1], TAGS[:1]) + json.dumps(row) + "\n")
     with pytest.raises(UserError) as error:
         read(data=tmp_path)
-    assert str(error.value).startswith(f"{tmp_path / 'dev.jsonl'}, example 2")
+    assert str(error.value).startswith(f"{tmp_path / 'dev.jsonl'}, line 2")
     assert expected in str(error.value)
 
 

@@ -248,20 +248,24 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     "a misnamed label column": (_options("task.label=stars"), "has no column stars: it has sentence, label"),
     "a label that is missing in train": (
         _spoiled("dev", b"sentence\tlabel\na\t7\n"),
-        "dev.tsv, example 1: label '7' is unknown",
+        "dev.tsv, line 2: label '7' is unknown",
     ),
     "a word as a regression label": (
         lambda p: [*REGRESSION, *_spoiled("train", b"sentence\tlabel\na\t1\nb\tgood\n")(p)],
-        "train.tsv, example 2: label 'good' is no number",
+        "train.tsv: 1 of 2 rows has a label that is no number, 'good' (line 3): for classes take",
     ),
     "one class only": (_spoiled("train", b"sentence\tlabel\na\t1\nb\t1\n"), "train.tsv has one class only (1)"),
     "an empty text": (
-        _spoiled("dev", b"sentence\tlabel\na\t1\n \t0\n"),
-        "example 2: column sentence is ' ', expected text",
+        _all(_spoiled("dev", b"sentence\tlabel\na\t1\n \t0\n"), _options("task.missing=error")),
+        "dev.tsv: 1 of 2 rows has no text (line 3): set task.missing=drop to leave them out",
+    ),
+    "an unknown way with empty labels": (
+        _options("task.missing=keep"),
+        "got task.missing=keep, expected auto, error, drop or unlabelled",
     ),
     "a text that is a number": (
         _spoiled("dev", b'{"sentence": 3, "label": 1}\n', "jsonl"),
-        "dev.jsonl, example 1: column sentence is 3, expected text",
+        "dev.jsonl: 1 of 1 rows has no text but 3 or the like in column sentence (line 1): expected text",
     ),
     "broken UTF-8": (_spoiled("dev", b"sentence\tlabel\ncaf\xe9\t1\n"), "dev.tsv, line 2 is not UTF-8 (byte 0xe9)"),
     "a row with too many fields": (
@@ -308,19 +312,19 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     "two files for dev": (_another_dev, "has dev.tsv and dev.csv, expected one file for dev: move the others away"),
     "white space after a label": (
         _spoiled("dev", b"sentence\tlabel\na\t1\nb\t1 \n"),
-        "dev.tsv, example 2: label '1 ' looks like '1' of",
+        "dev.tsv, line 3: label '1 ' looks like '1' of",
     ),
     "-1 as a label": (
         _spoiled("dev", b"sentence\tlabel\na\t1\nb\t-1\n"),
-        "dev.tsv, example 2: label -1 often marks an example without a label: remove these rows, or name the classes",
+        "dev.tsv, line 3: label -1 often marks an example without a label: remove these rows, or name the classes",
     ),
     "names and indices as labels": (
         _all(_options("task=sst2"), _spoiled("dev", b"sentence\tlabel\na\tpositive\n")),
-        "train.tsv, example 1: label 0 is an index and positive of ",
+        "train.tsv, line 2: label 0 is an index and positive of ",
     ),
     "a number and a text as labels": (
         _spoiled("dev", b'{"sentence": "a", "label": 1}\n{"sentence": "b", "label": "0"}\n', "jsonl"),
-        "dev.jsonl, example 1: label 1 is a number and '0' of example 2 text, expected labels of one kind",
+        "dev.jsonl: of 2 rows 1 has a number as label, 1 (line 1) and 1 has text as label, '0' (line 2): expected",
     ),
     "classes without a positive one": (
         _all(
@@ -341,15 +345,15 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     ),
     "an infinite regression label": (
         _all(_options(*REGRESSION), _spoiled("train", b"sentence\tlabel\na\t1\nb\tinf\n")),
-        "train.tsv, example 2: label 'inf' is no number",
+        "train.tsv: 1 of 2 rows has a label that is no number, 'inf' (line 3)",
     ),
     "a pair without text": (
         _all(
-            _options("task=classification", "task.text=[one,two]"),
+            _options("task=classification", "task.text=[one,two]", "task.missing=error"),
             _spoiled("train", b"one\ttwo\tlabel\na\tb\t1\n\t \t0\n"),
             _spoiled("dev", b"one\ttwo\tlabel\na\t\t1\n"),
         ),
-        "train.tsv, example 2: both texts of the pair are empty, expected text",
+        "train.tsv: 1 of 2 rows has no text in either column of the pair (line 3): set task.missing=drop",
     ),
     "one class where the task names two": (
         lambda p: ["task=sst2", *_spoiled("train", b"sentence\tlabel\na\t1\nb\t1\n")(p)],
@@ -362,15 +366,15 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     "an unknown file type": (lambda p: [f"task.data_dir={_blocking_file(p)}"], "is of no known kind, expected one of"),
     "a type of tags that train lacks": (
         _tagged(dev_conll="fly O\n\nto O\nyork B-town\n"),
-        "dev.conll, example 2: tag B-town is of a type that train lacks, expected one of city",
+        "dev.conll, line 3: tag B-town is of a type that train lacks, expected one of city",
     ),
     "words and tags of different number": (
         _tagged(dev_jsonl='{"tokens": ["new", "york"], "tags": ["B-city"]}\n'),
-        "dev.jsonl, example 1: tokens has 2 entries and tags 1, expected a tag for each word",
+        "dev.jsonl, line 1: tokens has 2 entries and tags 1, expected a tag for each word",
     ),
     "a sentence without a word": (
         _tagged(dev_jsonl='{"tokens": [], "tags": []}\n'),
-        "dev.jsonl, example 1: column tokens is [], expected words: remove the sentence",
+        "dev.jsonl, line 1: column tokens is [], expected words: remove the sentence",
     ),
     "a missing column of words": (
         _tagged(train_jsonl='{"words": ["a"], "tags": ["O"]}\n'),
@@ -378,7 +382,7 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     ),
     "tags of another scheme": (
         _tagged(train_conll="fly VB\nto TO\n"),
-        "train.conll, example 1: tag 'VB' is of no known scheme, expected O, B-TYPE, I-TYPE, E-TYPE or S-TYPE",
+        "train.conll, line 1: tag 'VB' is of no known scheme, expected O, B-TYPE, I-TYPE, E-TYPE or S-TYPE",
     ),
     "two files of tags for dev": (
         _all(_tagged(), _two_files_of_tags),
@@ -643,7 +647,7 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     ),
     "an answer that is not at its place": (
         lambda user_files: _questions(user_files, answers=[{"text": "film", "answer_start": 3}]),
-        "train.jsonl, example 1: the answer 'film' is not in its context at answer_start 3, where the context has",
+        "train.jsonl, line 1: the answer 'film' is not in its context at answer_start 3, where the context has",
     ),
     "a question longer than the window": (
         lambda user_files: _questions(user_files, question="who made this film " * 12),
@@ -733,7 +737,7 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     ),
     "an empty text of a pair": (
         _vectors(train="sentence1,sentence2\na,b\n,b\n"),
-        "train.csv, example 2: column sentence1 is empty, expected text",
+        "train.csv, line 3: column sentence1 is empty, expected text",
     ),
     "a judgement of an unknown document": (
         _retrieval(judgement="q1\td2\t1"),

@@ -113,7 +113,7 @@ def test_a_configuration_of_this_version_is_unchanged() -> None:
 @pytest.mark.parametrize("task", [CLASSES, NUMBER], ids=["classes", "number"])
 def test_an_old_run_has_neither_unlabelled_text_nor_copies(task: dict[str, Any]) -> None:
     upgraded = upgrade_old(task=task)
-    assert (upgraded.task.unlabelled, upgraded.task.unlabelled_share) == (None, 0.5)
+    assert (upgraded.task.unlabelled, upgraded.task.unlabelled_share, upgraded.task.missing) == (None, 0.5, "drop")
     assert upgraded.augment == {"name": "none"}
     assert not instantiate(upgraded.task).has_unlabelled
     kept = upgrade_old(task={**task, "unlabelled": "texts.txt"}, augment={"name": "other"})

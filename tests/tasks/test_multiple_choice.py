@@ -170,7 +170,7 @@ BAD_ROWS: dict[str, tuple[Columns, str]] = {
         {"answer": ["P", "R"], "choices": [{"text": ["a", "b"], "label": ["P", "Q"]}] * 2},
         "answer 'R' is none of its 2 choices, expected one of the names P, Q",
     ),
-    "no answer": ({"answer": ["0", ""]}, "example 2: answer '' is empty, expected one of its choices"),
+    "no answer": ({"answer": ["0", ""]}, r"these rows: the split train: 1 of 2 rows \(example 2\)"),
     "equal names": (
         {"choices": [{"text": ["a", "b"], "label": ["A", "A"]}] * 2},
         r"names its choices \['A', 'A'\], expected 2 different names",

@@ -137,7 +137,7 @@ def _answers(text: Any, start: Any) -> Row:
 MISTAKES: dict[str, tuple[Row, str]] = {
     "an answer at another place": (
         _answers("denver", 3),
-        r"dev, example 1 \(id q64\): the answer 'denver' is not in its context at answer_start 3, where the context "
+        r"dev, line 1 \(id q64\): the answer 'denver' is not in its context at answer_start 3, where the context "
         "has 'fly th': it is nowhere in the context; answer_start counts code points",
     ),
     "an empty answer": (_answers("  ", 0), "an answer is '  ', expected text"),
@@ -147,9 +147,9 @@ MISTAKES: dict[str, tuple[Row, str]] = {
     "no answers": ({"answers": None}, "the answers are None, expected"),
     "places without texts": ({"answers": {"text": ["we"], "answer_start": []}}, "the answers are .* expected"),
     "an impossible question with an answer": ({"is_impossible": True, **_answers("we", 0)}, "has is_impossible true"),
-    "an empty question": ({"question": " "}, "example 1: column question is ' ', expected text"),
-    "an empty context": ({"context": ""}, "example 1: column context is '', expected text"),
-    "a context that is no text": ({"context": 3}, "example 1: column context is 3, expected text"),
+    "an empty question": ({"question": " "}, "line 1: column question is ' ', expected text"),
+    "an empty context": ({"context": ""}, "line 1: column context is '', expected text"),
+    "a context that is no text": ({"context": 3}, "line 1: column context is 3, expected text"),
 }
 
 

@@ -254,12 +254,12 @@ MISTAKES: dict[str, tuple[dict[str, str], str]] = {
     ),
     "an id twice": (
         {"queries.jsonl": '{"_id": "1", "text": "a"}\n{"_id": 1, "text": "b"}\n'},
-        "queries.jsonl, example 2: the id 1 is there twice, expected it once",
+        "queries.jsonl, line 2: the id 1 is there twice, expected it once",
     ),
-    "a missing id": ({"queries.jsonl": '{"_id": "1", "text": "a"}\n{"text": "b"}\n'}, "example 2: column _id is None"),
+    "a missing id": ({"queries.jsonl": '{"_id": "1", "text": "a"}\n{"text": "b"}\n'}, "line 2: column _id is None"),
     "a query that is no text": (
         {"queries.jsonl": '{"_id": "1", "text": 3}\n'},
-        "example 1: column text is 3, expected te",
+        "line 1: column text is 3, expected te",
     ),
     "a missing column": ({"queries.jsonl": '{"_id": "1", "query": "a"}\n'}, "queries.jsonl has no column text: it has"),
     "two corpora": (
