@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -246,15 +247,28 @@ class LabelledText:
         words = to_words(columns, self.label_names)
         join_spellings(columns, words, self.label_names or (), _ignore)
         [column], [classes] = columns.values(), words.values()
-        if problem := find_small_classes(classes, column.lines, fewest=2):
-            raise UserError(
-                f"{table.source} cannot be split with task.dev_fraction={self.source.dev_fraction} so that train and "
-                f"dev hold every class: {problem.summary}; add rows, join classes, remove these rows, or give a "
-                "directory with train and dev instead"
-            )
+        self._check_classes(table, classes)
         # Indices keep the order of their numbers as text, by which the rows of earlier versions were drawn.
         return self.source.hold_out_dev(
             table, classes=classes if column.classes is None else list(map(str, column.values))
+        )
+
+    def _check_classes(self, table: Table, classes: Sequence[str]) -> None:
+        """Raises UserError if train or dev would lack a class of these rows."""
+        fraction, count = self.source.dev_fraction, len(set(classes))
+        number = math.ceil(fraction * len(table))
+        advice = "give a directory with train and dev instead"
+        if problem := find_small_classes(classes, table.lines, fewest=2):
+            reason = f"{problem.summary}; add rows, join classes, remove these rows, or {advice}"
+        elif min(number, len(table) - number) < count:
+            needed = math.ceil(100 * count / len(table)) / 100
+            reason = f"{number:,} of {len(table):,} rows would be dev, and there are {count:,} classes; "
+            reason += f"set task.dev_fraction={needed}, or {advice}" if needed <= 0.5 else f"add rows, or {advice}"
+        else:
+            return
+        raise UserError(
+            f"{table.source} cannot be split with task.dev_fraction={fraction} so that train and dev hold every class: "
+            f"{reason}"
         )
 
 

@@ -6,8 +6,10 @@ from typing import Any
 import datasets
 import pytest
 
+from distill.data.labels import LabelColumn
 from distill.data.tables import LabelledData
 from distill.errors import UserError
+from distill.readers.labels import find_classes
 from distill.tasks import Classification, Regression
 
 RATINGS = ["1", "2", "3", "4", "5"]
@@ -75,6 +77,12 @@ def test_integers_in_gaps_are_floats_and_mean_the_same_classes(capsys: pytest.Ca
     assert indices(read([0.0, 1.0], [1], labels=["no", "yes"])) == {"train": [0, 1], "dev": [1]}
     assert "the labels" not in capsys.readouterr().out
     assert indices(read([0, 1], [1], labels=[1.0, 0.0])) == {"train": [1, 0], "dev": [0]}
+
+
+@pytest.mark.parametrize("names", [("4", "10"), ("4.0", "10.0")])
+def test_a_file_to_evaluate_may_have_both_spellings_of_whole_numbers(names: tuple[str, ...]) -> None:
+    column = LabelColumn("dev.csv", ["10.0", "4", "4.0", "10"])
+    assert find_classes(column, names, print).tolist() == [1, 0, 0, 1]
 
 
 def test_booleans_are_classes() -> None:

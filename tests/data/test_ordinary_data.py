@@ -242,6 +242,15 @@ def test_a_class_of_few_rows_is_named_with_its_lines(tmp_path: Path, notices: Ca
     ) in str(caught.value)
 
 
+def test_more_classes_than_rows_of_dev_name_the_share_to_set(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", [[0, f"text {index}", f"class {index % 20}"] for index in range(60)])
+    with pytest.raises(
+        UserError, match=r"6 of 60 rows would be dev, and there are 20 classes; set task\.dev_fraction=0\.34"
+    ):
+        read(tmp_path / "a.csv")
+    assert read(tmp_path / "a.csv", dev_fraction=0.34).sizes() == {"train": 39, "dev": 21}
+
+
 def test_ids_as_text_are_named_with_the_columns_of_text(tmp_path: Path, notices: Callable[[], list[str]]) -> None:
     rows = make_rows()
     write_csv(tmp_path / "a.csv", rows)
