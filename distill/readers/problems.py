@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from distill.readers.lines import Lines, RowNumbers
 from distill.readers.missing import WHOLE, has_no_label, is_blank, is_missing
+from distill.readers.rows import show_names
 
 FEWEST = 10  # Rows of a class with fewer are too few to learn it and to score it.
 _LINES_SHOWN = 5
@@ -160,7 +161,9 @@ def find_small_classes(labels: Sequence[object], lines: Lines = None, *, fewest:
     small = sorted((count, name) for name, count in counts.items() if count < fewest)
     if not small:
         return None
-    shown = [f"{name} ({count:,}: {_lines_of(name, labels, lines)})" for count, name in small[:_CLASSES_SHOWN]]
+    shown = [
+        f"{show_names([name])} ({count:,}: {_lines_of(name, labels, lines)})" for count, name in small[:_CLASSES_SHOWN]
+    ]
     more = f" and {len(small) - _CLASSES_SHOWN:,} more" if len(small) > _CLASSES_SHOWN else ""
     verb, them = ("has", "it") if len(small) == 1 else ("have", "them")
     return Problem(

@@ -79,6 +79,9 @@ def test_small_classes_are_named_with_their_counts_and_lines():
     assert problem is not None
     assert problem.summary == "2 of 3 classes have fewer than 10 rows: c (1: line 15), b (3: lines 12, 13 and 14)"
     assert problems.find_small_classes(["a"] * 10) is None
+    strange = problems.find_small_classes(["a\nb"])
+    assert strange is not None
+    assert "'a\\nb' (1: example 1)" in strange.summary
 
 
 def test_doubled_rows_are_counted_and_those_with_another_label_too():
