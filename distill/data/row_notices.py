@@ -26,12 +26,12 @@ def report_shared_texts(
     """
     texts = {name: list(map(str, split.records())) for name, split in splits.items()}
     words = None if labels is None else {name: of_split.tolist() for name, of_split in labels.items()}
-    problems = find_shared(texts, words, lines)
+    notices = list(map(str, find_shared(texts, words, lines)))
     if words is not None:
         doubled = find_doubled(texts["train"], words["train"], (lines or {}).get("train"), differing=True)
-        problems += [] if doubled is None else [doubled]
-    if problems:
-        print_notice("; ".join(map(str, problems)))
+        notices += [] if doubled is None else [f"train: {doubled}"]
+    if notices:
+        print_notice("; ".join(notices))
 
 
 def report_small_classes(source: str, classes: np.ndarray, names: Sequence[str], lines: Lines) -> None:

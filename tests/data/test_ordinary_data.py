@@ -280,7 +280,10 @@ def test_rows_of_several_splits_are_counted_with_their_lines(tmp_path: Path, not
         f"{lines['dev'][30]} and {lines['dev'][31]} of dev): the scores of dev may be too high"
     ) in notice
     assert f"1 of 60 rows of test has the text of a row of dev (line {lines['test'][40]} of test)" in notice
-    assert f"1 of 60 rows has the text of an earlier row (line {lines['train'][50]}): 1 of them has another" in notice
+    assert (
+        f"; train: 1 of 60 rows has the text of an earlier row (line {lines['train'][50]}): 1 of them has another"
+        in notice
+    )
 
 
 def test_a_regression_leaves_out_what_is_no_number_at_all(tmp_path: Path) -> None:
