@@ -101,21 +101,25 @@ class Pool:
         share: of the examples of every optimizer step.
         removed: number of texts that were left out, by reason.
         augmentation: of run.json, if some of the texts are changed copies of the training texts.
+        own: number of rows that are of the task's own tables.
     """
 
     rows: Any = None
     share: float = 0.5
     removed: Mapping[str, int] = field(default_factory=dict)
     augmentation: Mapping[str, Any] | None = None
+    own: int = 0
 
     def __len__(self) -> int:
         return 0 if self.rows is None else len(self.rows)
 
-    def add(self, rows: Any, removed: Mapping[str, int]) -> "Pool":
-        """Returns the pool with more rows, and with the numbers of others that were left out by reason."""
-        every = rows if self.rows is None else self.rows + rows
-        counts = {reason: self.removed.get(reason, 0) + number for reason, number in removed.items()}
-        return replace(self, rows=every, removed=counts)
+    def fit_share(self, labelled: int) -> "Pool":
+        """Returns the pool with its share of a step: without other rows, the task's own are shown as the labelled ones.
+
+        Without this, the few rows of a table that lack a label would be half of every step.
+        """
+        share = len(self) / (len(self) + labelled)
+        return replace(self, share=min(self.share, share)) if len(self) and len(self) == self.own else self
 
     def shuffled(self) -> Any:
         """Returns the rows in an order that is the same in every run."""

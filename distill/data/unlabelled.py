@@ -201,7 +201,9 @@ def fill_pool(data: LabelledData, name: str, parts: Iterable[S]) -> LabelledData
         reason = f"all {len(rows):,} texts are removed ({removals})" if len(rows) else "it has no text"
         raise UserError(f"{name} leaves nothing to learn from: {reason}; give texts that are in no split")
     print_line(f"{name}: {len(kept):,} texts for the teacher to label; removed: {removals}")
-    return replace(data, pool=data.pool.add(kept, removed))
+    every = data.pool.rows + kept if len(data.pool) else kept
+    counts = {reason: data.pool.removed.get(reason, 0) + number for reason, number in removed.items()}
+    return replace(data, pool=replace(data.pool, rows=every, removed=counts))
 
 
 def clean_pool(data: LabelledData) -> LabelledData:
@@ -212,7 +214,7 @@ def clean_pool(data: LabelledData) -> LabelledData:
     kept, removed = clean(rows, data)
     removals = describe_removed(removed)
     print_line(f"rows without a label: {len(kept):,} texts for the teacher to label; removed: {removals}")
-    return replace(data, pool=data.pool.add(kept, removed)) if len(kept) else data
+    return replace(data, pool=replace(data.pool, rows=kept, removed=removed, own=len(kept))) if len(kept) else data
 
 
 def clean(rows: S, data: LabelledData) -> tuple[S, dict[str, int]]:

@@ -182,13 +182,10 @@ class PoolSource:
     def add_to(self, data: LabelledData) -> LabelledData:
         """Returns the data with the rows, if there are any, and their share as its pool.
 
-        They follow the rows of the task's own tables without a label. Those alone are shown as often as the labelled
-        ones, unless their share would be larger.
+        They follow the rows of the task's own tables without a label.
         """
-        data, share = clean_pool(data), self.share
-        if self.rows is None and len(data.pool):
-            share = min(share, len(data.pool) / (len(data.pool) + len(data.training())))
-        data = replace(data, pool=replace(data.pool, share=share))
+        data = clean_pool(data)
+        data = replace(data, pool=replace(data.pool, share=self.share))
         return data if self.rows is None else self.rows.add_to(data)
 
 
@@ -241,7 +238,8 @@ def encode_splits(
     """
     from distill.data.mixing import MixedExamples
 
-    pool, train = splits.pool, encode("train", splits.splits["train"])
+    train = encode("train", splits.splits["train"])
+    pool = splits.pool.fit_share(len(splits.splits["train"]))
     scored = {name: encode(name, split) for name, split in splits.scored().items()}
     if not len(pool):
         return {"train": train, **scored}

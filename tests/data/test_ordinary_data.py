@@ -61,10 +61,9 @@ def test_rows_without_a_label_go_to_the_teacher(name: str, tmp_path: Path, notic
     lines = write_csv(tmp_path / name, rows)
     data = read(tmp_path / name)
     assert data.pool.rows.texts == [rows[row][1] for row in without]
-    assert data.pool.record() == {
-        "examples": 6, "share": 6 / (6 + data.sizes()["train"]),
-        "removed": {"empty": 0, "dev": 0, "train": 0, "doubled": 0},
-    }  # fmt: skip
+    shown = data.pool.fit_share(data.sizes()["train"])
+    assert (shown.share, shown.record()["examples"]) == (6 / (6 + data.sizes()["train"]), 6)
+    assert shown.record()["removed"] == {"empty": 0, "dev": 0, "train": 0, "doubled": 0}
     assert sum(data.sizes().values()) == 294
     [notice] = notices()
     first = ", ".join(str(lines[row]) for row in without[:4])
@@ -90,7 +89,8 @@ def test_rows_without_a_label_are_the_first_of_further_texts(tmp_path: Path) -> 
     data = read(tmp_path / "a.csv", unlabelled=["another text", rows[5][1]], unlabelled_share=0.25)
     assert data.pool.rows.texts == [rows[5][1], "another text"]
     removed = data.pool.removed
-    assert (removed["dev"] + removed["train"], removed["doubled"], data.pool.share) == (1, 1, 0.25)
+    assert (removed["dev"] + removed["train"], removed["doubled"]) == (1, 1)
+    assert data.pool.fit_share(10).share == 0.25  # Other texts have the share that is set.
 
 
 def test_the_sentiments_minus_one_to_one_are_not_guessed(tmp_path: Path) -> None:
