@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill.errors import UserError, first_line
-from distill.readers.lines import Lines, RowNumbers, iterate_lines, name_row, reading_errors, unreadable
+from distill.readers.lines import Lines, iterate_lines, name_row, reading_errors, select_lines, unreadable
 from distill.readers.lines import lone_carriage_return as lone_carriage_return
 from distill.readers.lines import read_lines as read_lines
 from distill.readers.rows import SUFFIXES as ROW_SUFFIXES
@@ -54,11 +54,7 @@ class Table:
         """Returns these rows, with `source` under another name in messages."""
         chosen = list(map(int, rows))
         columns = {name: [values[row] for row in chosen] for name, values in self.columns.items()}
-        if self.lines is None or isinstance(self.lines, RowNumbers):
-            lines: Lines = RowNumbers(row + 1 if self.lines is None else self.lines[row] for row in chosen)
-        else:
-            lines = array("q", (self.lines[row] for row in chosen))
-        return replace(self, source=source or self.source, columns=columns, lines=lines)
+        return replace(self, source=source or self.source, columns=columns, lines=select_lines(self.lines, chosen))
 
     def place(self, row: int) -> str:
         """Returns the name of a row in messages."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distill.console import print_notice
-from distill.readers.lines import Lines
+from distill.readers.lines import Lines, select_lines
 from distill.readers.problems import find_doubled, find_shared, find_small_classes
 
 if TYPE_CHECKING:
@@ -34,8 +34,12 @@ def report_shared_texts(
         print_notice("; ".join(notices))
 
 
-def report_small_classes(source: str, classes: np.ndarray, names: Sequence[str], lines: Lines) -> None:
-    """Prints the classes of few rows of train; `classes` are the indices of its rows."""
+def report_small_classes(source: str, labels: np.ndarray, names: Sequence[str], lines: Lines) -> None:
+    """Prints the classes of few rows of train, whose labels are indices `[N]`, or 0 and 1 `[N, C]` of several."""
+    classes = labels
+    if labels.ndim == 2:
+        rows, classes = np.nonzero(labels)
+        lines = select_lines(lines, rows.tolist())
     problem = find_small_classes([names[number] for number in classes], lines)
     if problem is not None:
         print_notice(f"{source}: {problem}")

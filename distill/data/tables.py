@@ -214,7 +214,7 @@ class LabelledText:
         splits = self.source.sample({name: _create_split(self, table, numbers[name]) for name, table in tables.items()})
         lines = {name: table.lines for name, table in self.source.sample(tables).items()}
         report_shared_texts(splits, {name: split.labels for name, split in splits.items()}, lines)
-        if self._kind == "class":
+        if self._kind != "number":
             report_small_classes(tables["train"].source, splits["train"].labels, names, lines["train"])
         pool = Pool()
         if unlabelled is not None:

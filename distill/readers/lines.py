@@ -4,6 +4,7 @@ import codecs
 import gzip
 import io
 import zlib
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,13 @@ def name_row(row: int, lines: Lines) -> str:
     if lines is None:
         return f"example {row + 1}"
     return f"{'example' if isinstance(lines, RowNumbers) else 'line'} {lines[row]}"
+
+
+def select_lines(lines: Lines, rows: Sequence[int]) -> Sequence[int]:
+    """Returns the lines or numbers of these rows."""
+    if lines is None or isinstance(lines, RowNumbers):
+        return RowNumbers(row + 1 if lines is None else lines[row] for row in rows)
+    return array("q", (lines[row] for row in rows))
 
 
 @contextmanager

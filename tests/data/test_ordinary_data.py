@@ -311,5 +311,9 @@ def test_no_label_of_several_is_none_of_them_unless_it_is_missing(
         f"1 of 60 rows has no label (line {lines[3]}): they count as examples with none of the labels; task.missing"
     )
     assert expected in notices()[0]
+    rows[50][2] = "b|rare"
+    write_csv(tmp_path / "a.csv", rows)
+    read(tmp_path / "a.csv", multi_label=True)
+    assert f"1 of 3 classes has fewer than 10 rows: rare (1: line {lines[50]}): this is too little" in notices()[-1]
     data = read(tmp_path / "a.csv", multi_label=True, missing="unlabelled")
     assert (len(data.pool), sum(data.sizes().values())) == (1, 59)
