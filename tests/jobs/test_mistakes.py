@@ -261,7 +261,7 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     ),
     "an unknown way with empty labels": (
         _options("task.missing=keep"),
-        "got task.missing=keep, expected auto, error, drop or unlabelled",
+        "got task.missing=keep, expected one of auto, error, drop, unlabelled",
     ),
     "a text that is a number": (
         _spoiled("dev", b'{"sentence": 3, "label": 1}\n', "jsonl"),
