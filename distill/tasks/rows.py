@@ -141,7 +141,8 @@ def labelled_text(
     label_names: tuple[str, ...] | None = None,
     regression: bool = False,
     separator: str | None = None,
-    **options: Unpack[TextOptions],
+    missing: Missing = "auto",
+    **options: Unpack[DataOptions],
 ) -> LabelledText:
     """The source of a task's rows.
 
@@ -152,7 +153,6 @@ def labelled_text(
     columns, labels = text_columns(text, options), column_names(label)
     if not 1 <= len(columns) <= 2:
         raise OptionError("text", show_value(columns), "one column or the two of a pair")
-    missing = options.pop("missing", "auto")
     return LabelledText(
         source=table_source(name=name, text=columns, label=labels, **options),
         text=columns,
