@@ -66,7 +66,7 @@ def test_f1_of_two_classes_of_which_none_is_known_to_be_positive_is_their_mean()
         ),
         ({"labels": ["spam", "ham"]}, "ham"),
         ({"train": (["a", "b"], [1, 0]), "dev": (["c"], [1])}, "1"),
-        ({"train": (["a", "b"], [1.0, 0.0]), "dev": (["c"], [1.0])}, "1.0"),
+        ({"train": (["a", "b"], [1.0, 0.0]), "dev": (["c"], [1.0])}, "1"),
         ({"train": (["a", "b"], [True, False]), "dev": (["c"], [True])}, "True"),
         ({"train": (["a", "b"], [1, 2]), "dev": (["c"], [1]), "positive": 1}, "1"),
         ({"train": (["a", "b", "c"], ["x", "y", "z"]), "dev": (["d"], ["x"])}, None),
