@@ -15,17 +15,14 @@ from itertools import chain
 import numpy as np
 
 from distill.errors import UserError
+from distill.readers.missing import MARKS, WHOLE, is_missing
+from distill.readers.missing import is_blank as is_blank
+from distill.readers.missing import is_without_label as is_without_label
 from distill.readers.rows import show_names
 
-_WHOLE = re.compile(r"-?[0-9]{1,18}(\.0+)?")  # An integer, which a table with gaps writes as 1.0.
 _NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]+)?")
 _LARGEST = float(np.finfo(np.float32).max)
 _SELECTING = ("train", "dev")
-# What pandas reads as a missing value, and what other programs write for one.
-_MISSING = {
-    "nan", "NaN", "NAN", "-nan", "-NaN", "NaT", "None", "null", "NULL", "NA", "N/A", "n/a", "<NA>", "#NA", "#N/A",
-    "undefined", "-",
-}  # fmt: skip
 
 Notify = Callable[[str], None]  # Shows a notice.
 
@@ -60,18 +57,6 @@ class LabelColumn:
 
 Columns = Mapping[str, LabelColumn]
 Words = dict[str, list[str]]  # The labels of each split as text.
-
-
-def is_blank(value: object) -> bool:
-    """Returns whether a value is nothing, or a text without any character to see."""
-    return value is None or (isinstance(value, str) and not value.strip())
-
-
-def is_without_label(value: object) -> bool:
-    """Returns whether a value marks an example without a label: -1, a list of -1, or nothing."""
-    if isinstance(value, list):
-        return bool(value) and all(map(is_without_label, value))
-    return is_blank(value) or str(value) in ("-1", "-1.0")
 
 
 def to_numbers(column: LabelColumn) -> np.ndarray:
@@ -181,7 +166,7 @@ def _to_words(column: LabelColumn) -> list[str]:
     kinds: dict[str, int] = {}
     words = []
     for row, value in enumerate(column.values):
-        if value is None or value != value or (isinstance(value, str) and not value.strip()):
+        if is_missing(value):
             raise UserError(f"{column.place(row)}: label {value!r} is empty, expected a class: remove rows without one")
         kind = _kind(value)
         if kind is None:
@@ -245,8 +230,8 @@ def _plain(columns: Columns) -> list[str]:
 def _join_spellings(columns: Columns, words: Words, names: Sequence[str], notify: Notify) -> None:
     """Makes 1 and 1.0 one label if the data has both, or one of them is the name of a class."""
     splits = _plain(columns)
-    whole = {word for split in splits for word in words[split] if _WHOLE.fullmatch(word)}
-    named = {name.partition(".")[0]: name for name in names if _WHOLE.fullmatch(name)}
+    whole = {word for split in splits for word in words[split] if WHOLE.fullmatch(word)}
+    named = {name.partition(".")[0]: name for name in names if WHOLE.fullmatch(name)}
     by_name = {word: named[word.partition(".")[0]] for word in whole - set(names) if word.partition(".")[0] in named}
     joined = {word: word.partition(".")[0] for word in whole if "." in word and word.partition(".")[0] in whole}
     if names:  # Indices may have both spellings.
@@ -283,7 +268,7 @@ def _check_minus_one(columns: Columns, words: Words) -> None:
     values = set(chain.from_iterable(words[split] for split in splits))
     found = _find(columns, words, splits, lambda word: word in ("-1", "-1.0"))
     others = [value for value in values if value not in ("-1", "-1.0")]
-    if found and others and all(_WHOLE.fullmatch(value) and not value.startswith("-") for value in others):
+    if found and others and all(WHOLE.fullmatch(value) and not value.startswith("-") for value in others):
         names = ",".join(_sort(values)) if len(values) <= 10 else "-1,0,1,..."
         raise UserError(
             f"{found[1]}: label {found[0]} often marks an example without a label: remove these rows, or name the "
@@ -295,7 +280,7 @@ def _check_missing(columns: Columns, words: Words) -> None:
     """Raises UserError for a text in train or dev by which programs mark that there is no label."""
     splits = [split for split in _plain(columns) if split in _SELECTING]
     values = set(chain.from_iterable(words[split] for split in splits))
-    found = _find(columns, words, splits, lambda word: word in _MISSING and not (word == "-" and "+" in values))
+    found = _find(columns, words, splits, lambda word: word in MARKS and not (word == "-" and "+" in values))
     if found:
         names = ",".join(_sort(values)) if len(values) <= 10 else f"{found[0]},..."
         raise UserError(
@@ -333,7 +318,7 @@ def _name_indices(columns: Columns, words: Words, names: tuple[str, ...], *, ind
     by_index = {
         value: names[number]
         for value in values
-        if indices and _WHOLE.fullmatch(value) and 0 <= (number := int(value.partition(".")[0])) < len(names)
+        if indices and WHOLE.fullmatch(value) and 0 <= (number := int(value.partition(".")[0])) < len(names)
     }
     if values <= set(names):
         other = next((value for value in sorted(values) if by_index.get(value, value) != value), None)

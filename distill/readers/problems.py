@@ -1,0 +1,218 @@
+"""Problems of the rows of a table, each found in all rows at once and stated with its count and its lines."""
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from distill.readers.missing import WHOLE, has_no_label, is_blank, is_missing
+
+FEWEST = 10  # Rows of a class with fewer are too few to learn it and to score it.
+_LINES_SHOWN = 5
+_CLASSES_SHOWN = 8
+_FEWEST_IDS = 20  # Values from which on a column is compared with ids.
+_SHARE_OF_IDS = 0.95
+_ID = re.compile(r"[A-Za-z0-9_.#-]*[0-9][A-Za-z0-9_.#-]*")  # One token with a digit: 12345, a91f-07, review_12.
+_LETTER = re.compile(r"[^\W\d_]")
+
+Lines = Sequence[int] | None  # The line of the file in which each row begins; None counts the rows.
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem of the rows of a table.
+
+    Args:
+        summary: the number of rows and their lines.
+        advice: the consequence of the problem, or the options that change it.
+        is_error: whether no run can go on with it.
+    """
+
+    summary: str
+    advice: str
+    is_error: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.summary}: {self.advice}"
+
+
+def join_problems(source: str, problems: Sequence[Problem]) -> str:
+    """Returns all problems of a table as one line of text."""
+    return f"{source}: " + "; ".join(map(str, problems))
+
+
+def show_lines(rows: Sequence[int], lines: Lines = None) -> str:
+    """Returns the lines of rows in words: `lines 5, 17, 33, 48, 61 and 175 more`."""
+    word = "example" if lines is None else "line"
+    numbers = [row + 1 if lines is None else lines[row] for row in rows]
+    shown, more = numbers[:_LINES_SHOWN], len(numbers) - _LINES_SHOWN
+    if len(shown) == 1:
+        return f"{word} {shown[0]}"
+    first, last = ", ".join(map(str, shown[:-1])), shown[-1]
+    return f"{word}s {first}, {last} and {more:,} more" if more > 0 else f"{word}s {first} and {last}"
+
+
+def find_unlabelled(
+    values: Sequence[object], lines: Lines = None, *, marks: frozenset[str] = frozenset(), is_error: bool = False
+) -> Problem | None:
+    """Returns the rows without a label as a problem; `marks` are further labels that mean that there is none."""
+    rows = [row for row, value in enumerate(values) if has_no_label(value, marks)]
+    if not rows:
+        return None
+    found = sorted({str(value) for value in values if not is_missing(value) and str(value) in marks})
+    names = f" ({', '.join(found)} counts as none)" if found else ""
+    classes = ", or name all classes with task.labels=[...] if it is one" if found else ""
+    return Problem(
+        f"{_count(rows, values)} {_have(rows)} no label{names} ({show_lines(rows, lines)})",
+        "set task.missing=drop to leave them out, or task.missing=unlabelled to have the teacher label those of "
+        f"train{classes}",
+        is_error,
+    )
+
+
+def find_empty(columns: Sequence[Sequence[object]], lines: Lines = None, *, is_error: bool = False) -> Problem | None:
+    """Returns the rows without any text as a problem; `columns` are that of the text, or the two of a pair."""
+    rows = [row for row, texts in enumerate(zip(*columns, strict=True)) if all(map(is_missing, texts))]
+    if not rows:
+        return None
+    what = "no text" if len(columns) == 1 else "no text in either column of the pair"
+    return Problem(
+        f"{_count(rows, columns[0])} {_have(rows)} {what} ({show_lines(rows, lines)})",
+        "set task.missing=drop to leave them out",
+        is_error,
+    )
+
+
+def find_floats(values: Sequence[object], lines: Lines = None) -> Problem | None:
+    """Returns labels that are integers written as 4.0 as a problem, if all labels are whole numbers."""
+    words = [None if is_missing(value) else str(value) for value in values]
+    whole = {word for word in words if word is not None}
+    if not whole or not all(map(WHOLE.fullmatch, whole)):
+        return None
+    rows = [row for row, word in enumerate(words) if word is not None and "." in word]
+    if not rows:
+        return None
+    word = str(values[rows[0]])
+    return Problem(
+        f"{_count(rows, values)} {_have(rows)} a label such as {word}, a whole number ({show_lines(rows, lines)})",
+        f"{word} is the class {word.partition('.')[0]}, because programs write integers so in a column with gaps",
+    )
+
+
+def find_small_classes(labels: Sequence[object], lines: Lines = None, *, fewest: int = FEWEST) -> Problem | None:
+    """Returns the classes with fewer rows than `fewest` as a problem; `labels` are those of rows that have one."""
+    counts = Counter(map(str, labels))
+    small = sorted((count, name) for name, count in counts.items() if count < fewest)
+    if not small:
+        return None
+    shown = [f"{name} ({count:,}: {_lines_of(name, labels, lines)})" for count, name in small[:_CLASSES_SHOWN]]
+    more = f" and {len(small) - _CLASSES_SHOWN:,} more" if len(small) > _CLASSES_SHOWN else ""
+    noun, them = ("class has", "it") if len(small) == 1 else ("classes have", "them")
+    return Problem(
+        f"{len(small):,} of {len(counts):,} {noun} fewer than {fewest} rows: {', '.join(shown)}{more}",
+        f"this is too little to learn {them} and to score {them}: add rows, join classes, or remove {them}",
+    )
+
+
+def find_doubled(
+    texts: Sequence[Hashable], labels: Sequence[object] | None = None, lines: Lines = None
+) -> Problem | None:
+    """Returns the rows whose text an earlier row of the same split has as a problem.
+
+    Args:
+        texts: the text of each row, or the texts of its pair as a tuple.
+        labels: of the rows; None for rows that are compared by text alone.
+    """
+    first: dict[Hashable, int] = {}
+    rows = [row for row, text in enumerate(texts) if first.setdefault(text, row) != row]
+    if not rows:
+        return None
+    others = [row for row in rows if labels is not None and str(labels[row]) != str(labels[first[texts[row]]])]
+    advice = (
+        f"{len(others):,} of them {_have(others)} another label ({show_lines(others, lines)}), so that no model can "
+        "have all right: correct the labels, or remove these rows"
+        if others
+        else "they count more than once: remove them if that is not meant"
+    )
+    return Problem(
+        f"{_count(rows, texts)} {_have(rows)} the text of an earlier row ({show_lines(rows, lines)})", advice
+    )
+
+
+def find_shared(
+    texts: Mapping[str, Sequence[Hashable]],
+    labels: Mapping[str, Sequence[object]] | None = None,
+    lines: Mapping[str, Lines] | None = None,
+) -> list[Problem]:
+    """Returns the rows whose text another split has too as a problem of each pair of splits.
+
+    Args:
+        texts: by split as in `find_doubled`, train first.
+        labels, lines: by split.
+    """
+    names, problems = list(texts), list[Problem]()
+    for place, split in enumerate(names):
+        for earlier in names[:place]:
+            first = {text: row for row, text in reversed(list(enumerate(texts[earlier])))}
+            rows = [row for row, text in enumerate(texts[split]) if text in first]
+            if not rows:
+                continue
+            others = [
+                row
+                for row in rows
+                if labels is not None and str(labels[split][row]) != str(labels[earlier][first[texts[split][row]]])
+            ]
+            number = "" if len(others) == len(rows) else f"{len(others):,} of them "
+            another = f", {number}with another label" if others else ""
+            problems.append(
+                Problem(
+                    f"{_count(rows, texts[split])} of {split} {_have(rows)} the text of a row of {earlier}{another} "
+                    f"({show_lines(rows, (lines or {}).get(split))} of {split})",
+                    f"the scores of {split} may be too high"
+                    if earlier == "train"
+                    else f"{split} is not independent of {earlier}, which selects the checkpoint",
+                )
+            )
+    return problems
+
+
+def find_ids(column: str, values: Sequence[object], others: Sequence[str] = ()) -> Problem | None:
+    """Returns a column of text whose values look like ids as a problem, an error if no value has a letter.
+
+    Ids are single tokens with a digit, nearly all of them different.
+
+    Args:
+        others: columns that look like text.
+    """
+    words = [str(value).strip() for value in values if not is_missing(value)]
+    if len(words) < _FEWEST_IDS or len(set(words)) < _SHARE_OF_IDS * len(words):
+        return None
+    if sum(_ID.fullmatch(word) is not None for word in words) < _SHARE_OF_IDS * len(words):
+        return None
+    has_letters = any(_LETTER.search(word) for word in words)
+    offer = f"task.text=[{others[0]}]" if others else "task.text=[...]"
+    further = f" (also text: {', '.join(others[1:])})" if len(others) > 1 else ""
+    return Problem(
+        f"the column {column} looks like ids ({', '.join(words[:3])}) and not like text",
+        f"name the column of the text, as in {offer}{further}",
+        not has_letters,
+    )
+
+
+def looks_like_text(values: Sequence[object]) -> bool:
+    """Returns whether most values are texts of several words, or of letters without spaces such as Chinese."""
+    texts = [value for value in values if isinstance(value, str) and not is_blank(value)]
+    long = [text for text in texts if len(text.split()) >= 3 or (len(text) >= 6 and not text.isascii())]
+    return bool(texts) and 2 * len(long) > len(texts)
+
+
+def _lines_of(name: str, labels: Sequence[object], lines: Lines) -> str:
+    return show_lines([row for row, label in enumerate(labels) if str(label) == name], lines)
+
+
+def _count(rows: Sequence[int], values: Sequence[object]) -> str:
+    return f"{len(rows):,} of {len(values):,} rows"
+
+
+def _have(rows: Sequence[int]) -> str:
+    return "has" if len(rows) == 1 else "have"
