@@ -83,9 +83,9 @@ def find_label_problems(rows: SplitRows, chosen: Chosen, marks: frozenset[str], 
     labelled = [row for row, label in enumerate(rows.labels) if not has_no_label(label, marks)]
     words = to_classes([rows.labels[row] for row in labelled])
     lines = labelled if rows.lines is None else [rows.lines[row] for row in labelled]
-    if is_train and not _looks_like_text(len(set(words)), len(words)):
-        if found := problems.find_small_classes(words, lines):
-            yield found
+    has_classes = is_train and not _looks_like_text(len(set(words)), len(words))
+    if has_classes and (found := problems.find_small_classes(words, lines)):
+        yield found
 
 
 def find_class_problems(classes: Mapping[str, Mapping[str, int]], splits: Sequence[str]) -> Iterator[Problem]:
