@@ -71,7 +71,9 @@ def print_rows_profile(rows: LabelledText) -> None:
     if data is None:
         return
     task: TaskKind = "regression" if rows.regression else "classification" if rows.separator is None else "multi_label"
-    profile = profile_data(data, Chosen(rows.text, rows.label, task, rows.separator), rows.source.stems)
+    profile = profile_data(
+        data, Chosen(rows.text, rows.label, task, rows.separator, rows.label_names or ()), rows.source.stems
+    )
     print_line(_describe_rows(profile, data), style="bold")
     if profile.classes:
         print_line(f"Classes  {_list_classes(profile)}")
@@ -83,7 +85,8 @@ def print_rows_profile(rows: LabelledText) -> None:
 def suggest_command(profile: Profile, data: str) -> list[str]:
     """Returns the options of a training on the data, in which the columns that were found are named."""
     chosen = profile.chosen
-    options = ["+teacher=bert_base" if profile.is_english else MULTILINGUAL, "+student=distilbert"]
+    options = ["+teacher=bert_base"] if profile.is_english else MULTILINGUAL.split()
+    options.append("+student=distilbert")
     options.append("task=regression" if chosen.task == "regression" else "task=classification")
     if chosen.task == "multi_label":
         options.append("task.multi_label=true")

@@ -23,7 +23,7 @@ def find_label_marks(splits: Mapping[str, SplitRows], chosen: Chosen) -> frozens
     if chosen.task == "multi_label":
         return frozenset()
     labels = [splits[split].labels or () for split in _SELECTING if split in splits]
-    return find_marks(chain.from_iterable(labels))
+    return find_marks(chain.from_iterable(labels)) - set(chosen.names)
 
 
 def find_file_problems(file: FileColumns, columns: Sequence[ColumnProfile]) -> Iterator[Problem]:

@@ -26,12 +26,14 @@ class Chosen:
         text: the column of the text, or the two of a pair.
         label: the column of the label, or those of 0 and 1 for each label.
         separator: between several labels in a text.
+        names: of the classes, where they are known.
     """
 
     text: tuple[str, ...] = ()
     label: tuple[str, ...] = ()
     task: TaskKind | None = None
     separator: str | None = None
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def choose_columns(columns: Sequence[ColumnProfile], given: Chosen, source: str)
     if len(label) == 1 and kinds[label[0]] in ("list", "number"):
         task = "multi_label" if kinds[label[0]] == "list" else "regression"
     separators = [column.separator for column in columns if column.name in label and column.separator]
-    return Chosen(text, label, given.task or task, given.separator or next(iter(separators), None))
+    return Chosen(text, label, given.task or task, given.separator or next(iter(separators), None), given.names)
 
 
 def read_splits(files: Mapping[str, FileColumns], chosen: Chosen) -> tuple[dict[str, SplitRows], list[Problem]]:

@@ -171,7 +171,7 @@ def test_every_problem_has_its_count_and_the_lines_of_the_file(tmp_path: Path) -
         "1 of 60 rows has no label (line 4)",
         "1 of 60 rows has no text (line 8)",
         "a label such as 4.0, a whole number (lines 2, 3, 5, 6, 7 and",
-        "1 of 3 class has fewer than 10 rows: 3 (1: line 31)",
+        "fewer than 10 rows: 3 (1: line 31)",
         "1 of 58 rows has the text of an earlier row (line 21)",
     ):
         assert any(text in problem for problem in shown), text
@@ -259,6 +259,13 @@ def test_given_columns_are_no_guesses(tmp_path: Path) -> None:
     assert "task.text=[text]" in problems(found)[0]
     with pytest.raises(UserError, match=r"rows.csv has no column body: it has id, text, label"):
         profile(path, Chosen(text=("body",)))
+
+
+def test_a_class_that_is_named_is_no_mark_of_a_row_without_a_label(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.csv", labelled(60, ("None", "good", "bad")))
+    assert "20 of 60 rows have no label" in problems(profile(path))[0]
+    given = Chosen(("review",), ("stars",), "classification", names=("None", "good", "bad"))
+    assert profile(path, given).problems == ()
 
 
 def test_lines_of_jsonl_that_are_no_objects_are_counted(tmp_path: Path) -> None:
