@@ -68,11 +68,12 @@ def describe_column(name: str, values: Sequence[object]) -> ColumnProfile:
     """Returns the kind of a column and the numbers of its values."""
     are_lists = not {list, dict}.isdisjoint(set(map(type, values)))
     found = Counter(map(_to_key, values) if are_lists else values)
-    counts: Counter[str] = Counter()
+    counts: dict[str, int] = {}
     for value, number in found.items():
         if not is_missing(value):
-            counts[str(value)] += number
-    filled = counts.total()
+            word = str(value)
+            counts[word] = counts.get(word, 0) + number
+    filled = sum(counts.values())
     length = sum(len(value) * number for value, number in counts.items()) / max(1, filled)
     column = ColumnProfile(name, "text", filled, len(values) - filled, len(counts), length, counts=counts)
     if are_lists or (counts and all(map(_LIST.fullmatch, counts))):
@@ -134,11 +135,12 @@ def _find_kind_of_numbers(column: ColumnProfile) -> Kind:
     counts, repeats = column.counts, 2 * column.distinct <= column.values
     if not all(map(WHOLE.fullmatch, counts)):
         return "number"
-    numbers = {int(float(value)) for value in counts}
     name = column.name.strip().casefold()
-    follow = min(numbers) in (0, 1) and max(numbers) - min(numbers) == len(numbers) - 1
-    if repeats and (len(numbers) <= _MOST_NUMBERS or (follow and name in _CLASS_NAMES)):
-        return "class"
+    if repeats:
+        numbers = {int(float(value)) for value in counts}
+        follow = min(numbers) in (0, 1) and max(numbers) - min(numbers) == len(numbers) - 1
+        if len(numbers) <= _MOST_NUMBERS or (follow and name in _CLASS_NAMES):
+            return "class"
     return "id" if name not in LABEL_NAMES and not repeats and find_ids(name, list(counts)) else "number"
 
 

@@ -166,4 +166,6 @@ def _flag(values: Sequence[object], test: Callable[[object], bool]) -> list[bool
 
 
 def _to_key(text: object) -> Hashable:
-    return text if isinstance(text, Hashable) else str(text)
+    if isinstance(text, tuple):
+        return tuple(map(_to_key, text))
+    return text if isinstance(text, str) or text is None else str(text)

@@ -283,6 +283,15 @@ def test_lines_of_jsonl_that_are_no_objects_are_counted(tmp_path: Path) -> None:
     )
 
 
+def test_lists_in_the_place_of_texts_are_an_error(tmp_path: Path) -> None:
+    rows = [{"first": sentence(row), "second": ["a", "list"], "label": row % 2} for row in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    found = profile(tmp_path / "rows.jsonl", Chosen(text=("first", "second"), label=("label",)))
+    assert problems(found)[0].startswith(
+        "error: 40 of 40 rows have no text in column second but a value such as ['a', "
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
