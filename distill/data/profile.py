@@ -19,6 +19,7 @@ from distill.readers.splits import Chosen, TaskKind
 
 COLUMNS_SHOWN = CLASSES_SHOWN = 20
 _CLASSES_ON_A_LINE = 8
+_WIDTH = 100  # Of the problems.
 _EXAMPLE = 36  # Characters of a value that are shown.
 _SMALLEST_SHARE = 0.005  # Of a script that is shown.
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:~-")
@@ -109,10 +110,13 @@ def _quote(text: str) -> str:
 
 
 def _describe_rows(profile: Profile, data: str) -> str:
-    rows = ", ".join(
-        f"{count:,} rows" if split == "data" else f"{split} {count:,} rows" for split, count in profile.rows.items()
-    )
-    return f"{data}: {rows}, {len(profile.columns)} columns"
+    rows = [_count(count, "row" if split == "data" else f"row of {split}") for split, count in profile.rows.items()]
+    return f"{data}: {', '.join(rows)}, {_count(len(profile.columns), 'column')}"
+
+
+def _count(number: int, noun: str) -> str:
+    first, *rest = noun.split(" ", 1)
+    return " ".join([f"{number:,}", first if number == 1 else f"{first}s", *rest])
 
 
 def _tabulate_columns(profile: Profile) -> Table:
@@ -153,6 +157,8 @@ def _tabulate_classes(profile: Profile) -> Table:
         table.add_column("rows" if split == "data" else split, justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
     total = sum(rows.get(first, 0) for rows in profile.classes.values())
+    if profile.chosen.task == "multi_label":  # A row has any number of them.
+        total = profile.rows[first]
     for name, rows in list(profile.classes.items())[:CLASSES_SHOWN]:
         counts = (f"{rows.get(split, 0):,}" for split in profile.rows)
         table.add_row(name, *counts, f"{rows.get(first, 0) / max(1, total):.1%}")
@@ -196,4 +202,4 @@ def _print_problems(profile: Profile) -> None:
     for number, problem in enumerate(profile.problems, 1):
         kind = "error: " if problem.is_error else ""
         table.add_row(f"{number}.", f"{kind}{problem}", style="red" if problem.is_error else None)
-    console.print(table)
+    console.print(table, width=min(_WIDTH, console.width))

@@ -5,12 +5,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal
 
 from distill.readers.missing import WHOLE, is_missing
 from distill.readers.problems import find_ids
 
-Kind = Literal["text", "class", "number", "id", "list", "constant", "empty"]
+Kind = Literal["text", "class", "number", "id", "date", "list", "constant", "empty"]
 
 SEPARATORS = ("|", ";", ",", "#")
 # Names of columns in the order in which they are taken for the label or the text.
@@ -33,6 +34,8 @@ _MOST_CLASSES = 1000
 _LONGEST_CLASS = 60  # Characters of a class, on average.
 _SAMPLE = 1000  # Values in which a separator is looked for first.
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_DATE = re.compile(r"\d{4}[-/.]\d\d?[-/.]\d\d?([T ][\d:.+Z-]*)?|\d\d?[-/.]\d\d?[-/.]\d{4}( [\d:.]*)?")
+_ID_NAME = re.compile(r"(.*[^a-z])?(id|ids|index|idx|key|nr|number|uuid|guid|unnamed: 0)|")
 _LIST = re.compile(r"\[.*\]", re.DOTALL)
 _BITS = {"0", "1"}
 
@@ -87,7 +90,7 @@ def guess_label(columns: Sequence[ColumnProfile]) -> tuple[str, ...]:
     """Returns the column of the label, or those of 0 and 1 for each label; nothing where no column looks like one."""
     by_name = {column.name.strip().casefold(): column for column in columns}
     named = [by_name[name] for name in LABEL_NAMES if name in by_name]
-    suited = [column for column in named if column.kind not in ("text", "id", "empty")] or named
+    suited = [column for column in named if column.kind not in ("text", "id", "date", "empty")] or named
     if suited:
         return (suited[0].name,)
     classes = [column.name for column in columns if column.kind == "class"]
@@ -126,6 +129,8 @@ def _find_kind(column: ColumnProfile) -> Kind:
         return "constant"
     if all(map(is_number, counts)):
         return _find_kind_of_numbers(column)
+    if all(map(_DATE.fullmatch, counts)):
+        return "date"
     if repeats and len(counts) <= _MOST_CLASSES and column.length <= _LONGEST_CLASS:
         return "class"
     return "id" if find_ids(column.name, list(counts)) and not repeats else "text"
@@ -141,7 +146,10 @@ def _find_kind_of_numbers(column: ColumnProfile) -> Kind:
         follow = min(numbers) in (0, 1) and max(numbers) - min(numbers) == len(numbers) - 1
         if len(numbers) <= _MOST_NUMBERS or (follow and name in _CLASS_NAMES):
             return "class"
-    return "id" if name not in LABEL_NAMES and not repeats and find_ids(name, list(counts)) else "number"
+    if name in LABEL_NAMES or repeats or not find_ids(name, list(counts)):
+        return "number"
+    in_order = all(int(float(one)) < int(float(other)) for one, other in pairwise(counts))
+    return "id" if in_order or _ID_NAME.fullmatch(name) else "number"
 
 
 def is_number(value: object) -> bool:

@@ -97,7 +97,7 @@ def test_a_directory_is_checked_with_its_splits(command: Command, tmp_path: Path
     write_rows(tmp_path / "validation.csv", [["review", "stars"], ["an unseen text", "bad"]])
     code, output, error = command("job=check", f"data={tmp_path}")
     assert (code, error) == (0, "")
-    assert output.splitlines()[0] == f"{tmp_path}: train 60 rows, dev 1 rows, 2 columns"
+    assert output.splitlines()[0] == f"{tmp_path}: 60 rows of train, 1 row of dev, 2 columns"
 
 
 def test_more_classes_and_columns_than_a_screen_holds_are_counted(command: Command, tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ def problems(of: Profile) -> list[str]:
         ([str(row / 7) for row in range(40)], "number", None),
         ([str(row % 30) for row in range(90)], "number", None),
         ([str(1000 + row) for row in range(40)], "id", None),
+        ([str(1000 + row * 7919 % 997) for row in range(40)], "number", None),
+        (["2024-01-31", "2024-02-01 12:00:00", "2024-02-01"] * 10, "date", None),
         ([f"r-{row:04}" for row in range(40)], "id", None),
         (["rude|threat", "rude", "threat", "insult|rude"] * 10, "list", "|"),
         (["rude#threat", "rude", "threat", "insult#rude"] * 10, "list", "#"),
@@ -101,6 +103,12 @@ def test_numbers_from_0_on_are_classes_where_the_name_of_the_column_says_so() ->
     values = [str(row % 30) for row in range(90)]
     assert describe_column("intent", values).kind == "class"
     assert describe_column("score", values).kind == "number"
+
+
+def test_whole_numbers_that_all_differ_are_ids_where_the_name_of_the_column_says_so() -> None:
+    values = [str(1000 + row * 7919 % 997) for row in range(40)]
+    assert describe_column("customer_id", values).kind == "id"
+    assert describe_column("paid", values).kind == "number"
 
 
 @pytest.mark.parametrize(
