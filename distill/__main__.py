@@ -258,6 +258,11 @@ def _run_config(config: "DictConfig", *, launch: str) -> Path | None:
 
         run_cache(config)
         return None
+    elif config.job.name == "check":  # Imports neither torch nor pandas.
+        from distill.jobs.check import run_check
+
+        run_check(config)
+        return None
     elif config.job.name == "report":
         from distill.jobs.report import run_report
 

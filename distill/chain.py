@@ -14,6 +14,8 @@ from distill.cache import open_cache
 from distill.console import print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Examples, Loader, SeveralTasks, Splits, Task, tasks_of
 from distill.data import several
+from distill.data.profile import print_rows_profile
+from distill.data.tables import LabelledText
 from distill.depth_ladder import DepthLadder
 from distill.edge import Bundle
 from distill.export.abstention import check_dev
@@ -145,6 +147,9 @@ def _read(name: str, source: TeacherSource, student: Student, plan: Plan, run: R
         UserError: for weights that are not available, and data that does not fit the options.
     """
     found, substituted = teaching.locate(source, plan.task)
+    rows = getattr(plan.task, "rows", None)
+    if plan.dry_run and isinstance(rows, LabelledText):
+        print_rows_profile(rows)
     splits = plan.task.read(plan.cache_dir)
     _check_splits(splits, plan)
     encode, ladder = Encoding(plan, splits), DepthLadder(student, plan, run, splits)

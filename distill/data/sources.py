@@ -164,25 +164,11 @@ class TableSource:
             raise UserError(
                 f"task.data_dir={directory} does not exist, expected a directory with train and dev, or a file"
             )
-        tables = {}
-        for split, stems in self.stems.items():
-            candidates = (directory / f"{stem}{suffix}" for stem in stems for suffix in self.suffixes)
-            paths = [candidate for candidate in candidates if candidate.is_file()]
-            if len(paths) > 1:
-                raise UserError(
-                    f"{directory} has {' and '.join(path.name for path in paths)}, expected one file for {split}: "
-                    "move the others away"
-                )
-            if paths:
-                tables[split] = self.read_file(paths[0], self.wanted)
-            elif split in ("train", "dev"):
-                content = ", ".join(sorted(entry.name for entry in directory.iterdir())) or "nothing"
-                names = " or ".join(stems)
-                raise UserError(
-                    f"{directory} has no {names} file (found {content}), expected {names} with one of "
-                    f"{', '.join(self.suffixes)}; task.data_dir=FILE holds out dev from one file"
-                )
-        return tables
+        files = find_files(directory, self.stems, self.suffixes)
+        for split in ("train", "dev"):
+            if split not in files:
+                raise missing_file(directory, self.stems[split], self.suffixes)
+        return {split: self.read_file(path, self.wanted) for split, path in files.items()}
 
     def _read_one_file(self, path: Path, hold_out: HoldOut) -> dict[str, Table]:
         """Reads a single file and holds out dev."""
@@ -205,6 +191,38 @@ class TableSource:
             elif split in ("train", "dev"):
                 raise UserError(f"data set {self.hub_id} has no split {' or '.join(stems)}: it has {', '.join(loaded)}")
         return tables
+
+
+def find_files(
+    directory: Path, stems: Mapping[str, Sequence[str]], suffixes: Sequence[str] = readers.SUFFIXES
+) -> dict[str, Path]:
+    """Returns the file of each split that a directory has.
+
+    Raises:
+        UserError: for several files of one split.
+    """
+    files = {}
+    for split, names in stems.items():
+        candidates = (directory / f"{stem}{suffix}" for stem in names for suffix in suffixes)
+        paths = [candidate for candidate in candidates if candidate.is_file()]
+        if len(paths) > 1:
+            raise UserError(
+                f"{directory} has {' and '.join(path.name for path in paths)}, expected one file for {split}: "
+                "move the others away"
+            )
+        if paths:
+            files[split] = paths[0]
+    return files
+
+
+def missing_file(directory: Path, stems: Sequence[str], suffixes: Sequence[str] = readers.SUFFIXES) -> UserError:
+    """Returns the error of a directory without the file of a split."""
+    content = ", ".join(sorted(entry.name for entry in directory.iterdir())) or "nothing"
+    names = " or ".join(stems)
+    return UserError(
+        f"{directory} has no {names} file (found {content}), expected {names} with one of {', '.join(suffixes)}; "
+        "task.data_dir=FILE holds out dev from one file"
+    )
 
 
 def _sample(split: S, size: int | None) -> S:

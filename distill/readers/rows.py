@@ -16,6 +16,7 @@ _LONGEST_FIELD = 2**31 - 1  # Characters of a CSV field; the default of `csv` is
 _NAMES_SHOWN = 20
 
 Row = Mapping[str, object]
+Skipped = dict[int, UserError]  # The errors of lines that are left out, by the number of the line.
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
@@ -45,8 +46,11 @@ def is_delimited(path: Path) -> bool:
     return path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
 
 
-def read_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
+def read_fields(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[int, list[str]]]:
     """Yields the first line and the fields of the header of a CSV or TSV file, and then of each row.
+
+    Args:
+        skipped: receives the rows of another number of fields than the header, which end the reading without it.
 
     Raises:
         UserError: if the file cannot be read, has no row, or has rows of another number of fields than its header.
@@ -65,18 +69,25 @@ def read_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
                 number = first
             else:
                 fields = "1 field" if len(row) == 1 else f"{len(row)} fields"
-                raise UserError(
+                error = UserError(
                     f"{path}, line {first} has {fields}, its header {len(names)}: expected as many in every row"
                 )
+                if skipped is None:
+                    raise error
+                skipped[first] = error
+                continue
             yield first, row
     if not names:
         raise UserError(f"{path} is empty, expected a header and examples")
     if not number:
-        raise UserError(f"{path} has a header and no examples")
+        raise next(iter((skipped or {}).values()), UserError(f"{path} has a header and no examples"))
 
 
-def read_objects(path: Path) -> Iterator[tuple[int, Row]]:
+def read_objects(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[int, Row]]:
     """Yields the number and the object of each line of a JSONL file, which may have none.
+
+    Args:
+        skipped: receives the lines that are no object, which end the reading without it.
 
     Raises:
         UserError: if the file cannot be read, or a line is no object.
@@ -84,7 +95,14 @@ def read_objects(path: Path) -> Iterator[tuple[int, Row]]:
     with reading_errors(path):
         for number, line in enumerate(iterate_lines(path), 1):
             if line.strip():
-                yield number, _parse_json(path, number, line)
+                try:
+                    row = _parse_json(path, number, line)
+                except UserError as error:
+                    if skipped is None:
+                        raise
+                    skipped[number] = error
+                    continue
+                yield number, row
 
 
 def check_names(source: str, names: Sequence[str]) -> None:

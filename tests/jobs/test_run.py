@@ -357,7 +357,14 @@ def test_a_dry_run_trains_nothing_and_writes_no_run(
     printed = capsys.readouterr().out
     assert printed.rstrip().endswith("Nothing was trained (dry_run=true)")
     expected = {
-        "distill": ("Before training", NOT_FINE_TUNED, "layers 4 -> 2 (0, 3)", "computed in every step"),
+        "distill": (
+            "64 rows of train, 24 rows of dev",
+            "Classes  0 32, 1 32",
+            "Before training",
+            NOT_FINE_TUNED,
+            "layers 4 -> 2 (0, 3)",
+            "computed in every step",
+        ),
         "finetune": (NOT_FINE_TUNED, "60 steps of"),
         "pretrain": ("Before training", "masked_language_modelling: mlm"),
     }[job]

@@ -1,0 +1,189 @@
+"""Tests of job=check: the profile of data, its exit code, and the command that it suggests."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from distill import __main__ as command_line
+from distill.data.profile import print_rows_profile
+from distill.jobs.quoting import quote_overrides
+from tests.jobs.conftest import Command
+from tests.readers.test_profile import GERMAN, labelled, sentence, write_rows
+
+HEAVY = ("torch", "transformers", "pandas", "datasets", "lightning", "sklearn", "scipy", "matplotlib")
+
+
+def test_a_check_prints_columns_classes_texts_and_a_command(command: Command, tmp_path: Path) -> None:
+    write_rows(tmp_path / "reviews.csv", [[*labelled()[0], "price"], *([*row, 5] for row in labelled()[1:])])
+    code, output, error = command("job=check", "data=reviews.csv")
+    assert (code, error) == (0, "")
+    lines = output.splitlines()
+    assert lines[0] == "reviews.csv: 60 rows, 3 columns"
+    for cells in (
+        ("review", "text", "60", "0", "60", "text"),
+        ("stars", "class label", "60", "0", "2", "bad", "label"),
+        ("price", "constant", "60", "0", "1", "5"),
+        ("bad", "30", "50.0%"),
+    ):
+        assert any(set(cells) <= {cell.strip() for cell in line.split("│")} for line in lines), cells
+    assert lines[-5:] == [
+        "Lengths  median 7 words, 95% up to 7, longest 7; no row exceeds 128 tokens",
+        "Scripts  Latin 100.0%; looks like English",
+        "No problems",
+        "Go on with",
+        "python -m distill +teacher=bert_base +student=distilbert task=classification task.data_dir=reviews.csv "
+        "task.text=[review] task.label=stars",
+    ]
+    assert max(map(len, lines[:-1])) <= 100
+
+
+@pytest.mark.parametrize(
+    ("header", "labels", "options"),
+    [
+        (("text", "label"), ["spam", "ham"] * 30, {"positive": "spam"}),
+        (("the, text", "größe [cm]"), [1, 2, 3] * 20, {}),
+        (("text", 'a "label"'), ["sun;sea", "sun", "sea"] * 20, {"multi_label": True, "separator": ";"}),
+        (("text", "price"), [row / 7 for row in range(60)], {}),
+    ],
+)
+def test_the_command_is_read_as_it_was_meant(
+    command: Command, tmp_path: Path, header: tuple[str, str], labels: list[object], options: dict[str, object]
+) -> None:
+    long = " ".join(GERMAN * 12)
+    rows = [{header[0]: f"{sentence(row, GERMAN)} {long}", header[1]: label} for row, label in enumerate(labels)]
+    path = tmp_path / "my data.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    code, output, error = command("job=check", f"data={path}")
+    assert (code, error) == (0, "")
+    python, _, module, *overrides = shlex.split(output.splitlines()[-1])
+    assert (python, module) == ("python", "distill")
+    with initialize_config_dir(str(command_line.config_directory()), version_base="1.3"):
+        config = compose("config", quote_overrides(overrides, ()))
+    assert config.teacher.id == "google-bert/bert-base-multilingual-cased"
+    task = instantiate(config.task, _convert_="all")
+    assert (task.rows.text, task.rows.label, task.rows.source.data_dir) == (header[:1], header[1:], str(path))
+    assert task.max_length == 512
+    assert {name: config.task[name] for name in options} == options
+    assert task.name == ("regression" if header[1] == "price" else "classification")
+
+
+def test_problems_that_stop_a_training_end_with_exit_code_2(command: Command, tmp_path: Path) -> None:
+    rows = labelled()
+    rows[5][1] = ""
+    write_rows(tmp_path / "rows.csv", rows)
+    code, output, error = command("job=check", "data=rows.csv")
+    assert (code, error) == (0, "")
+    assert "1. 1 of 60 rows has no label (line 6)" in output
+    assert "Go on with" in output
+    write_rows(tmp_path / "rows.csv", [*rows, ["one field"]])
+    code, output, error = command("job=check", "data=rows.csv")
+    assert (code, error) == (2, "error: a training on rows.csv would stop at problem 1\n")
+    assert "1. error: 1 line cannot be read (line 62)" in output
+    assert "2. 1 of 60 rows has no label (line 6)" in output
+    assert "Go on with" not in output
+
+
+def test_a_directory_is_checked_with_its_splits(command: Command, tmp_path: Path) -> None:
+    write_rows(tmp_path / "train.csv", labelled())
+    code, output, error = command("job=check", f"data={tmp_path}")
+    assert (code, error) == (2, f"error: a training on {tmp_path} would stop at problem 1\n")
+    assert "1. error: dev is missing" in output
+    write_rows(tmp_path / "validation.csv", [["review", "stars"], ["an unseen text", "bad"]])
+    code, output, error = command("job=check", f"data={tmp_path}")
+    assert (code, error) == (0, "")
+    assert output.splitlines()[0] == f"{tmp_path}: 60 rows of train, 1 row of dev, 2 columns"
+
+
+def test_more_classes_and_columns_than_a_screen_holds_are_counted(command: Command, tmp_path: Path) -> None:
+    rows = [[sentence(row), f"class {row % 30}", *[row] * 22] for row in range(300)]
+    write_rows(tmp_path / "rows.csv", [["text", "label", *(f"c{number}" for number in range(22))], *rows])
+    code, output, _ = command("job=check", "data=rows.csv")
+    assert code == 0
+    assert "and 4 more" in output
+    assert "and 10 more" in output
+    assert "class 29" not in output
+
+
+def test_json_has_the_same_in_names_and_numbers(command: Command, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.csv", labelled())
+    code, output, error = command("job=check", "data=rows.csv", "json=true")
+    assert (code, error) == (0, "")
+    record = json.loads(output)
+    assert record["rows"] == {"data": 60}
+    assert [(column["name"], column["kind"]) for column in record["columns"]] == [
+        ("review", "text"),
+        ("stars", "class"),
+    ]
+    assert record["classes"] == {"bad": {"data": 30}, "good": {"data": 30}}
+    assert record["problems"] == []
+    assert record["command"][-2:] == ["task.text=[review]", "task.label=stars"]
+    assert sentence(0) not in output
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], "job=check has no data to check: add data=FILE, or data=DIR with train and dev"),
+        (
+            ["data=nowhere.csv"],
+            "nowhere.csv does not exist, expected a file with rows, or a directory with train and dev",
+        ),
+        (["data=empty.csv"], "empty.csv is empty, expected a header and examples"),
+        (["data=rows.txt"], "rows.txt is of no known kind, expected one of .tsv, .csv"),
+        (["data=folder"], "folder has no train file (found nothing), expected train with one of .tsv, .csv"),
+        (["data=rows.csv", "text=body"], "rows.csv has no column body: it has review, stars"),
+        (["data=rows.csv", "text=[a,b,c]"], "got text=[a,b,c], expected one column or the two of a pair"),
+        (["data=rows.csv", "label=true"], "got label=True, expected the name of a column, or a list of names"),
+        (["data=rows.csv", "json=1"], "got json=1, expected true or false"),
+        (["data=rows.csv", "seeds=2"], "job=check reads only data, text, label and json: leave out seeds=2"),
+    ],
+)
+def test_mistakes_are_reported_in_one_line(command: Command, tmp_path: Path, options: list[str], expected: str) -> None:
+    write_rows(tmp_path / "rows.csv", labelled())
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "rows.txt").write_text("a text\n")
+    (tmp_path / "folder").mkdir()
+    code, _, error = command("job=check", *options)
+    assert (code, len(error.strip().splitlines())) == (2, 1)
+    assert expected in error
+
+
+def test_a_check_imports_no_large_library(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.csv", labelled())
+    program = (
+        "import sys\n"
+        "from distill.__main__ import main\n"
+        "sys.argv[1:] = ['job=check', 'data=rows.csv']\n"
+        "code = main()\n"
+        f"print(code, sorted(set({HEAVY!r}) & sys.modules.keys()))\n"
+    )
+    root = Path(command_line.__file__).resolve().parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": str(root), "PATH": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["0 []"], done.stderr
+
+
+def test_a_task_has_a_short_profile_of_its_own_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from distill.tasks import Classification
+
+    rows = [[*row, sentence(number + 500)] for number, row in enumerate(labelled()[1:])]
+    path = write_rows(tmp_path / "rows.csv", [["review", "stars", "text"], *rows])
+    task = Classification(text="review", label=["label", "stars"], data_dir=str(path))
+    print_rows_profile(task.rows)
+    assert capsys.readouterr().out.splitlines() == [
+        f"{path}: 60 rows, 3 columns",
+        "Classes  bad 30, good 30",
+        "Lengths  median 7 words, 95% up to 7, longest 7; no row exceeds 128 tokens",
+        "Scripts  Latin 100.0%; looks like English",
+        "No problems",
+    ]
+    print_rows_profile(Classification(text="text", train=(["good", "bad"], [1, 0]), dev=(["fine"], [1])).rows)
+    assert capsys.readouterr().out == ""
