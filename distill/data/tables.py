@@ -4,7 +4,7 @@ import hashlib
 import json
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.data import labels
+from distill.data.auto_text import SHARE
 from distill.data.labels import LabelColumn
 from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns, missing_columns
@@ -21,6 +22,8 @@ from distill.readers.label_sets import first_rows, read_lists, to_label_sets
 from distill.readers.label_vectors import stack_columns
 from distill.readers.labels import Notify
 
+# Names of sources of rows that only the teacher labels.
+OWN_ROWS, GIVEN_TEXTS, CHANGED_COPIES, BANK = "rows without a label", "texts without a label", "changed copies", "bank"
 ADVICE = "name yours with task.text=[...] and task.label=..."
 
 
@@ -98,12 +101,14 @@ class Pool:
         share: of the examples of every optimizer step.
         removed: number of texts that were left out, by reason.
         augmentation: of run.json, if some of the texts are changed copies of the training texts.
+        sources: the `sources` of run.json besides the rows of the task's own table.
     """
 
     rows: Any = None
-    share: float = 0.5
+    share: float = SHARE
     removed: Mapping[str, int] = field(default_factory=dict)
     augmentation: Mapping[str, Any] | None = None
+    sources: tuple[Mapping[str, Any], ...] = ()
 
     def __len__(self) -> int:
         return 0 if self.rows is None else len(self.rows)
@@ -112,10 +117,20 @@ class Pool:
         """Returns the rows in an order that is the same in every run."""
         return self.rows.select(np.random.default_rng(0).permutation(len(self)))
 
+    def add(self, rows: Any, name: str, origin: str) -> "Pool":
+        """Returns the pool with further rows, whose source has a name and an origin in words."""
+        source = {"name": name, "examples": len(rows), "from": origin}
+        return replace(self, rows=self.rows + rows if len(self) else rows, sources=(*self.sources, source))
+
     def record(self) -> dict[str, Any]:
-        """Returns the `unlabelled` of the task in run.json."""
+        """Returns the `unlabelled` of the task in run.json; the sureness of the teacher is not known yet."""
         augmentation = {} if self.augmentation is None else {"augmentation": dict(self.augmentation)}
-        return {"examples": len(self), "share": self.share, "removed": dict(self.removed), **augmentation}
+        own = len(self) - sum(source["examples"] for source in self.sources)
+        rows = [{"name": OWN_ROWS, "examples": own, "from": "the task's own table"}] if own else []
+        return {
+            "examples": len(self), "share": self.share, "removed": dict(self.removed), **augmentation,
+            "sources": [*rows, *map(dict, self.sources)], "sureness": None,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
