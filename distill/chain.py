@@ -112,7 +112,7 @@ class _Reading:
         student, examples = self._choose_student(
             teacher.model, teacher.tokenizer, lambda student: self.encode(teacher, student)
         )
-        return student, Part(self.name, plan, self.run, self.splits, examples, teacher, self.encode.notes)
+        return student, Part(self.name, plan, self.run, self.encode.data, examples, teacher, self.encode.notes)
 
     def _choose_student(
         self,

@@ -20,21 +20,19 @@ from distill.training.settings import TrainerSettings
 
 _UNTRAINED = ("as it is", "rescaled")  # Origins of a teacher that the run does not fine-tune.
 _BATCH_SIZE = 32  # Examples that a batch of a number of tokens is counted as.
-HINT = (
-    "none: task.unlabelled=auto (copies of the rows), task.unlabelled=FILE or task.bank=DIR give the teacher texts to "
-    f"label; {auto_text.GAIN}"
-)
 
 
 class Encoding:
     """Tokenizes the splits, with changed copies of the training texts and sentences of a bank in the pool.
 
     Attributes:
+        data: the splits with the texts of the last call in their pool.
         notes: facts on the texts that only the teacher labels, for the summary before training.
     """
 
     def __init__(self, plan: Plan, splits: Splits, source: TeacherSource) -> None:
         self.plan, self.splits, self.source = plan, splits, source
+        self.data = splits
         self.notes: list[str] = []
         self.bank = _read_bank(plan)
         self._augmented: dict[str | None, Splits] = {}  # By mask token.
@@ -54,7 +52,8 @@ class Encoding:
             assert isinstance(data, LabelledData)  # Other tasks have no automatic texts.
             data = self._add_chosen(data, teacher, student)
         elif plan.task.can_augment and plan.objective.needs_teacher and plan.augment is None:
-            self.notes = [] if plan.task.has_unlabelled else [HINT]
+            self.notes = [] if plan.task.has_unlabelled else [_describe_gain(plan)]
+        self.data = data
         return self._encode(data, teacher.tokenizer)
 
     def _encode(self, data: Splits, tokenizer: PreTrainedTokenizerBase) -> EncodedSplits:
@@ -111,7 +110,7 @@ class Encoding:
             limit = f"the training does not show them, or they pass {auto_text.TIME:g} times the time without text"
             notes.append(f"left out {left_out}: {limit}")
         if not notes and not planned and not len(data.pool):
-            notes.append(HINT)
+            notes.append(_describe_gain(plan))
         return notes
 
     def _measure_room(self, data: LabelledData, teacher: PreparedTeacher, student: PreTrainedModel) -> Room:
@@ -122,12 +121,20 @@ class Encoding:
         mixed = replace(facts, steps_per_epoch=_steps_per_epoch(trainer, rows, share=share))
         shown = 0
         if self.source.finetune is not None and any(member.origin not in _UNTRAINED for member in teacher.members):
-            finetune, _ = auto.resolve_finetuning(self.source.finetune, rows, option=self.source.trainer)
+            start = "whole" if self.source.features is None else "recurrent"
+            finetune, _ = auto.resolve_finetuning(self.source.finetune, rows, option=self.source.trainer, start=start)
             shown = finetune.total_steps(_steps_per_epoch(finetune, rows)) * _step_size(finetune)
         return auto_text.measure_room(
             rows=rows, student=_examples_shown(trainer, facts), mixed=_examples_shown(trainer, mixed), teacher=shown,
             layers=layers, share=share,
         )  # fmt: skip
+
+
+def _describe_gain(plan: Plan) -> str:
+    """Describes how a run without text for the teacher to label gets some, and the use of it."""
+    task = plan.task
+    bank = ", task.bank=DIR (sentences near the rows)" if task.auto_unlabelled and not task.pair else ""
+    return f"none; to give some: task.unlabelled=FILE, augment=tang (copies of the rows){bank}; {auto_text.GAIN}"
 
 
 def _read_bank(plan: Plan) -> Bank | None:

@@ -288,7 +288,9 @@ def test_a_run_without_text_says_what_it_would_gain(
                 objective=objective, directory=tmp_path / name,
             )  # fmt: skip
         out = " ".join(capsys.readouterr().out.split())
-        assert ("none: task.unlabelled=auto (copies of the rows)" in out) == (name == "taught")
+        assert (
+            "none; to give some: task.unlabelled=FILE, augment=tang (copies of the rows); on 2,500 rows" in out
+        ) == (name == "taught")
         assert "unlabelled" not in json.loads((tmp_path / name / "run.json").read_text())["task"]
 
 
