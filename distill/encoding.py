@@ -109,7 +109,8 @@ class Encoding:
         if (left_out := amounts.describe_left_out()) is not None:
             limit = f"the training does not show them, or they pass {auto_text.TIME:g} times the time without text"
             notes.append(f"left out {left_out}: {limit}")
-        if not notes and not planned and not len(data.pool):
+        chooses = plan.augment is None or isinstance(plan.augment, AutoAugmentation)
+        if chooses and not notes and not planned and not len(data.pool):
             notes.append(_describe_gain(plan))
         return notes
 
