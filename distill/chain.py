@@ -198,8 +198,10 @@ def _record(run: Run, plan: Plan, parts: Sequence[Part], teacher: PreparedTeache
     """Records the objective, and the data and the teacher of every task and of all together."""
     for part in parts:
         about = task_record(part.task, part.splits, part.examples)
-        if "unlabelled" in about and not plan.objective.needs_teacher:
-            about["unlabelled"] = {**about["unlabelled"], "share": 0.0}  # They are left out.
+        if "unlabelled" in about:
+            before = (part.run.record.get("task") or {}).get("unlabelled") or {}  # Of a run that is resumed.
+            share = about["unlabelled"]["share"] if plan.objective.needs_teacher else 0.0  # They are left out.
+            about["unlabelled"] |= {"share": share, "sureness": before.get("sureness")}
         part.run.update(task=about, teacher=part.teacher.record())
     if isinstance(teacher, PreparedTeachers):
         teacher.join_scores(plan.task)

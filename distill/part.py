@@ -260,7 +260,7 @@ def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str
     sizes = splits.sizes() or {name: len(split) for name, split in examples.items() if isinstance(split, Examples)}
     truncated = {name: split.truncated for name, split in examples.items() if isinstance(split, Examples)}
     train = examples["train"]
-    unlabelled = {"unlabelled": train.unlabelled} if isinstance(train, MixedExamples) else {}
+    unlabelled = {"unlabelled": dict(train.unlabelled)} if isinstance(train, MixedExamples) else {}
     return {
         "name": task.name, "kind": task.kind, "metric": task.metric, "selects": task.selects,
         "pair": task.pair, **task.describe(splits),
