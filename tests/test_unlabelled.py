@@ -260,7 +260,7 @@ def test_copies_and_a_bank_are_labelled_by_default_as_far_as_they_fit(
             )  # fmt: skip
         records.append(json.loads((tmp_path / str(seed) / "run.json").read_text())["task"]["unlabelled"])
     # A fine-tuning of 48 examples, a training of 96 in half of the layers and 48 outputs are 336 passes. Half of them
-    # fit: 28 sentences with 3 passes each and 1 copy of each row, and 12 sentences more.
+    # fit: 28 sentences with 3 passes each, half of these, and then 1 copy of each row and 12 sentences more.
     copies, bank = records[0]["sources"]
     assert (copies["name"], copies["from"]) == ("changed copies", "augment=tang, 1 of each row")
     assert bank == {"name": "bank", "examples": 40, "from": "of 56 sentences of data in memory"}
@@ -270,7 +270,7 @@ def test_copies_and_a_bank_are_labelled_by_default_as_far_as_they_fit(
     out = " ".join(capsys.readouterr().out.split())
     assert out.count("encodes 56 sentences once") == 1
     assert "40 sentences of the bank (of 56 sentences of data in memory); 50% of the examples of every step" in out
-    assert "bank: 56 sentences, encoded once; left out 9 of 10 copies of each row and 8 of 56 sentences of the" in out
+    assert "bank: 56 sentences, encoded once; left out 9 of 10 copies of each row and 16 of 56 sentences of" in out
 
 
 def test_a_run_without_text_says_what_it_would_gain(
