@@ -8,6 +8,7 @@ COPIES = 10  # Changed copies of a training row.
 BANK_FACTOR = 8  # Sentences of a bank for a training row.
 MOST_FROM_BANK = 30_000  # Sentences of a bank in all.
 MOST_IN_BANK = 200_000  # Sentences of a bank that are encoded, evenly spaced among all.
+BANK_ROOM = 0.5  # Share of the room that a bank has before the copies, 1 if copies come last.
 CANDIDATES = 2  # Near sentences for each one that is taken, so that the predicted classes can be balanced.
 TIME = 1.5  # The time of a run with further text, as a multiple of the time without.
 BACKWARD = 3  # Forward passes that take as long as a forward and a backward pass.
@@ -84,7 +85,7 @@ def measure_room(*, rows: int, student: int, mixed: int, teacher: int, layers: f
 
 
 def choose_amounts(room: Room, *, rows: int, copies: bool, bank: int) -> Amounts:
-    """Returns the amounts that fit: copies first, then a bank, which has half of the room if it can fill it.
+    """Returns the amounts that fit: copies first, and a bank, which has `BANK_ROOM` of the room if it can fill it.
 
     Args:
         room: beside the rows that the pool has already.
@@ -95,7 +96,7 @@ def choose_amounts(room: Room, *, rows: int, copies: bool, bank: int) -> Amounts
     cost = 1 + CANDIDATES  # The teacher predicts the class of each candidate.
     wanted_copies = COPIES if copies else 0
     wanted = min(BANK_FACTOR * rows, MOST_FROM_BANK, bank)
-    reserved = min(wanted, Room(room.passes // 2, room.shown // 2).fits(passes=cost))
+    reserved = min(wanted, Room(int(BANK_ROOM * room.passes), int(BANK_ROOM * room.shown)).fits(passes=cost))
     of_each = min(wanted_copies, room.without(reserved, passes=cost).fits() // rows)
     sentences = min(wanted, room.without(of_each * rows).fits(passes=cost))
     return Amounts(of_each, sentences, wanted_copies, wanted)
