@@ -15,6 +15,7 @@ from distill.errors import UserError
 from distill.sentences import split_sentences
 
 FEWEST, MOST = 12, 400  # Characters of a sentence.
+LEAST_LETTERS = 0.7  # Share of letters among the characters of a sentence, which a heading or a formula does not have.
 WRAPPED, WIDEST = 50, 100  # Characters of a usual and of the longest line of wrapped prose.
 BANK_BLOCK, QUERY_BLOCK = 8_192, 1_024  # Rows of the products of vectors, 32 MB each.
 _MARKUP = re.compile(r"</?(?:br|p|i|b|em|strong|div|span|a|ul|ol|li|h[1-6])\b[^<>]*>", re.IGNORECASE)
@@ -74,8 +75,13 @@ def _read_sentences(table: Table, column: str) -> Iterator[str]:
     for lines in [texts] if table.names == (column,) else (text.splitlines() for text in texts):
         for passage in join_wrapped_lines([line.strip() for line in lines]):
             for sentence in split_sentences(" ".join(_MARKUP.sub(" ", passage).split())):
-                if FEWEST <= len(sentence) <= MOST:
+                if FEWEST <= len(sentence) <= MOST and _is_prose(sentence):
                     yield sentence
+
+
+def _is_prose(sentence: str) -> bool:
+    letters = sum(map(str.isalpha, sentence))
+    return letters >= LEAST_LETTERS * (len(sentence) - sentence.count(" "))
 
 
 def join_wrapped_lines(lines: Sequence[str]) -> list[str]:

@@ -47,7 +47,7 @@ def test_a_directory_is_read_with_its_folders_and_each_sentence_once(
     (tmp_path / "films" / "old" / "a.txt").write_text(
         "A lovely film.\nShort.\nA dull and lifeless mess. Avoid it now!\n"
     )
-    reviews = ["I loved it.<br /><br />A lovely film.", None, f"{'long ' * 100}."]
+    reviews = ["I loved it.<br /><br />A lovely film.", "= = = Accolades = = =", None, f"{'long ' * 100}."]
     pandas.DataFrame({"review": reviews, "label": 1}).to_parquet(tmp_path / "films" / "b.parquet")
     bank = read(tmp_path / "films")
     # The files of a directory come in the order of their paths. `Short.` and `I loved it.` are too short.
