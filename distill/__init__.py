@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from distill.api import Result, Student, Teacher, distill, students
     from distill.benchmark.budget import Budget
     from distill.benchmark.settings import BenchmarkSettings
-    from distill.data.augmentation import TangAugmentation
+    from distill.data.augmentation import AutoAugmentation, TangAugmentation
     from distill.edge import Bundle
     from distill.export.settings import ExportSettings
     from distill.losses import (
@@ -59,6 +59,7 @@ _PUBLIC = {
             "SoftTargets", "Term", "Triplet",
         )
     },
+    "AutoAugmentation": ("distill.data.augmentation", "AutoAugmentation"),
     "BenchmarkSettings": ("distill.benchmark.settings", "BenchmarkSettings"),
     "Budget": ("distill.benchmark.budget", "Budget"),
     "Bundle": ("distill.edge", "Bundle"),
@@ -74,6 +75,7 @@ _MODULES = {"loggers": "distill.records.loggers", "tasks": "distill.tasks"}
 
 __all__ = [
     "AttentionScoreMSE",
+    "AutoAugmentation",
     "BenchmarkSettings",
     "Budget",
     "Bundle",

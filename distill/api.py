@@ -34,7 +34,7 @@ from distill.chain import Result
 from distill.console import silence_libraries
 from distill.contracts import SeveralTasks, Task, tasks_of
 from distill.credentials import hide_secrets
-from distill.data.augmentation import Augmentation
+from distill.data.augmentation import Augmentation, AutoAugmentation
 from distill.errors import UserError
 from distill.export.settings import ExportSettings
 from distill.losses import Objective
@@ -278,7 +278,7 @@ def distill(
     benchmark: BenchmarkSettings | None = None,
     budget: Budget | None = None,
     record: RecordSettings | None = None,
-    augment: Augmentation | None = None,
+    augment: Augmentation | AutoAugmentation | Literal["auto"] | None = "auto",
     logger: LoggerSettings | Sequence[LoggerSettings] = (),
     seed: int | None = None,
     seeds: int = 1,
@@ -297,7 +297,8 @@ def distill(
         benchmark: what to time.
         budget: limits of the exported student; its deepest version within them is trained.
         record: what the run's directory holds; `RecordSettings(texts=False)` leaves out the texts of the data.
-        augment: makes changed copies of the texts, which the teacher labels, for example `TangAugmentation()`.
+        augment: makes copies of the texts, which the teacher labels, such as `TangAugmentation()`; `auto` makes those
+            that suit small data, for a task with `unlabelled="auto"`.
         logger: one or several of `loggers`, beside metrics.csv, for example `loggers.TensorBoard()`.
         seed: of the fresh weights, the order of the examples, and dropout; by default that of `trainer`, or 0.
         seeds: number of students, with `seed`, `seed` + 1, ...; the first one is the student of the result.
@@ -312,8 +313,8 @@ def distill(
     plan = Plan(
         task=cast(Task, task), objective=default_objective(task) if objective is None else copy.deepcopy(objective),
         trainer=trainer, export=export or ExportSettings(), benchmark=benchmark or BENCHMARK, budget=budget or Budget(),
-        record=record or RecordSettings(), augment=augment, cache_dir=teacher.cache_dir, seed=seed, seeds=seeds,
-        baseline=baseline, resume=resume,
+        record=record or RecordSettings(), cache_dir=teacher.cache_dir, seed=seed, seeds=seeds, baseline=baseline,
+        resume=resume, augment=AutoAugmentation() if augment == "auto" else augment,
     )  # fmt: skip
     return _run(plan, teacher, student, directory, logger)
 

@@ -18,13 +18,14 @@ from distill.data.profile import print_rows_profile
 from distill.data.tables import LabelledText
 from distill.depth_ladder import DepthLadder
 from distill.edge import Bundle
+from distill.encoding import Encoding
 from distill.export.abstention import check_dev
 from distill.export.bundle import check_calibration
 from distill.export.vocabulary import check_cut
 from distill.models import checks
 from distill.models.heads import check_encoder, share_encoder
 from distill.part import Part, joint_record, task_record
-from distill.plan import Encoding, Plan, Student, check_plan, choose_for_text, choose_training
+from distill.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
 from distill.records.record import Run
 from distill.stages import Stages
 from distill.teaching import teacher as teaching
@@ -39,7 +40,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     Raises:
         UserError: for options, data or models that do not fit, before anything is trained.
     """
-    plan = choose_for_text(plan)
+    plan = choose_augmentation(choose_for_text(plan))
     check_plan(source, plan)
     seeds.check(plan)
     silence_libraries()
@@ -106,19 +107,22 @@ class _Reading:
             task=plan.task, splits=self.splits, cache_dir=plan.cache_dir, run_directory=self.run.directory,
             device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,
             rehearse=lambda model, tokenizer, examples: self._choose_student(
-                model, tokenizer, lambda: self.encode(tokenizer) if plan.augment else examples
+                model, tokenizer, lambda student: self.encode.rehearse(tokenizer, examples)
             ),
         )  # fmt: skip
         teacher = teaching.prepare(self.source, preparation, requested=self.requested, substituted=self.substituted)
         student, examples = self._choose_student(
-            teacher.model, teacher.tokenizer, lambda: self.encode(teacher.tokenizer)
+            teacher.model, teacher.tokenizer, lambda student: self.encode(teacher, student)
         )
-        return student, Part(self.name, plan, self.run, self.splits, examples, teacher)
+        return student, Part(self.name, plan, self.run, self.encode.data, examples, teacher, self.encode.notes)
 
     def _choose_student(
-        self, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encode: Callable[[], EncodedSplits]
+        self,
+        teacher: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        encode: Callable[[PreTrainedModel], EncodedSplits],
     ) -> tuple[Student, EncodedSplits]:
-        """Returns the student within the budget and the tokenized splits.
+        """Returns the student within the budget and the tokenized splits, which `encode` returns for its model.
 
         Raises:
             UserError: for a student that cannot follow the teacher. This is called before the teacher is fine-tuned
@@ -130,7 +134,7 @@ class _Reading:
         _check_student(model, student.name, plan, teacher, tokenizer)
         if self.name:
             check_encoder(model, student.name)
-        examples = encode()
+        examples = encode(model)
         if isinstance(examples["train"], Examples):
             checks.check_data(plan.objective, task, examples["train"])
             check_size(
@@ -152,7 +156,7 @@ def _read(name: str, source: TeacherSource, student: Student, plan: Plan, run: R
         print_rows_profile(rows)
     splits = plan.task.read(plan.cache_dir)
     _check_splits(splits, plan)
-    encode, ladder = Encoding(plan, splits), DepthLadder(student, plan, run, splits)
+    encode, ladder = Encoding(plan, splits, found), DepthLadder(student, plan, run, splits)
     return _Reading(name, plan, run, found, source.weights.name, substituted, splits, encode, ladder)
 
 
@@ -199,8 +203,10 @@ def _record(run: Run, plan: Plan, parts: Sequence[Part], teacher: PreparedTeache
     """Records the objective, and the data and the teacher of every task and of all together."""
     for part in parts:
         about = task_record(part.task, part.splits, part.examples)
-        if "unlabelled" in about and not plan.objective.needs_teacher:
-            about["unlabelled"] = {**about["unlabelled"], "share": 0.0}  # They are left out.
+        if "unlabelled" in about:
+            before = (part.run.record.get("task") or {}).get("unlabelled") or {}  # Of a run that is resumed.
+            share = about["unlabelled"]["share"] if plan.objective.needs_teacher else 0.0  # They are left out.
+            about["unlabelled"] |= {"share": share, "sureness": before.get("sureness")}
         part.run.update(task=about, teacher=part.teacher.record())
     if isinstance(teacher, PreparedTeachers):
         teacher.join_scores(plan.task)

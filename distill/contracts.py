@@ -339,6 +339,8 @@ class Task(Protocol):
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         can_augment: whether changed copies of the training texts can be made, which only the teacher labels.
         has_unlabelled: whether the task was given texts without labels.
+        auto_unlabelled: whether the texts that only the teacher labels are chosen from the data (`auto`).
+        bank: a source of sentences, of which those near the training texts are labelled by the teacher; None without.
         head_bias: the initial bias `[C]` of a new head, which depends on the labels of train, once the data is read;
             None for that of the model's class.
         further_teachers: the options that name other models to learn from, which are given.
@@ -403,6 +405,12 @@ class Task(Protocol):
 
     @property
     def has_unlabelled(self) -> bool: ...
+
+    @property
+    def auto_unlabelled(self) -> bool: ...
+
+    @property
+    def bank(self) -> Any: ...
 
     @property
     def head_bias(self) -> Sequence[float] | None: ...

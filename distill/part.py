@@ -44,8 +44,11 @@ from distill.records import report
 from distill.records.plain_text import warn_of_text
 from distill.records.predictions import write_predictions
 from distill.records.record import Run
+from distill.teaching.outputs import ComputedOutputs, measure_sureness
 from distill.teaching.teacher import PreparedTeacher
 from distill.training.evaluate import split_metrics
+
+SURENESS_EXAMPLES = 1_000  # Texts without labels that the teacher's sureness is the mean over, at most.
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Part:
         name: of the task among several; empty for the only one.
         plan: of the run, with this task.
         run: the section of the record.
+        text: what is to know of the texts that only the teacher labels, besides their record.
     """
 
     name: str
@@ -64,6 +68,7 @@ class Part:
     splits: Splits
     examples: EncodedSplits
     teacher: PreparedTeacher
+    text: Sequence[str] = ()
 
     @property
     def task(self) -> Task:
@@ -97,10 +102,24 @@ class Part:
 
     def describe_data(self) -> list[tuple[str, str]]:
         """Returns the rows of the summary before training that concern the task and its examples."""
+        record = self.run.record["task"]
+        text = preflight.describe_text(record.get("unlabelled"), self.text)
         return [
-            ("task", preflight.describe_task(self.task, self.run.record["task"], self.splits)),
+            ("task", preflight.describe_task(self.task, record, self.splits)),
             ("tokens", preflight.describe_lengths(self.examples, self.task.max_length)),
+            *([("text", text)] if text else []),
         ]
+
+    def record_sureness(self, outputs: ComputedOutputs | None) -> None:
+        """Records how sure the teacher is of the texts that only it labels, if its outputs for them are cached."""
+        record = self.run.record["task"]
+        unlabelled = record.get("unlabelled")
+        if outputs is None or unlabelled is None or unlabelled["sureness"] is not None:
+            return
+        sureness = measure_sureness(
+            self.teacher, self.task, self.examples["train"], outputs.outputs, most=SURENESS_EXAMPLES
+        )
+        self.run.update(task={**record, "unlabelled": {**unlabelled, "sureness": sureness}})
 
     def record_student(self, model: PreTrainedModel, scores: Mapping[str, Scores], *, name: str) -> None:
         """Records the metrics of the trained student and saves it."""
@@ -241,7 +260,7 @@ def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str
     sizes = splits.sizes() or {name: len(split) for name, split in examples.items() if isinstance(split, Examples)}
     truncated = {name: split.truncated for name, split in examples.items() if isinstance(split, Examples)}
     train = examples["train"]
-    unlabelled = {"unlabelled": train.unlabelled} if isinstance(train, MixedExamples) else {}
+    unlabelled = {"unlabelled": dict(train.unlabelled)} if isinstance(train, MixedExamples) else {}
     return {
         "name": task.name, "kind": task.kind, "metric": task.metric, "selects": task.selects,
         "pair": task.pair, **task.describe(splits),

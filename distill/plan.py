@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from distill.benchmark.budget import Budget
 from distill.benchmark.settings import BenchmarkSettings
-from distill.console import print_line, print_notice
-from distill.contracts import EncodedSplits, SeveralTasks, Splits, Task, tasks_of
-from distill.data.augmentation import Augmentation, augment
+from distill.console import print_notice
+from distill.contracts import SeveralTasks, Task, tasks_of
+from distill.data.augmentation import Augmentation, AutoAugmentation
 from distill.edge.decode import DECODERS
 from distill.errors import OptionError, UserError, first_line
 from distill.export.abstention import check_abstention
@@ -59,7 +59,8 @@ class Plan:
         dry_run: checks and estimates everything and trains nothing.
         chosen: values of the trainer's options that were `auto`, with their reasons.
         tracking: the loggers of the training.
-        augment: makes changed copies of the training texts, which the teacher labels.
+        augment: makes changed copies of the training texts, which the teacher labels; an `AutoAugmentation` where the
+            task chooses its texts without labels, as many as suit the data.
     """
 
     task: Task
@@ -77,7 +78,7 @@ class Plan:
     dry_run: bool = False
     chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
     tracking: Tracking = field(default_factory=Tracking)
-    augment: Augmentation | None = None
+    augment: Augmentation | AutoAugmentation | None = None
 
     @property
     def exports(self) -> bool:
@@ -115,31 +116,6 @@ class Student:
             raise UserError(f"student {self.name} cannot be built: {first_line(error)}") from error
 
 
-class Encoding:
-    """Tokenizes the splits, with changed copies of the training texts if the plan has an augmentation."""
-
-    def __init__(self, plan: Plan, splits: Splits) -> None:
-        self.plan, self.splits = plan, splits
-        self._augmented: dict[str | None, Splits] = {}  # By mask token.
-
-    def __call__(self, tokenizer: PreTrainedTokenizerBase) -> EncodedSplits:
-        return self.plan.task.encode(self._augment(tokenizer.mask_token), tokenizer, self.plan.cache_dir)
-
-    def _augment(self, mask_token: str | None) -> Splits:
-        plan = self.plan
-        if plan.augment is None:
-            return self.splits
-        if plan.dry_run:
-            print_line(f"augment={plan.augment.name}: makes no copies in a dry run, which plans without them")
-            return self.splits
-        if mask_token not in self._augmented:
-            self._augmented[mask_token] = augment(
-                self.splits, plan.augment, mask_token=mask_token, cache_dir=plan.cache_dir,
-                device=plan.trainer.device().type,
-            )  # fmt: skip
-        return self._augmented[mask_token]
-
-
 def default_objective(task: Task | SeveralTasks) -> Objective:
     """DistilBERT's triple loss (arXiv 1910.01108), with hard labels in place of masked tokens for other tasks.
 
@@ -170,6 +146,18 @@ def choose_for_text(plan: Plan) -> Plan:
     return replace(plan, trainer=auto.for_text(plan.trainer)) if plan.task.over_vocabulary else plan
 
 
+def choose_augmentation(plan: Plan) -> Plan:
+    """Returns the plan without an automatic augmentation where it has no use, and the plan of a task in any case.
+
+    It needs a task that chooses its texts without labels, and an objective that learns from the teacher.
+    """
+    if not isinstance(plan.augment, AutoAugmentation):
+        return plan
+    tasks = tasks_of(plan.task)
+    has_use = len(tasks) == 1 and all(task.can_augment and task.auto_unlabelled for task in tasks.values())
+    return plan if has_use and plan.objective.needs_teacher else replace(plan, augment=None)
+
+
 def check_plan(source: TeacherSource, plan: Plan) -> None:
     """Raises UserError for options that contradict each other, before anything is read."""
     tasks = tasks_of(plan.task)
@@ -189,6 +177,7 @@ def _check_several(plan: Plan) -> None:
     refused = {
         "budget": (plan.budget.is_set, "chooses the depth of a student with one head"),
         "augment": (plan.augment is not None, "changes the texts of one task"),
+        "bank": (any(task.bank is not None for task in tasks_of(plan.task).values()), "is for the texts of one task"),
         "trainer.devices": (plan.trainer.processes() > 1, "would give each process another head"),
         f"trainer.strategy={plan.trainer.strategy}": (
             plan.trainer.strategy in ("fsdp", "ray"),
@@ -256,9 +245,11 @@ def check_hooks(objective: Objective, trainer: TrainerSettings) -> None:
 
 def _check_unlabelled(plan: Plan) -> None:
     """Raises UserError if the augmentation cannot run; prints a notice if texts without labels have no use."""
-    task, objective, augmentation = plan.task, plan.objective, plan.augment
-    given = f"augment={augmentation.name}" if augmentation else "task.unlabelled"
-    if (task.has_unlabelled or augmentation) and not objective.needs_teacher:
+    task, objective = plan.task, plan.objective
+    augmentation = None if isinstance(plan.augment, AutoAugmentation) else plan.augment
+    has_bank = task.bank is not None
+    given = f"augment={augmentation.name}" if augmentation else "task.bank" if has_bank else "task.unlabelled"
+    if (task.has_unlabelled or has_bank or augmentation) and not objective.needs_teacher:
         print_notice(
             f"objective {objective.name} learns from labels alone, and the texts of {given} have none: they are left "
             "out, in as many steps as with them"

@@ -11,6 +11,7 @@ from distill.console import console, format_duration, print_notice
 from distill.contracts import EncodedSplits, Examples, Loader, Splits, Task
 from distill.data.batching import examples_and_buckets
 from distill.data.mixing import MixedBuckets
+from distill.data.tables import BANK
 from distill.files import JsonObject
 from distill.losses import Objective
 from distill.models.checks import count_parameters
@@ -42,6 +43,29 @@ def describe_task(task: Task, record: JsonObject, splits: Splits) -> str:
     if "unlabelled" in record:
         sizes += f", {record['unlabelled']['examples']:,} unlabelled"
     return f"{task.name}: {sizes}; {task.summary(splits)}"
+
+
+def describe_text(unlabelled: JsonObject | None, notes: Sequence[str]) -> str | None:
+    """Describes the texts that only the teacher labels: their number, sources and share, and how sure it is of them.
+
+    Args:
+        unlabelled: the field of the task in run.json, None without such texts.
+        notes: further facts, such as what was left out.
+
+    Returns:
+        None if there is nothing to say.
+    """
+    if unlabelled is None:
+        return "; ".join(notes) or None
+    names = {BANK: "sentences of the bank"}
+    sources = ", ".join(
+        f"{source['examples']:,} {names.get(source['name'], source['name'])} ({source['from']})"
+        for source in unlabelled["sources"]
+    )
+    sureness = unlabelled["sureness"]
+    of_teacher = "" if sureness is None else f"the teacher's largest probability is {sureness:.2f} on average"
+    facts = [f"{sources}; {unlabelled['share']:.0%} of the examples of every step", of_teacher, *notes]
+    return "; ".join(filter(None, facts))
 
 
 def describe_lengths(splits: EncodedSplits, max_length: int) -> str:

@@ -110,7 +110,7 @@ class Stages:
         if plan.dry_run:
             outputs, reason = None, "nothing is computed in a dry run" if plan.objective.needs_teacher else None
         else:
-            outputs, reason = join_outputs([
+            of_parts = [
                 outputs_for_training(
                     part.teacher, plan.objective, part.task, part.examples["train"], cache=source.cache,
                     directory=plan.cache_dir / "outputs", epochs=epochs, student=student,
@@ -119,7 +119,10 @@ class Stages:
                 for part, epochs in zip(
                     self.parts, several.epochs_of_tasks(self.loaders["train"], settings.total_steps(steps)), strict=True
                 )
-            ])  # fmt: skip
+            ]  # fmt: skip
+            for part, (of_part, _) in zip(self.parts, of_parts, strict=True):
+                part.record_sureness(of_part)
+            outputs, reason = join_outputs(of_parts)
         cached = outputs.outputs if outputs is not None else None
         mass = cached.mass() if isinstance(cached, CachedOutputs) and cached.top_k else 1.0
         if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:

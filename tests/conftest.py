@@ -25,7 +25,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedMo
 
 from distill import __main__ as command_line
 from distill.contracts import Items, Outputs, Scores
-from distill.data import batching, tables
+from distill.data import auto_text, batching, tables
 from distill.edge import cores
 from distill.export.settings import ExportSettings
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
@@ -120,6 +120,23 @@ _RENDER = figures._render
 def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws the figures."""
     monkeypatch.setattr(figures, "_render", _RENDER)
+
+
+_COPIES = auto_text.COPIES
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_copies() -> Iterator[None]:
+    """Makes no copies by default, which every run would label. The fixture `copies` is for tests of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto_text, "COPIES", 0)
+        yield
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the copies of the default configuration."""
+    monkeypatch.setattr(auto_text, "COPIES", _COPIES)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -24,7 +24,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("training",),
     ("teaching", "export", "benchmark", "records", "serve"),
-    ("preflight", "plan", "depth_ladder", "seeds", "part", "stages", "chain"),
+    ("preflight", "plan", "encoding", "depth_ladder", "seeds", "part", "stages", "chain"),
     ("jobs",),
     ("__main__", "api", "__init__"),
 )
@@ -38,11 +38,12 @@ WITHIN = {
     "listing": {"files"},
     "options": {"errors"},
     "data": {"edge"},  # Labels are read as on a device.
+    "encoding": {"plan"},
     "depth_ladder": {"plan"},
     "seeds": {"plan"},
     "part": {"preflight", "plan", "depth_ladder", "seeds"},
     "stages": {"preflight", "plan", "part"},
-    "chain": {"plan", "depth_ladder", "seeds", "part", "stages"},
+    "chain": {"plan", "encoding", "depth_ladder", "seeds", "part", "stages"},
 }
 # Units that import less than their level allows.
 ONLY = {"edge": {"errors", "files", "readers"}, "serve": {"errors", "files", "edge"}}

@@ -17,7 +17,7 @@ from distill.data import batching
 from distill.data.mixing import MixedExamples
 from distill.losses import Cosine, HardLabels, LogitMSE, Objective, PseudoLabels, SoftTargets
 from distill.tasks import Classification, Regression
-from distill.training import fitting
+from distill.training import auto, fitting
 from distill.training.module import DistillationModule
 from students.distilbert import from_teacher
 from tests.conftest import LABELS, LOOSE, SETTINGS, Toy, equal, last_state, sentences, toy_bert, weights
@@ -60,7 +60,12 @@ def test_a_run_mixes_its_texts_and_records_them(
     assert 40 < augmentation["examples"] == 96 - sum(augmentation["removed"].values())
     removed = {"empty": 0, "dev": 16, "train": 0, "doubled": 0}
     examples = 80 + augmentation["examples"]
-    assert unlabelled == {"examples": examples, "share": 0.25, "removed": removed, "truncated": 0}
+    sources = [
+        {"name": "texts without a label", "examples": 80, "from": "data in memory"},
+        {"name": "changed copies", "examples": examples - 80, "from": "augment=tang, 2 of each row"},
+    ]
+    assert 0.5 < unlabelled.pop("sureness") < 1.0
+    assert unlabelled == {"examples": examples, "share": 0.25, "removed": removed, "truncated": 0, "sources": sources}
     assert record["task"]["examples"] == {"train": 48, "dev": 16, "test": 0}
     # An epoch has 48 labelled examples in steps of 6, each with 2 unlabelled ones.
     assert (record["training"]["steps"], record["training"]["epochs"]) == (16, 2)
@@ -232,6 +237,78 @@ def test_a_short_training_labels_only_the_texts_that_it_shows(
         )  # fmt: skip
     expected = f"the training shows 96 examples, fewer than the {len(train)} that caching computes"
     assert expected in json.loads((tmp_path / "hidden" / "run.json").read_text())["teacher_outputs"]["reason"]
+
+
+BANK = [f"{text} and more of number {number}." for number, (text, _) in enumerate(sentences(40))]
+
+
+@pytest.mark.usefixtures("copies")
+def test_copies_and_a_bank_are_labelled_by_default_as_far_as_they_fit(
+    encoder_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = classification(bank=[*BANK, *(f"{text} dev" for text, _ in ROWS[:16])])
+    source = d.Teacher.from_pretrained(encoder_dir, accept_weak=True, cache_dir=tmp_path / "cache")
+    source.fit(task, max_steps=6, max_epochs=None, batch_size=8, precision="32-true", learning_rate=1e-3)
+    monkeypatch.setattr(fitting, "fit", _no_training)
+    trainer = d.TrainerSettings(learning_rate=1e-3, batch_size=8, max_epochs=2, precision="32-true")
+    records = []
+    for seed in (0, 1):
+        with pytest.raises(_Stopped):
+            d.distill(
+                source, d.students.distilbert(), task, trainer=trainer, directory=tmp_path / str(seed), seed=seed,
+                objective=Objective(soft=SoftTargets()),
+            )  # fmt: skip
+        records.append(json.loads((tmp_path / str(seed) / "run.json").read_text())["task"]["unlabelled"])
+    # A fine-tuning of 48 examples, a training of 96 in half of the layers and 48 outputs are 336 passes. Half of them
+    # fit: 28 sentences with 3 passes each, half of these, and then 1 copy of each row and 12 sentences more.
+    copies, bank = records[0]["sources"]
+    assert (copies["name"], copies["from"]) == ("changed copies", "augment=tang, 1 of each row")
+    assert bank == {"name": "bank", "examples": 40, "from": "of 56 sentences of data in memory"}
+    assert records[0]["examples"] == copies["examples"] + 40
+    assert 0.5 <= records[0]["sureness"] <= 1.0
+    assert records[1] == records[0]
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("encodes 56 sentences once") == 1
+    assert "40 sentences of the bank (of 56 sentences of data in memory); 50% of the examples of every step" in out
+    assert "bank: 56 sentences, encoded once; left out 9 of 10 copies of each row and 16 of 56 sentences of" in out
+
+
+def test_a_run_without_text_says_what_it_would_gain(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(fitting, "fit", _no_training)
+    source = d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
+    trainer = d.TrainerSettings(learning_rate=1e-3, batch_size=8, max_epochs=1, precision="32-true")
+    objectives = {"taught": Objective(soft=SoftTargets()), "labels": Objective(hard=HardLabels())}
+    for name, objective in objectives.items():
+        with pytest.raises(_Stopped):
+            d.distill(
+                source, d.students.distilbert(), classification(unlabelled=None), trainer=trainer, augment=None,
+                objective=objective, directory=tmp_path / name,
+            )  # fmt: skip
+        out = " ".join(capsys.readouterr().out.split())
+        assert (
+            "none; to give some: task.unlabelled=FILE, augment=tang (copies of the rows); on 2,500 rows" in out
+        ) == (name == "taught")
+        assert "unlabelled" not in json.loads((tmp_path / name / "run.json").read_text())["task"]
+
+
+@pytest.mark.usefixtures("copies")
+def test_large_data_has_no_copies(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(fitting, "fit", _no_training)
+    monkeypatch.setattr(auto, "SMALL_ROWS", 47)
+    source = d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
+    trainer = d.TrainerSettings(learning_rate=1e-3, batch_size=8, max_epochs=1, precision="32-true")
+    with pytest.raises(_Stopped):
+        d.distill(
+            source, d.students.distilbert(), classification(), trainer=trainer, objective=Objective(soft=SoftTargets()),
+            directory=tmp_path / "run",
+        )  # fmt: skip
+    assert "no copies of 48 rows, because auto makes them of up to 47" in " ".join(capsys.readouterr().out.split())
 
 
 class _Stopped(Exception):

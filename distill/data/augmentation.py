@@ -16,12 +16,16 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from distill.cache import has_entry, new_entry
 from distill.console import ProgressMeter, print_line, print_notice
 from distill.contracts import Splits
-from distill.data.tables import LabelledData, Split
+from distill.data.auto_text import AUTO
+from distill.data.language import is_english
+from distill.data.tables import CHANGED_COPIES, LabelledData, Split
 from distill.data.unlabelled import clean, describe_removed
 from distill.errors import OptionError, UserError
 from distill.options import check_arguments
 
 FORMAT = 1  # Of the files of copies.
+P_POS = 0.1  # Probability of replacing a word by another of its part of speech.
+OTHER = "other"  # The language of texts that are not English.
 Columns = list[list[str]]  # The texts, and for pairs the second texts.
 Probability = Annotated[float, Field(ge=0, le=1, description="a probability from 0 to 1")]
 # Returns a changed copy of the text of a row and a side (0, or 1 for the second text of a pair).
@@ -84,7 +88,7 @@ class TangAugmentation:
         *,
         copies: PositiveInt = 20,
         p_mask: Probability = 0.1,
-        p_pos: Probability = 0.1,
+        p_pos: Probability = P_POS,
         p_ngram: Probability = 0.25,
         longest_ngram: PositiveInt = 5,
         language: str = "en",
@@ -176,13 +180,53 @@ class Vocabulary:
         self.choices = {tag: Choices(of_tag) for tag, of_tag in counts.items()}
 
 
+class AutoAugmentation:
+    """The augmentation for the language of the training texts, for `task.unlabelled=auto` alone.
+
+    It is that of `TangAugmentation`, for other languages than English without parts of speech.
+
+    Args:
+        seed: of all random choices.
+
+    Raises:
+        OptionError: for an option that got a value it cannot take.
+    """
+
+    name = AUTO
+
+    @check_arguments
+    def __init__(self, *, seed: NonNegativeInt = 0) -> None:
+        self.seed = seed
+
+    def choose(self, split: Split, *, copies: int) -> TangAugmentation:
+        """Returns the augmentation of the texts of a split. A notice says if the tagger of English is missing."""
+        english = is_english(split.all_texts())
+        tags = english and _has_tagger()
+        if english and not tags:
+            print_notice(
+                "augment=auto replaces no words by others of their part of speech, because textblob is not installed: "
+                "pip install 'distill[train]'"
+            )
+        language = "en" if english else OTHER
+        return TangAugmentation(copies=copies, p_pos=P_POS if tags else 0.0, language=language, seed=self.seed)
+
+
 def augment(
-    data: Splits, augmentation: Augmentation, *, mask_token: str | None, cache_dir: Path, device: str
+    data: Splits,
+    augmentation: Augmentation,
+    *,
+    mask_token: str | None,
+    cache_dir: Path,
+    device: str,
+    optional: bool = False,
 ) -> LabelledData:
     """Returns the data with changed copies of the training texts in its pool.
 
     The copies are made once and kept in `cache_dir`. Those that equal a text of a split, of the pool or an earlier one
     are left out and counted.
+
+    Args:
+        optional: whether there may be no copy.
 
     Raises:
         UserError: if no copy is left.
@@ -190,6 +234,8 @@ def augment(
     assert isinstance(data, LabelledData)  # The plan has checked the task.
     columns = cached_copies(data.splits["train"], augmentation, mask_token, cache_dir=cache_dir, device=device)
     kept, removed = clean(Split(columns[0], columns[1] if len(columns) == 2 else None, np.zeros(len(columns[0]))), data)
+    if not len(kept) and optional:
+        return data
     if not len(kept):
         raise UserError(
             f"augment={augmentation.name} makes no new text of {len(data.splits['train']):,} training examples "
@@ -200,8 +246,8 @@ def augment(
         "method": augmentation.name, **augmentation.options(), "made": len(columns[0]), "examples": len(kept),
         "removed": removed,
     }  # fmt: skip
-    rows = kept if data.pool.rows is None else data.pool.rows + kept
-    return replace(data, pool=replace(data.pool, rows=rows, augmentation=record))
+    origin = f"augment={augmentation.name}, {augmentation.copies} of each row"
+    return replace(data, pool=replace(data.pool.add(kept, CHANGED_COPIES, origin), augmentation=record))
 
 
 def cached_copies(
@@ -255,12 +301,20 @@ def _tag_words(texts: Sequence[Sequence[str]]) -> list[list[str]]:
     return tags
 
 
+def _has_tagger() -> bool:
+    try:
+        _import_tagger()
+    except UserError:
+        return False
+    return True
+
+
 def _import_tagger() -> Callable[..., list[tuple[str, str]]]:
     try:
         from textblob.en import tag
     except ModuleNotFoundError as error:
         raise UserError(
-            "augment=tang finds parts of speech with textblob, which is not installed: pip install 'distill[augment]', "
+            "augment=tang finds parts of speech with textblob, which is not installed: pip install 'distill[train]', "
             "or set augment.p_pos=0"
         ) from error
     tagger: Callable[..., list[tuple[str, str]]] = tag

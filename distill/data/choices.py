@@ -189,7 +189,7 @@ class UnlabelledChoices:
         columns = self.columns
         usual = (columns.question[0], *columns.context[:1], *columns.choices[0])
         tables = UnlabelledTables(self.source, usual, columns.text, columns.answer, "questions with choices")
-        return fill_pool(data, tables.name, (columns.read_rows(table).split for table in tables.read()))
+        return fill_pool(data, tables, (columns.read_rows(table).split for table in tables.read()))
 
 
 @dataclass(frozen=True)

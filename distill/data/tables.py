@@ -12,6 +12,7 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.data import labels
+from distill.data.auto_text import SHARE
 from distill.data.columns import get_labels, is_labelled, read_text_column, stack_labels
 from distill.data.labels import LabelColumn
 from distill.data.missing_rows import SINGLE, Kind, Missing, RowRules
@@ -24,6 +25,8 @@ from distill.readers.label_sets import first_rows, read_lists, to_label_sets
 from distill.readers.labels import Notify, join_spellings, to_words
 from distill.readers.problems import find_small_classes
 
+# Names of sources of rows that only the teacher labels.
+OWN_ROWS, GIVEN_TEXTS, CHANGED_COPIES, BANK = "rows without a label", "texts without a label", "changed copies", "bank"
 ADVICE = "name yours with task.text=[...] and task.label=..."
 
 
@@ -101,14 +104,14 @@ class Pool:
         share: of the examples of every optimizer step.
         removed: number of texts that were left out, by reason.
         augmentation: of run.json, if some of the texts are changed copies of the training texts.
-        own: number of rows that are of the task's own tables.
+        sources: the `sources` of run.json.
     """
 
     rows: Any = None
-    share: float = 0.5
+    share: float = SHARE
     removed: Mapping[str, int] = field(default_factory=dict)
     augmentation: Mapping[str, Any] | None = None
-    own: int = 0
+    sources: tuple[Mapping[str, Any], ...] = ()
 
     def __len__(self) -> int:
         return 0 if self.rows is None else len(self.rows)
@@ -118,17 +121,26 @@ class Pool:
 
         Without this, the few rows of a table that lack a label would be half of every step.
         """
-        share = len(self) / (len(self) + labelled)
-        return replace(self, share=min(self.share, share)) if len(self) and len(self) == self.own else self
+        if not len(self) or {source["name"] for source in self.sources} != {OWN_ROWS}:
+            return self
+        return replace(self, share=min(self.share, len(self) / (len(self) + labelled)))
 
     def shuffled(self) -> Any:
         """Returns the rows in an order that is the same in every run."""
         return self.rows.select(np.random.default_rng(0).permutation(len(self)))
 
+    def add(self, rows: Any, name: str, origin: str) -> "Pool":
+        """Returns the pool with further rows, whose source has a name and an origin in words."""
+        source = {"name": name, "examples": len(rows), "from": origin}
+        return replace(self, rows=self.rows + rows if len(self) else rows, sources=(*self.sources, source))
+
     def record(self) -> dict[str, Any]:
-        """Returns the `unlabelled` of the task in run.json."""
+        """Returns the `unlabelled` of the task in run.json; the sureness of the teacher is not known yet."""
         augmentation = {} if self.augmentation is None else {"augmentation": dict(self.augmentation)}
-        return {"examples": len(self), "share": self.share, "removed": dict(self.removed), **augmentation}
+        return {
+            "examples": len(self), "share": self.share, "removed": dict(self.removed), **augmentation,
+            "sources": [*map(dict, self.sources)], "sureness": None,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from distill.console import print_line, print_notice
 from distill.data import in_memory, readers
 from distill.data.columns import read_text_column
 from distill.data.readers import Table
-from distill.data.tables import LabelledData, Rows, Split
+from distill.data.tables import GIVEN_TEXTS, OWN_ROWS, LabelledData, Rows, Split
 from distill.errors import UnreachableError, UserError
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class UnlabelledTables:
         wanted: all columns that may be read.
         label: columns that are ignored with a notice.
         needs: what the task reads in place of single texts, so that it needs a table; None for single texts.
+        option: names the source on the command line, for messages.
+        nested: whether the folders of a directory are read too.
     """
 
     source: "Unlabelled"
@@ -56,11 +58,21 @@ class UnlabelledTables:
     wanted: tuple[str, ...]
     label: tuple[str, ...]
     needs: str | None = None
+    option: str = "task.unlabelled"
+    nested: bool = False
 
     @property
     def name(self) -> str:
         """Names the source in messages."""
-        return f"task.unlabelled={self.source}" if isinstance(self.source, str | Path) else "unlabelled"
+        return f"{self.option}={self.source}" if isinstance(self.source, str | Path) else self.option.split(".")[-1]
+
+    @property
+    def origin(self) -> str:
+        """Names the source in records: a file or directory without those that it is in."""
+        if not isinstance(self.source, str | Path):
+            return "data in memory"
+        path = Path(self.source).expanduser()
+        return path.resolve().name if path.exists() else str(self.source)
 
     def read(self) -> Iterator[Table]:
         """Yields the table of each file.
@@ -89,7 +101,8 @@ class UnlabelledTables:
             yield self._read_hub(str(self.source))
 
     def _list_files(self, directory: Path) -> list[Path]:
-        paths = sorted(path for path in directory.iterdir() if path.is_file() and not path.name.startswith("."))
+        found = directory.rglob("*") if self.nested else directory.iterdir()
+        paths = sorted(path for path in found if path.is_file() and not path.name.startswith("."))
         files = [path for path in paths if path.name.endswith(SUFFIXES)]
         if not files:
             content = ", ".join(path.name for path in paths[:10]) or "no file"
@@ -98,20 +111,20 @@ class UnlabelledTables:
 
     def _read_file(self, path: Path) -> Table:
         if path.stat().st_size == 0:
-            raise UserError(f"{path} is empty, expected texts without labels (task.unlabelled)")
+            raise UserError(f"{path} is empty, expected texts without labels ({self.option})")
         if path.name.endswith(PLAIN):
             if self.needs is not None:
                 raise UserError(
                     f"{path} has one text a line, and the task has {self.needs}: give a table with the columns "
-                    f"{' and '.join(self.text)} as task.unlabelled"
+                    f"{' and '.join(self.text)} as {self.option}"
                 )
             return Table(str(path), self.text, {self.text[0]: list(_read_texts(path))})
         if not path.name.endswith(SUFFIXES):
-            raise UserError(f"task.unlabelled={path} is of no known kind, expected one of {', '.join(SUFFIXES)}")
+            raise UserError(f"{self.option}={path} is of no known kind, expected one of {', '.join(SUFFIXES)}")
         return readers.read_file(path, self.wanted)
 
     def _read_hub(self, name: str) -> Table:
-        missing = f"task.unlabelled={name} is no file and no directory"
+        missing = f"{self.option}={name} is no file and no directory"
         if not _HUB_ID.fullmatch(name) or name.endswith(SUFFIXES):
             raise UserError(f"{missing}, expected one of them or a data set of the Hub (owner/name)")
         try:
@@ -155,7 +168,7 @@ class UnlabelledText:
         """
         needs = "pairs of texts" if len(self.text) == 2 else None
         tables = UnlabelledTables(self.source, self.text, (*self.text, USUAL), self.label, needs)
-        return fill_pool(data, tables.name, map(self._select, tables.read()))
+        return fill_pool(data, tables, map(self._select, tables.read()))
 
     def _select(self, table: Table) -> Split:
         """Returns the texts of a table; an empty value is an empty text."""
@@ -188,22 +201,24 @@ def _are_words(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
-def fill_pool(data: LabelledData, name: str, parts: Iterable[S]) -> LabelledData:
+def fill_pool(data: LabelledData, tables: UnlabelledTables, parts: Iterable[S]) -> LabelledData:
     """Returns the data with the rows of all parts that are in none of its splits, each once, in its pool.
+
+    Args:
+        tables: the source of the rows.
 
     Raises:
         UserError: if there is none.
     """
-    rows = functools.reduce(operator.add, parts)
+    rows, name = functools.reduce(operator.add, parts), tables.name
     kept, removed = clean(rows, data)
     removals = describe_removed(removed)
     if not len(kept):
         reason = f"all {len(rows):,} texts are removed ({removals})" if len(rows) else "it has no text"
         raise UserError(f"{name} leaves nothing to learn from: {reason}; give texts that are in no split")
     print_line(f"{name}: {len(kept):,} texts for the teacher to label; removed: {removals}")
-    every = data.pool.rows + kept if len(data.pool) else kept
     counts = {reason: data.pool.removed.get(reason, 0) + number for reason, number in removed.items()}
-    return replace(data, pool=replace(data.pool, rows=every, removed=counts))
+    return replace(data, pool=replace(data.pool.add(kept, GIVEN_TEXTS, tables.origin), removed=counts))
 
 
 def clean_pool(data: LabelledData) -> LabelledData:
@@ -213,8 +228,10 @@ def clean_pool(data: LabelledData) -> LabelledData:
     data, rows = replace(data, pool=replace(data.pool, rows=None)), data.pool.rows
     kept, removed = clean(rows, data)
     removals = describe_removed(removed)
-    print_line(f"rows without a label: {len(kept):,} texts for the teacher to label; removed: {removals}")
-    return replace(data, pool=replace(data.pool, rows=kept, removed=removed, own=len(kept))) if len(kept) else data
+    print_line(f"{OWN_ROWS}: {len(kept):,} texts for the teacher to label; removed: {removals}")
+    if not len(kept):
+        return data
+    return replace(data, pool=replace(data.pool.add(kept, OWN_ROWS, "the task's own table"), removed=removed))
 
 
 def clean(rows: S, data: LabelledData) -> tuple[S, dict[str, int]]:

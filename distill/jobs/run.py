@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from distill import mirror
 from distill.console import print_line, print_notice
+from distill.data.auto_text import AUTO
 from distill.edge import cores
 from distill.errors import UserError, first_line
 from distill.files import make_directory
@@ -70,6 +71,7 @@ _IGNORED = {
         "augment",
         "task.unlabelled",
         "task.unlabelled_share",
+        "task.bank",
     ),
 }
 _GROUPS = ("job", "task", "teacher", "substitute", "objective", "trainer", "export", "benchmark")
@@ -78,9 +80,9 @@ PRUNER = "pruner"  # The logger that a search by Optuna adds.
 _NOT_IN_DIGEST = ("resume", "trust", "output_dir", "cache_dir", "dry_run", "paper", "logger")
 _NOT_IN_EARLIER_DIGEST = tuple(name for name in _NOT_IN_DIGEST if name != "logger")
 _PATHS = ("task.data_dir", "teacher.path", "teacher.tokenizer", "student.path", "cache_dir")
-_PATHS_OR_IDS = ("task.unlabelled", "augment.model")  # An id of the Hub is no path that can be missing.
+_PATHS_OR_IDS = ("task.unlabelled", "task.bank", "augment.model")  # An id of the Hub is no path that can be missing.
 # Mappings with options of several tasks, and the names of those that are paths; empty for the values themselves.
-_PATHS_BY_TASK = {"task.tasks": ("data_dir", "unlabelled"), "teacher.paths": ("",)}
+_PATHS_BY_TASK = {"task.tasks": ("data_dir", "unlabelled", "bank"), "teacher.paths": ("",)}
 
 
 def limit_threads() -> None:
@@ -204,7 +206,12 @@ def _with_absolute_paths(config: DictConfig) -> DictConfig:
     for option in _path_options(config):
         value = OmegaConf.select(config, option)
         path = Path(str(value)).expanduser()
-        if value is not None and not mirror.is_url(value) and (path.exists() or option == "cache_dir"):
+        if (
+            value is not None
+            and value != AUTO
+            and not mirror.is_url(value)
+            and (path.exists() or option == "cache_dir")
+        ):
             OmegaConf.update(absolute, option, str(path.absolute()))
     return absolute
 
@@ -324,7 +331,7 @@ def _check_paths(run_config: DictConfig, run: Run) -> None:
         value = OmegaConf.select(run_config, option)
         if option == "cache_dir" or value is None or Path(str(value)).expanduser().exists():
             continue
-        if option.endswith((".unlabelled", "augment.model")) and not Path(str(value)).is_absolute():
+        if option.endswith((".unlabelled", ".bank", "augment.model")) and not Path(str(value)).is_absolute():
             continue
         typed = next((given for given in run.record["command"] if given.startswith(f"{option}=")), option)
         raise UserError(

@@ -19,7 +19,7 @@ RENAMED = {
 }
 
 # Options of tasks over rows that earlier versions lack, with the values that mean the same.
-UNLABELLED = {"unlabelled": None, "unlabelled_share": 0.5, "missing": "drop"}
+UNLABELLED = {"unlabelled": None, "unlabelled_share": 0.5, "bank": None, "missing": "drop"}
 
 Node = dict[str, object]  # A mapping of a configuration.
 

@@ -26,6 +26,15 @@ class _Teacher(_Model):
     metrics: Required[Metrics]
 
 
+_Source = TypedDict("_Source", {"name": str, "examples": int, "from": str}, total=False)
+
+
+class _Unlabelled(TypedDict, total=False):
+    share: float
+    sources: list[_Source]
+    sureness: float | None
+
+
 class _Task(TypedDict, total=False):
     name: Required[str]
     metric: Required[str]
@@ -35,6 +44,7 @@ class _Task(TypedDict, total=False):
     example: str | None
     choices: int | None
     packing: str | None
+    unlabelled: _Unlabelled | None
 
 
 class _Sensitivity(TypedDict, total=False):

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from distill.contracts import Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
+from distill.data.bank import BankSource
 from distill.data.labels import simplify
 from distill.data.tables import LabelledData
 from distill.errors import OptionError
@@ -82,8 +83,11 @@ class Classification:
             as unlabelled texts. `auto` does so too, except that with `multi_label` no label is none of the labels.
         unlabelled: more texts, which only the teacher labels: a file (plain text with one text a line, or a table
             with the columns of `text`), a directory of such files, a data set of the Hub, a list of texts or of pairs
-            of texts, or a table. Texts of any split and repeated ones are left out.
+            of texts, or a table. Texts of any split and repeated ones are left out. `auto` takes changed copies of the
+            training texts and sentences of the bank, as many as suit the data (`data.auto_text`).
         unlabelled_share: share of unlabelled texts in the examples of every optimizer step.
+        bank: sentences or prose in the domain of the task, of which those near the training texts join the texts of
+            `unlabelled=auto`: a source as for `unlabelled`. A bank is for single texts.
 
     Raises:
         OptionError: for an option that got a value it cannot take.
@@ -175,6 +179,14 @@ class Classification:
     @property
     def has_unlabelled(self) -> bool:
         return self.pool.rows is not None
+
+    @property
+    def auto_unlabelled(self) -> bool:
+        return self.pool.is_auto
+
+    @property
+    def bank(self) -> BankSource | None:
+        return self.pool.bank
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split, and takes from it what the metrics and the weights of the classes need.

@@ -118,6 +118,8 @@ class Embedding:
     choices: int | None = None
     compares_with_teacher = False
     can_augment = False
+    auto_unlabelled = False
+    bank: Any = None
     head_bias: Sequence[float] | None = None
     pair = False
 

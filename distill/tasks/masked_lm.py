@@ -99,6 +99,8 @@ class MaskedLM:
     choices: int | None = None
     compares_with_teacher = True
     can_augment = False
+    auto_unlabelled = False
+    bank: Any = None
     head_bias: Sequence[float] | None = None
     further_teachers: Sequence[str] = ()
     has_unlabelled = False

@@ -80,6 +80,8 @@ class MultipleChoice:
     can_abstain = True
     compares_with_teacher = False
     can_augment = False
+    auto_unlabelled = False
+    bank: Any = None
     head_bias: Sequence[float] | None = None
     further_teachers: Sequence[str] = ()
     pair = True

@@ -95,6 +95,8 @@ class QuestionAnswering:
     compares_with_teacher = False
     can_abstain = False
     can_augment = True
+    auto_unlabelled = False
+    bank: Any = None
     head_bias: Sequence[float] | None = None
     further_teachers: Sequence[str] = ()
     choices: int | None = None

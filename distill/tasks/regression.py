@@ -16,6 +16,7 @@ from pydantic import Field
 
 from distill.console import print_notice
 from distill.contracts import Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
+from distill.data.bank import BankSource
 from distill.data.tables import LabelledData
 from distill.errors import OptionError
 from distill.losses import HardLabels, Term
@@ -97,6 +98,14 @@ class Regression:
     @property
     def has_unlabelled(self) -> bool:
         return self.pool.rows is not None
+
+    @property
+    def auto_unlabelled(self) -> bool:
+        return self.pool.is_auto
+
+    @property
+    def bank(self) -> BankSource | None:
+        return self.pool.bank
 
     def read(self, cache_dir: Path) -> LabelledData:
         data = self.pool.add_to(self.rows.read(cache_dir))

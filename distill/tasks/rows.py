@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, Unpack
 
@@ -12,6 +13,8 @@ from typing_extensions import TypedDict  # pydantic reads that of `typing` from 
 
 from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores, Task
 from distill.data import in_memory, readers
+from distill.data.auto_text import AUTO, SHARE
+from distill.data.bank import BankSource
 from distill.data.in_memory import Table, TableSplits
 from distill.data.missing_rows import Missing
 from distill.data.sources import STEMS, TableSource
@@ -53,6 +56,7 @@ class TableOptions(TypedDict, total=False):
     dev_examples: Amount | None
     unlabelled: Unlabelled | None
     unlabelled_share: Share
+    bank: Unlabelled | None
 
 
 class DataOptions(TableOptions, total=False):
@@ -174,10 +178,17 @@ class UnlabelledRows(Protocol):
 
 @dataclass(frozen=True)
 class PoolSource:
-    """The source of the rows without labels, None without any, and their share of every step."""
+    """The source of the rows without labels, None without any, and their share of every step.
+
+    Args:
+        is_auto: whether texts are chosen once the data is read.
+        bank: a source of sentences to choose from, None without one.
+    """
 
     rows: UnlabelledRows | None
     share: float
+    is_auto: bool = False
+    bank: BankSource | None = None
 
     def add_to(self, data: LabelledData) -> LabelledData:
         """Returns the data with the rows, if there are any, and their share as its pool.
@@ -190,14 +201,39 @@ class PoolSource:
 
 
 def pool_source(options: TableOptions, create: Callable[[Unlabelled], UnlabelledRows]) -> PoolSource:
-    """The source of a task's rows without labels; `create` makes it from the option `unlabelled`."""
-    source = options.get("unlabelled")
-    return PoolSource(None if source is None else create(source), options.get("unlabelled_share", 0.5))
+    """The source of a task's rows without labels; `create` makes it from the option `unlabelled`.
+
+    Raises:
+        OptionError: for `auto` and for a bank, which other tasks have (`text_pool`).
+    """
+    source, others = options.get("unlabelled"), "classification and regression"
+    if is_auto(source):
+        raise OptionError("unlabelled", AUTO, f"null or texts, because {AUTO} is for {others}; a file auto is ./auto")
+    if options.get("bank") is not None:
+        raise OptionError("bank", show_value(options.get("bank")), f"null, because a bank is for {others}")
+    return PoolSource(None if source is None else create(source), options.get("unlabelled_share", SHARE))
+
+
+def is_auto(source: object) -> bool:
+    """Returns whether the option `unlabelled` is `auto`, and no data."""
+    return isinstance(source, str) and source == AUTO
 
 
 def text_pool(options: TableOptions, labelled: LabelledText) -> PoolSource:
-    """The source of texts without labels for a task with these rows."""
-    return pool_source(options, lambda source: UnlabelledText(source, text=labelled.text, label=labelled.label))
+    """The source of texts without labels for a task with these rows; by default they are chosen from the data.
+
+    Raises:
+        OptionError: for a bank beside other texts, or none.
+    """
+    source, bank, share = options.get("unlabelled", AUTO), options.get("bank"), options.get("unlabelled_share", SHARE)
+    if is_auto(source):
+        return PoolSource(None, share, is_auto=True, bank=None if bank is None else BankSource(bank, labelled.text[0]))
+    if bank is not None:
+        raise OptionError(
+            "bank", show_value(bank), "null, because sentences are chosen with task.unlabelled=auto alone"
+        )
+    create = partial(UnlabelledText, text=labelled.text, label=labelled.label)
+    return PoolSource(None if source is None else create(source), share)
 
 
 def encode_rows(

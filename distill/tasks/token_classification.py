@@ -89,6 +89,8 @@ class TokenClassification:
     choices: int | None = None
     compares_with_teacher = False
     can_augment = True
+    auto_unlabelled = False
+    bank: Any = None
     head_bias: Sequence[float] | None = None
     further_teachers: Sequence[str] = ()
     pair = False

@@ -18,7 +18,7 @@ from distill import mirror
 from distill.console import ProgressMeter, print_line, print_notice
 from distill.contracts import Batch, EncodedSplits, Examples, Items, Outputs, Scores, Stream, Task, TeacherOutputs
 from distill.data.batching import scored_tokens, scoring_steps
-from distill.data.mixing import labelled_only, seen_examples, shown_in_epoch
+from distill.data.mixing import MixedExamples, labelled_only, seen_examples, shown_in_epoch
 from distill.errors import NumericalError, UserError
 from distill.files import JsonObject
 from distill.losses import Objective
@@ -170,7 +170,6 @@ def hidden_layers(objective: Objective, *, student: PreTrainedModel, teacher: Pr
     return HiddenLayers(int(teacher.config.hidden_size), depth, layers) if layers else None
 
 
-@torch.no_grad()
 def teacher_logits(
     teacher: Teacher, task: Task, examples: Examples | Stream, cached: TeacherOutputs | None, *, most: int
 ) -> list[Tensor]:
@@ -182,10 +181,42 @@ def teacher_logits(
     """
     labelled = labelled_only({"train": examples})["train"]
     assert isinstance(labelled, Examples)  # A stream has no vectors.
-    chosen = np.linspace(0, len(labelled) - 1, min(most, len(labelled))).astype(int)
+    return _logits_of(np.arange(len(labelled)), teacher, task, labelled, cached, most=most)
+
+
+def measure_sureness(
+    teacher: Teacher, task: Task, examples: Examples | Stream, cached: TeacherOutputs, *, most: int
+) -> float | None:
+    """Returns the mean of the teacher's largest probability on the texts that only it labels.
+
+    Of labels with a sigmoid each, it is the mean of the probabilities of what is likelier, the label or its absence.
+
+    Args:
+        most: number of texts, which are evenly spaced among those of the first epoch.
+
+    Returns:
+        None without such texts, and for outputs that are no probabilities.
+    """
+    if not isinstance(examples, MixedExamples) or task.likelihood not in ("softmax", "sigmoid"):
+        return None
+    drawn = np.arange(len(examples.labelled), examples.seen(1))
+    if not len(drawn):
+        return None
+    logits = torch.cat(_logits_of(drawn, teacher, task, examples, cached, most=most))
+    if task.likelihood == "softmax":
+        return float(logits.softmax(dim=-1).amax(dim=-1).mean())
+    return float(logits.abs().sigmoid().mean())
+
+
+@torch.no_grad()
+def _logits_of(
+    indices: np.ndarray, teacher: Teacher, task: Task, examples: Examples, cached: TeacherOutputs | None, *, most: int
+) -> list[Tensor]:
+    """Returns the teacher's logits on at most so many of these examples, as `teacher_logits`."""
+    chosen = indices[np.linspace(0, len(indices) - 1, min(most, len(indices))).astype(int)]
     logits = []
-    for rows in scoring_steps(labelled.lengths[chosen]):
-        batch = to_device(labelled[chosen[rows].tolist()], torch.device("cpu") if cached else teacher.device)
+    for rows in scoring_steps(examples.lengths[chosen]):
+        batch = to_device(examples[chosen[rows].tolist()], torch.device("cpu") if cached else teacher.device)
         items = task.select(batch)
         outputs = cached(batch, items) if cached else task.run(teacher.running(), batch, items, frozenset())
         logits.append(outputs.at(items).logits.float().cpu())

@@ -183,6 +183,6 @@ def test_other_languages_are_augmented_without_a_tagger(monkeypatch: pytest.Monk
 
 def test_a_missing_tagger_is_answered_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "textblob.en", None)
-    with pytest.raises(UserError, match=r"textblob, which is not installed: pip install 'distill\[augment\]', or set"):
+    with pytest.raises(UserError, match=r"textblob, which is not installed: pip install 'distill\[train\]', or set"):
         TangAugmentation().check()
     TangAugmentation(p_pos=0.0).check()

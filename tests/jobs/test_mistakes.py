@@ -637,6 +637,18 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("task.unlabelled=nowhere.txt"),
         "task.unlabelled=nowhere.txt is no file and no directory, expected",
     ),
+    "a missing bank": (
+        _options("task.bank=nowhere.txt"),
+        "task.bank=nowhere.txt is no file and no directory, expected",
+    ),
+    "a bank beside other texts": (
+        _options("task.bank=reviews", "task.unlabelled=null"),
+        "got task.bank=reviews, expected null, because sentences are chosen with task.unlabelled=auto alone",
+    ),
+    "a bank for a fine-tuning": (
+        _options("job=finetune", "task.bank=reviews", "task=sst2"),
+        "task.bank=reviews would change nothing in job=finetune task=sst2: leave it out",
+    ),
     "a share of unlabelled text out of range": (
         _options("task.unlabelled_share=1.0"),
         "got task.unlabelled_share=1.0, expected a share between 0 and 1",

@@ -130,8 +130,10 @@ def test_run_with_relative_paths_is_resumed_from_another_directory(
 def test_unlabelled_text_of_the_hub_is_no_missing_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts.txt").write_text("a text")
+    (tmp_path / "auto").write_text("a text")
     run = Run(tmp_path / "run", {"command": ["task.unlabelled=texts.txt"]})
-    for value, saved in (("texts.txt", str(tmp_path / "texts.txt")), ("owner/name", "owner/name"), (None, None)):
+    cases = (("texts.txt", str(tmp_path / "texts.txt")), ("owner/name", "owner/name"), (None, None), ("auto", "auto"))
+    for value, saved in cases:
         config = _with_absolute_paths(OmegaConf.create({"task": {"unlabelled": value}}))
         assert config.task.unlabelled == saved
         _check_paths(config, run)

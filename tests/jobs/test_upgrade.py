@@ -115,7 +115,8 @@ def test_an_old_run_has_neither_unlabelled_text_nor_copies(task: dict[str, Any])
     upgraded = upgrade_old(task=task)
     assert (upgraded.task.unlabelled, upgraded.task.unlabelled_share, upgraded.task.missing) == (None, 0.5, "drop")
     assert upgraded.augment == {"name": "none"}
-    assert not instantiate(upgraded.task).has_unlabelled
+    old = instantiate(upgraded.task)
+    assert (old.has_unlabelled, old.auto_unlabelled, old.bank) == (False, False, None)
     kept = upgrade_old(task={**task, "unlabelled": "texts.txt"}, augment={"name": "other"})
     assert (kept.task.unlabelled, kept.augment.name) == ("texts.txt", "other")
 

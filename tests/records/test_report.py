@@ -93,6 +93,22 @@ def test_both_metrics_of_sentences_that_are_given_as_words_are_shown(capsys: pyt
     assert "Plain text" not in report.render_report(record())
 
 
+def test_texts_that_only_the_teacher_labels_have_their_sources() -> None:
+    sources = [
+        {"name": "changed copies", "examples": 4_012, "from": "augment=tang, 10 of each row"},
+        {"name": "bank", "examples": 900, "from": "of 1,500 sentences of a|b"},
+    ]
+    unlabelled = {"examples": 4_912, "share": 0.5, "removed": {}, "sources": sources, "sureness": 0.914}
+    text = report.render_report(record(task={**record()["task"], "unlabelled": unlabelled}))
+    assert (
+        "The teacher labelled further texts, 50% of the examples of every step: 4,012 changed copies (augment=tang, 10 "
+        "of each row), 900 sentences of the bank (of 1,500 sentences of a\\|b).\n"
+        "Its largest probability on them is 0.91 on average."
+    ) in text
+    for other in (None, {"examples": 5, "share": 0.5, "removed": {}}, {**unlabelled, "share": 0.0}):  # Of other runs.
+        assert "further texts" not in report.render_report(record(task={**record()["task"], "unlabelled": other}))
+
+
 def test_stages_have_their_seconds() -> None:
     text = report.render_report(record(seconds={"data": 0.4, "training": 1234.5, "total": 1300.0}))
     assert "- Stages: data 0 s, training 1,234 s\n" in text

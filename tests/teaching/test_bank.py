@@ -1,0 +1,124 @@
+"""Tests of the choice of a bank's sentences with a toy encoder and a toy teacher."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.data.bank import Bank
+from distill.data.tables import LabelledData
+from distill.tasks import Classification
+from distill.teaching import bank as module
+from distill.teaching.bank import Search
+from distill.teaching.teacher import PreparedTeacher, TeacherSource
+from teachers.pretrained import Pretrained
+from tests.conftest import sentences
+
+TRAIN, DEV = sentences(12), [(f"{text} dev", label) for text, label in sentences(4)]
+SENTENCES = [f"{text} more {number}" for number in range(6) for text, _ in sentences(10)]
+
+
+@pytest.fixture
+def data() -> LabelledData:
+    return _task().read(Path("unused"))
+
+
+def _task() -> Classification:
+    splits: dict[str, Any] = {
+        name: ([text for text, _ in rows], [label for _, label in rows])
+        for name, rows in (("train", TRAIN), ("dev", DEV))
+    }
+    return Classification(text="text", name="toy", max_length=48, **splits)
+
+
+def search(encoder: Path, cache: Path, texts: list[str]) -> Search:
+    weights = Pretrained(name="toy", path=str(encoder))
+    source = TeacherSource(weights=weights, finetune=None)
+    return Search(Bank(texts, "films"), _task(), source, cache, torch.device("cpu"))
+
+
+@pytest.fixture
+def prepared(teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreparedTeacher:
+    fake = SimpleNamespace(
+        fingerprint="toy", device=torch.device("cpu"), tokenizer=tokenizer, running=lambda: teacher, members=[]
+    )
+    fake.members = [fake]
+    return cast(PreparedTeacher, fake)
+
+
+def test_vectors_are_means_of_the_last_hidden_states_of_length_one(
+    encoder_dir: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    texts = SENTENCES[:5]
+    one = search(encoder_dir, tmp_path, texts)
+    model, own = one._load(_task().read(tmp_path))
+    vectors = one._encode(texts, model, own)
+    reference = AutoModel.from_pretrained(encoder_dir, dtype=one._dtype).eval()
+    for text, vector in zip(texts, vectors, strict=True):
+        with torch.no_grad():
+            states = reference(**tokenizer(text, return_tensors="pt")).last_hidden_state.float()
+        mean = states.mean(dim=1)[0]
+        expected = (mean / mean.norm()).numpy()
+        np.testing.assert_allclose(
+            vector.astype(np.float32), expected, atol=0.02 if one._dtype != torch.float32 else 2e-3
+        )
+
+
+def test_chosen_sentences_are_new_balanced_and_cached(
+    encoder_dir: Path, tmp_path: Path, data: LabelledData, prepared: PreparedTeacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [*SENTENCES, *(text.upper() for text, _ in TRAIN), *(text for text, _ in DEV)]
+    one = search(encoder_dir, tmp_path, texts)
+    # The toy teacher predicts one class for nine of ten sentences.
+    classes = {text: int(number % 10 == 0) for number, text in enumerate(texts)}
+    monkeypatch.setattr(Search, "_predict", lambda self, given, teacher: np.array([classes[text] for text in given]))
+    chosen = one.add_to(data, prepared, 10)
+    rows = chosen.pool.rows.texts
+    assert len(rows) == len(set(rows)) == 10
+    assert set(rows) <= set(SENTENCES)
+    assert sum(classes[text] for text in rows) >= 2
+    assert chosen.pool.sources == ({"name": "bank", "examples": 10, "from": f"of {len(texts)} sentences of films"},)
+    assert chosen.sha256 == data.sha256
+    monkeypatch.setattr(Search, "_encode", _not_again)
+    assert one.add_to(data, prepared, 10).pool.rows.texts == rows
+    with pytest.raises(AssertionError, match="again"):
+        one.add_to(data, prepared, 11)
+    assert len(list((tmp_path / "banks").iterdir())) == 2
+
+
+def _not_again(*arguments: object) -> None:
+    raise AssertionError("the texts are encoded again")
+
+
+def test_the_class_is_that_of_the_teacher(
+    encoder_dir: Path, tmp_path: Path, prepared: PreparedTeacher, teacher: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:  # fmt: skip
+    found = search(encoder_dir, tmp_path, SENTENCES)._predict(SENTENCES[:8], prepared)
+    with torch.no_grad():
+        logits = [teacher(**tokenizer(text, return_tensors="pt")).logits[0] for text in SENTENCES[:8]]
+    assert found.tolist() == [int(of_text.argmax()) for of_text in logits]
+
+
+def test_the_nearest_sentence_of_every_row_comes_first(
+    encoder_dir: Path, tmp_path: Path, data: LabelledData, prepared: PreparedTeacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each row has one sentence that differs from it in one character.
+    near = [f"{text} ." for text, _ in TRAIN]
+    one = search(encoder_dir, tmp_path, [*SENTENCES, *near])
+    monkeypatch.setattr(module, "CANDIDATES", 1)
+    chosen = one.add_to(data, prepared, len(near)).pool.rows.texts
+    assert len(set(chosen) & set(near)) >= len(near) - 2
+
+
+def test_no_new_sentence_leaves_the_data_as_it_is(
+    encoder_dir: Path, tmp_path: Path, data: LabelledData, prepared: PreparedTeacher
+) -> None:
+    assert search(encoder_dir, tmp_path, [text for text, _ in DEV]).add_to(data, prepared, 5) is data
+    more = replace(data, pool=replace(data.pool, share=0.25))
+    assert search(encoder_dir, tmp_path, SENTENCES).add_to(more, prepared, 5).pool.share == 0.25
