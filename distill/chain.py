@@ -79,7 +79,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
         del model, start
         for seed_plan, seed_run in seeds.unfinished(run, further_plans):
             _distill_further(source, student, stage, seed_plan, seed_run)
-        seeds.summarize(run, plan.task)
+        seeds.summarize(run)
     stage.close()
 
 

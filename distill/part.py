@@ -44,6 +44,7 @@ from distill.records import report
 from distill.records.plain_text import warn_of_text
 from distill.records.predictions import write_predictions
 from distill.records.record import Run
+from distill.records.shape import first_split
 from distill.teaching.teacher import PreparedTeacher
 from distill.training.evaluate import split_metrics
 
@@ -115,8 +116,8 @@ class Part:
     def compare(self, scores: Mapping[str, Scores], baseline: Mapping[str, Scores] | None) -> None:
         """Records the differences of the student from its baseline, if there is one, and its teacher."""
         comparison = seeds.compare(
-            self.task, scores["dev"], baseline=None if baseline is None else baseline["dev"],
-            teacher=self.teacher.scores.get("dev"), plan=self.plan,
+            self.task, scores, {"baseline": baseline, "teacher": self.teacher.scores},
+            split=first_split(self.run.record["task"]), seeds=self.plan.seeds,
         )  # fmt: skip
         self.run.update(comparison=comparison)
 
@@ -259,6 +260,7 @@ def joint_record(task: Task, parts: Sequence[Part]) -> dict[str, Any]:
     return {
         "name": task.name, "kind": task.kind, "metric": task.metric, "selects": task.selects,
         "tasks": [part.name for part in parts], "examples": sizes,
+        "has_test": all(first_split(record) == "test" for record in records),
         "sha256": "-".join(record["sha256"] for record in records),
     }  # fmt: skip
 

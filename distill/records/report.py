@@ -139,7 +139,8 @@ def describe_difference(difference: Record, task: Record) -> str:
     """
     lower_is_better = task.get("selects") == "min"
     unit = f"in {task['metric']} (less is better)" if lower_is_better else f"points of {task['metric']}"
-    counted = "dev examples" if difference["over"] == "examples" else f"seed{'s' if difference['number'] > 1 else ''}"
+    examples = f"{difference.get('split', 'dev')} examples"
+    counted = examples if difference["over"] == "examples" else f"seed{'s' if difference['number'] > 1 else ''}"
     words = [f"{format_points(difference['difference'], task)} {unit}"]
     if difference["interval"] is not None:
         low, high = (format_points(end, task) for end in difference["interval"])
