@@ -15,6 +15,7 @@ from distill.contracts import Scores, Task
 from distill.edge import __main__ as edge
 from distill.errors import Interrupted, OptionError, UserError
 from distill.export.bundle import Exported
+from distill.records.record import Run
 from distill.records.shape import first_metric, first_split
 from distill.training.statistics import Difference, is_worse
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
@@ -127,6 +128,43 @@ def test_default_counts_the_fine_tuning_also_if_it_is_cached(
     assert f"baseline trained too, {choice['reason']}" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.usefixtures("no_export")
+def test_work_is_that_of_forward_passes(
+    distill: Distill,
+    with_test: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The teacher has 4 epochs with an evaluation each, the student 3 of 4 steps of one, and one evaluation."""
+    counted = list[baseline.Work]()
+    count_work = baseline.count_work
+
+    def count(*arguments: Any) -> baseline.Work:
+        counted.append(count_work(*arguments))
+        return counted[-1]
+
+    monkeypatch.setattr(baseline, "count_work", count)
+    result = distill("counted", steps=3, fits=False)
+    task = d.tasks.Classification(text="sentence", labels=LABELS, data=with_test, max_length=32)
+    examples = task.encode(task.read(tmp_path), tokenizer, None)
+    train, dev, test = (sum(examples[name].lengths) for name in ("train", "dev", "test"))
+    student = AutoModelForSequenceClassification.from_pretrained(result.directory / "student")
+    of_student, of_teacher = (
+        sum(tensor.numel() for name, tensor in model.named_parameters() if "embeddings." not in name or "Norm" in name)
+        for model in (student, toy_bert(len(tokenizer)))
+    )
+    training = of_student * (3 * train * 3 / 4 + dev)
+    assert counted == [
+        baseline.Work(
+            teacher=pytest.approx(of_teacher * (3 * train * 4 + 4 * dev)),
+            outputs=pytest.approx(of_teacher * (train + dev + test)),
+            student=pytest.approx(training), baseline=pytest.approx(training),
+            export=pytest.approx(of_student * 2 * (dev + test)),
+        )
+    ]  # fmt: skip
+
+
 @pytest.mark.usefixtures("no_export", "chosen_baseline")
 def test_default_leaves_out_a_baseline_that_costs_too_much(
     distill: Distill, capsys: pytest.CaptureFixture[str]
@@ -151,6 +189,24 @@ def test_default_has_no_baseline_beside_an_objective_without_a_teacher(
     expected = {"trained": False, "reason": "objective supervised has no teacher either", "share": None}
     assert result.record["baseline_choice"] == expected
     assert "baseline" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+@pytest.mark.usefixtures("no_export")
+def test_resumed_training_keeps_its_choice(distill: Distill, is_older: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of an earlier version has no choice in its record, and no baseline unless it was asked for one."""
+    name = f"resumed-{is_older}"
+    first = distill(name, steps=3, fits=False)
+    record = dict(first.record)
+    choice = record.pop("baseline_choice")
+    assert choice["trained"] is False  # The shared fixture has this limit.
+    monkeypatch.setattr(baseline, "LARGEST_SHARE", 1.0)
+    kept = {} if is_older else {"baseline_choice": choice}
+    Run(first.directory, {**record, **kept, "status": "running"}).save()
+    resumed = distill(name, steps=3, fits=False, resume=True)
+    older = {"trained": False, "reason": "an earlier version began this run", "share": None}
+    assert resumed.record["baseline_choice"] == (older if is_older else choice)
+    assert resumed.record["baseline"] is None
 
 
 @pytest.mark.parametrize(("value", "got"), [("maybe", "maybe"), (None, "null"), ("true", "'true'")])
