@@ -282,7 +282,7 @@ def distill(
     logger: LoggerSettings | Sequence[LoggerSettings] = (),
     seed: int | None = None,
     seeds: int = 1,
-    baseline: bool = False,
+    baseline: bool | Literal["auto"] = "auto",
     directory: str | Path | None = None,
     resume: bool = False,
 ) -> Result:
@@ -302,7 +302,8 @@ def distill(
         logger: one or several of `loggers`, beside metrics.csv, for example `loggers.TensorBoard()`.
         seed: of the fresh weights, the order of the examples, and dropout; by default that of `trainer`, or 0.
         seeds: number of students, with `seed`, `seed` + 1, ...; the first one is the student of the result.
-        baseline: trains the same student from the same start without the teacher too.
+        baseline: trains the same student from the same start without the teacher too; by default on small data if that
+            takes at most about a third of the run.
         directory: of the run; a new one under `runs/` by default. With `resume`, that of the run to go on with.
 
     Raises:

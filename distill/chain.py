@@ -1,6 +1,5 @@
 """The whole chain, free of Hydra: from a teacher to students that are trained, exported, checked and timed."""
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import lightning as L
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import seeds
+from distill.baseline import choose_baseline
 from distill.cache import open_cache
 from distill.console import print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Examples, Loader, SeveralTasks, Splits, Task, tasks_of
@@ -19,12 +19,13 @@ from distill.data.tables import LabelledText
 from distill.depth_ladder import DepthLadder
 from distill.edge import Bundle
 from distill.encoding import Encoding
+from distill.errors import UserError
 from distill.export.abstention import check_dev
 from distill.export.bundle import check_calibration
 from distill.export.vocabulary import check_cut
 from distill.models import checks
 from distill.models.heads import check_encoder, share_encoder
-from distill.part import Part, joint_record, task_record
+from distill.part import BASELINE, Part, joint_record, task_record
 from distill.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
 from distill.records.record import Run
 from distill.stages import Stages
@@ -56,7 +57,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     student, parts = prepared[0][0], [part for _, part in prepared]
     teacher = join_teachers({part.name: part.teacher for part in parts}, plan.objective)
     examples = _join_examples(parts, plan.task)
-    model, start, loaders = _create(student, parts, plan, examples)
+    model, loaders = _create(student, parts, plan, examples)
     if isinstance(examples["train"], Examples):
         rows = sum(part.splits.sizes().get("train", 0) for part in parts)
         steps, scored = len(loaders["train"]), len(cast(Examples, examples["dev"]))
@@ -71,18 +72,18 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     _record(run, plan, parts, teacher)
     stage = Stages(plan, run, student.name, parts, examples, loaders, teacher)
     stage = stage if plan.objective.needs_teacher else stage.without_unlabelled()
+    stage = choose_baseline(stage, model, source)
     further_plans = seeds.further_plans(stage.plan)
     if not seeds.is_finished(run, plan):
-        stage.distill(model, start, source, shows=True)
+        stage.distill(model, source, shows=True)
         if further_plans and not plan.dry_run:
             seeds.add(run, {**run.record, "seed": plan.seed})
     if plan.dry_run:
         return
+    del model
     if further_plans:
-        del model, start
-        for seed_plan, seed_run in seeds.unfinished(run, further_plans):
-            _distill_further(source, student, stage, seed_plan, seed_run)
-        seeds.summarize(run, plan.task)
+        _distill_further(source, student, stage, further_plans)
+    stage.publish_baselines(lambda: _create(student, parts, stage.plan, examples)[0])
     stage.close()
 
 
@@ -166,21 +167,23 @@ def _check_splits(splits: Splits, plan: Plan) -> None:
     check_dev(sizes.get("dev", 0), plan.export.abstain)
     if plan.exports and "train" in sizes:
         check_calibration(sizes["train"], plan.export)
-    if plan.baseline:
+    if plan.baseline is True:
         plan.task.supervised_terms()
 
 
-def _distill_further(source: TeacherSource, student: Student, first: Stages, plan: Plan, run: Run) -> None:
-    """Distils the student of a further seed from the teachers and the data of the first stage."""
-    model, start, loaders = _create(student, first.parts, plan, first.examples)
-    parts = [part.of_seed(plan, run) for part in first.parts]
-    replace(first, plan=plan, run=run, parts=parts, loaders=loaders).distill(model, start, source)
+def _distill_further(source: TeacherSource, student: Student, first: Stages, plans: Sequence[Plan]) -> None:
+    """Distils the students of further seeds from the teachers and the data of the first stage, and compares all."""
+    for plan, run in seeds.unfinished(first.run, plans):
+        model, loaders = _create(student, first.parts, plan, first.examples)
+        parts = [part.of_seed(plan, run) for part in first.parts]
+        replace(first, plan=plan, run=run, parts=parts, loaders=loaders).distill(model, source)
+    seeds.summarize(first.run)
 
 
 def _create(
     student: Student, parts: Sequence[Part], plan: Plan, examples: EncodedSplits
-) -> tuple[PreTrainedModel, PreTrainedModel | None, dict[str, Loader]]:
-    """Returns a student with the weights of the plan's seed, its copy for the baseline if there is one, and loaders."""
+) -> tuple[PreTrainedModel, dict[str, Loader]]:
+    """Returns a student with the weights of the plan's seed, and the loaders of its training."""
     L.seed_everything(plan.seed, verbose=False)
     models: dict[str, PreTrainedModel] = {}
     for part in parts:
@@ -188,8 +191,7 @@ def _create(
         if change is not None:
             print_notice(change)
     model = share_encoder(models, name=student.name) if len(parts) > 1 else models[parts[0].name]
-    start = copy.deepcopy(model) if plan.baseline else None
-    return model, start, several.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
+    return model, several.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
 
 
 def _join_examples(parts: Sequence[Part], task: Task) -> EncodedSplits:
@@ -276,6 +278,23 @@ class Result:
                 tasks, which has `bundles`.
         """
         return Bundle(self.directory / "bundle")
+
+    @property
+    def baseline_bundle(self) -> Bundle:
+        """The exported baseline, which is better than the student.
+
+        Raises:
+            UserError: if there is none.
+        """
+        baseline = self.record["baseline"]
+        if not baseline:
+            reason = (self.record.get("baseline_choice") or {}).get("reason")
+            raise UserError("the run has no baseline" + (f" ({reason})" if reason else "") + ": set baseline=True")
+        if self.record.get("tasks"):
+            raise UserError("a run on several tasks has no baseline_bundle: see the directories in baseline/bundle")
+        if not baseline.get("export"):
+            raise UserError("the baseline was not exported, because the student is not worse: take bundle")
+        return Bundle(self.directory / BASELINE / "bundle")
 
     @property
     def bundles(self) -> dict[str, Bundle]:

@@ -43,11 +43,14 @@ from distill.plan import Plan
 from distill.records import report
 from distill.records.plain_text import warn_of_text
 from distill.records.predictions import write_predictions
-from distill.records.record import Run
+from distill.records.record import Run, create_results
+from distill.records.shape import first_split
 from distill.teaching.outputs import ComputedOutputs, measure_sureness
 from distill.teaching.teacher import PreparedTeacher
 from distill.training.evaluate import split_metrics
+from distill.training.statistics import is_worse
 
+BASELINE = "baseline"  # The directory of the student that is trained without a teacher.
 SURENESS_EXAMPLES = 1_000  # Texts without labels that the teacher's sureness is the mean over, at most.
 
 
@@ -60,6 +63,7 @@ class Part:
         plan: of the run, with this task.
         run: the section of the record.
         text: what is to know of the texts that only the teacher labels, besides their record.
+        is_baseline: whether the student is the baseline, whose files are in a directory of their own.
     """
 
     name: str
@@ -69,6 +73,7 @@ class Part:
     examples: EncodedSplits
     teacher: PreparedTeacher
     text: Sequence[str] = ()
+    is_baseline: bool = False
 
     @property
     def task(self) -> Task:
@@ -77,12 +82,22 @@ class Part:
     @property
     def bundle(self) -> Path:
         """Returns the directory of the task's bundle."""
-        return self.run.root / "bundle" / self.name
+        return self._directory / "bundle" / self.name
 
     @property
     def student(self) -> Path:
         """Returns the directory of the task's student."""
-        return self.run.root / "student" / self.name
+        return self._directory / "student" / self.name
+
+    @property
+    def _directory(self) -> Path:
+        return self.run.root / BASELINE if self.is_baseline else self.run.root
+
+    @property
+    def is_worse(self) -> bool:
+        """Returns whether the student is worse than its baseline on the split that stands first."""
+        difference = self.run.record["comparison"].get("baseline")
+        return difference is not None and is_worse(difference, selects=self.task.selects)
 
     def of_seed(self, plan: Plan, run: Run) -> "Part":
         """Returns the task in the run of a further seed, with the same data and teacher."""
@@ -134,8 +149,8 @@ class Part:
     def compare(self, scores: Mapping[str, Scores], baseline: Mapping[str, Scores] | None) -> None:
         """Records the differences of the student from its baseline, if there is one, and its teacher."""
         comparison = seeds.compare(
-            self.task, scores["dev"], baseline=None if baseline is None else baseline["dev"],
-            teacher=self.teacher.scores.get("dev"), plan=self.plan,
+            self.task, scores, {"baseline": baseline, "teacher": self.teacher.scores},
+            split=first_split(self.run.record["task"]), seeds=self.plan.seeds,
         )  # fmt: skip
         self.run.update(comparison=comparison)
 
@@ -154,12 +169,33 @@ class Part:
         exported = write_bundle(
             directory, model=student, tokenizer=self.teacher.tokenizer, task=self.task, splits=self.scored_data(),
             scores=scores, settings=self.plan.export, retrain=retrain,
-            teacher={"name": name, "metrics": self.teacher.metrics},
+            teacher=None if self.is_baseline else {"name": name, "metrics": self.teacher.metrics},
         )  # fmt: skip
         retention = measure_retention(run.record, self.task, exported.formats)
         run.update(export=exported.formats, ladder=exported.ladder, retention=retention)
         write_text(directory / "README.md", self.model_card())
         return exported
+
+    def publish_baseline(self, model: PreTrainedModel, scores: Mapping[str, Scores]) -> None:
+        """Saves, exports and checks the baseline, which is better than the student, and records its files.
+
+        Its files are not timed, because a student of the same architecture is.
+        """
+        record = self.run.record
+        student = {
+            **record["student"], "name": f"{record['student']['name']}-{BASELINE}",
+            "metrics": record["baseline"]["metrics"], "untaught": record["comparison"]["baseline"],
+        }  # fmt: skip
+        results = {"task": record["task"], "teacher": record["teacher"], "student": student}
+        baseline = replace(
+            self, run=Run(self.run.directory, create_results() | results, parent=self.run), is_baseline=True
+        )
+        save_model(model, self.teacher.tokenizer, baseline.student, card=baseline.student_card())
+        if self.plan.exports:
+            with atomic_directory(baseline.bundle) as directory:
+                baseline.export(directory, model, scores, None)
+            self.run.update(baseline={**record["baseline"], "export": baseline.run.record["export"]})
+            replace_file(baseline.student, "README.md", baseline.student_card())
 
     def measure(self, student: PreTrainedModel, scores: Mapping[str, Scores], exported: Exported) -> None:
         """Records the predictions and the latency of the exported student, whose bundle is complete."""
@@ -203,9 +239,19 @@ class Part:
         print_line(f"Bundle   {self.bundle}" + (f"  (recommended: {formats[chosen]['file']})" if chosen else ""))
         print_line(f"Try it   python -m distill.edge {self.bundle} {report.example_argument(self.run.record['task'])}")
 
+    def print_baseline(self) -> None:
+        """Prints the directory of a baseline that is better than the student."""
+        if not self.is_worse:
+            return
+        baseline, files = replace(self, is_baseline=True), self.run.record["baseline"].get("export") or {}
+        chosen = recommended(files)
+        ending = f"recommended: {files[chosen]['file']}; " if chosen else ""
+        print_line(f"Baseline {baseline.bundle if files else baseline.student}  ({ending}better than the student)")
+
     @property
     def _exporting(self) -> str:
-        return f"Exporting {self.name} to ONNX" if self.name else "Exporting to ONNX"
+        names = ["the baseline"] * self.is_baseline + ["of " * self.is_baseline + self.name] * bool(self.name)
+        return " ".join(["Exporting", *names, "to ONNX"])
 
     @property
     def _of_task(self) -> str:
@@ -278,6 +324,7 @@ def joint_record(task: Task, parts: Sequence[Part]) -> dict[str, Any]:
     return {
         "name": task.name, "kind": task.kind, "metric": task.metric, "selects": task.selects,
         "tasks": [part.name for part in parts], "examples": sizes,
+        "has_test": all(first_split(record) == "test" for record in records),
         "sha256": "-".join(record["sha256"] for record in records),
     }  # fmt: skip
 

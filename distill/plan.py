@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
@@ -37,7 +37,7 @@ from distill.records.settings import RecordSettings
 from distill.teaching.outputs import check_cache
 from distill.teaching.teacher import TeacherSource, check_features
 from distill.training import auto
-from distill.training.settings import TrainerSettings, check_budget, check_processes
+from distill.training.settings import AUTO, TrainerSettings, check_budget, check_processes
 
 # Builds a student; `task` is given to a function that has a parameter of this name.
 StudentFactory = Callable[..., PreTrainedModel]
@@ -51,7 +51,8 @@ class Plan:
         task: the task, or in its place `contracts.SeveralTasks`.
         seed: sets the student's fresh weights.
         seeds: number of students, with the seeds `seed`, `seed` + 1, ... of the weights and of the training.
-        baseline: trains the same student from the same start without the teacher too.
+        baseline: whether to train the same student from the same start without the teacher too; `auto` does on small
+            data if it is a small share of the run.
         budget: limits of the exported student, which choose its depth.
         record: determines what the run's directory holds.
         cache_dir: holds what runs share: tokens, fine-tuned teachers, teacher outputs.
@@ -73,7 +74,7 @@ class Plan:
     record: RecordSettings = field(default_factory=RecordSettings)
     seed: int = 0
     seeds: int = 1
-    baseline: bool = False
+    baseline: bool | Literal["auto"] = False
     resume: bool = False
     dry_run: bool = False
     chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -161,6 +162,8 @@ def choose_augmentation(plan: Plan) -> Plan:
 def check_plan(source: TeacherSource, plan: Plan) -> None:
     """Raises UserError for options that contradict each other, before anything is read."""
     tasks = tasks_of(plan.task)
+    if plan.baseline not in (True, False, AUTO):
+        raise OptionError("baseline", show_value(plan.baseline), "auto, true or false")
     if len(tasks) > 1:
         _check_several(plan)
     if source.by_task and source.by_task.keys() != tasks.keys():
@@ -192,7 +195,7 @@ def _check_several(plan: Plan) -> None:
 def _check_task(source: TeacherSource, plan: Plan) -> None:
     """Raises UserError for options that contradict each other in a plan for one task."""
     task, objective = plan.task, plan.objective
-    if task.over_vocabulary and plan.baseline:
+    if task.over_vocabulary and plan.baseline is True:
         raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
     if source.others and (task.over_vocabulary or task.likelihood == "vector"):
         raise UserError(f"an ensemble is for other tasks than task={task.name}: give one teacher")

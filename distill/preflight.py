@@ -101,6 +101,15 @@ def describe_training(module: DistillationModule, settings: TrainerSettings, sec
     return f"{steps}, {limit or 'about '}{format_duration(seconds)}{several}"
 
 
+def describe_baseline(choice: JsonObject) -> list[str]:
+    """Describes whether the student is trained without its teacher too; no line where there is nothing to choose."""
+    if choice["share"] is None:
+        return []
+    if choice["trained"]:
+        return [f"trained too, {choice['reason']}"]
+    return [f"not trained, because {choice['reason']}: baseline=true trains it"]
+
+
 def describe_outputs(module: DistillationModule, reason: str | None) -> str:
     """Describes the cache of teacher outputs, or why the teacher runs in every step."""
     cached = module.cached_outputs

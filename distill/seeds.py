@@ -18,10 +18,13 @@ from distill.files import JsonObject
 from distill.options import show_value
 from distill.plan import Plan
 from distill.records.record import Run, create_record, open_run
+from distill.records.shape import first_metric, first_split
 from distill.training.statistics import Difference, Spread, compare_examples, compare_seeds, spread
 
 RECORD = "seed.json"  # Of a further student, with the fields of run.json.
-SHARED = ("job", "command", "config_sha256", "version", "task", "objective", "teacher", "environment")
+SHARED = (
+    "job", "command", "config_sha256", "version", "task", "objective", "teacher", "baseline_choice", "environment",
+)  # fmt: skip
 LARGEST = 2**32 - 1  # Seed of the libraries.
 
 
@@ -82,9 +85,10 @@ def add(run: Run, record: JsonObject) -> None:
     run.update(seeds=sorted([*others, entry], key=lambda other: int(other["seed"])))
 
 
-def summarize(run: Run, task: Task) -> None:
-    """Sets mean and deviation of every metric, and the comparisons over seeds."""
-    seeds, metric = run.record["seeds"], task.metric
+def summarize(run: Run) -> None:
+    """Sets mean and deviation of every metric, and the comparisons over seeds on the split that stands first."""
+    seeds, task = run.record["seeds"], run.record["task"]
+    metric, split = first_metric(task), first_split(task)
     values = [entry["metrics"][metric] for entry in seeds]
     teacher = run.record["teacher"]["metrics"][metric]
     comparison = {"teacher": compare_seeds(values, [teacher] * len(values))}
@@ -92,7 +96,7 @@ def summarize(run: Run, task: Task) -> None:
         baselines = [entry["baseline"]["metrics"][metric] for entry in seeds]
         comparison["baseline"] = compare_seeds(values, baselines)
     summary = {name: _summarize_metric(name, seeds) for name in seeds[0]["metrics"]}
-    run.update(summary=summary, comparison=comparison)
+    run.update(summary=summary, comparison={name: {**of, "split": split} for name, of in comparison.items()})
 
 
 def _summarize_metric(name: str, seeds: Sequence[JsonObject]) -> dict[str, object]:
@@ -113,18 +117,25 @@ def _of(metrics: Sequence[Mapping[str, float]], name: str) -> Spread:
 
 
 def compare(
-    task: Task, scores: Scores, *, baseline: Scores | None, teacher: Scores | None, plan: Plan
+    task: Task,
+    scores: Mapping[str, Scores],
+    others: Mapping[str, Mapping[str, Scores] | None],
+    *,
+    split: str,
+    seeds: int,
 ) -> dict[str, Difference]:
-    """Compares a student with its baseline and its teacher over the dev examples.
+    """Compares a student with its `baseline` and its `teacher`, as far as there are both, over the examples of a split.
 
     A metric that is no mean over examples takes seconds to resample. It is compared in a run with one seed and a
     baseline alone: several seeds are compared with each other, and other runs did not ask.
+
+    Args:
+        scores: of the student, by split, as those of the others by name.
     """
-    others = {"baseline": baseline, "teacher": teacher}
-    only_means = not plan.baseline or plan.seeds > 1
+    only_means = others["baseline"] is None or seeds > 1
     results = {
-        name: compare_examples(task, scores, other, only_means=only_means)
+        name: compare_examples(task, scores[split], other[split], only_means=only_means)
         for name, other in others.items()
-        if other is not None
+        if other
     }
-    return {name: result for name, result in results.items() if result is not None}
+    return {name: {**result, "split": split} for name, result in results.items() if result is not None}

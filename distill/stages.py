@@ -22,7 +22,7 @@ from distill.losses import Objective
 from distill.losses.term import EncoderSize
 from distill.models import checks
 from distill.models.heads import heads_of
-from distill.part import Part, data_digest
+from distill.part import BASELINE, Part, data_digest
 from distill.plan import Plan
 from distill.records import report
 from distill.records.loggers import OpenLoggers
@@ -32,7 +32,7 @@ from distill.teaching.output_cache import CachedOutputs
 from distill.teaching.outputs import ComputedOutputs, earlier_decision, outputs_for_training, teacher_logits
 from distill.teaching.several import join_outputs
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
-from distill.training import fitting
+from distill.training import averaging, fitting
 from distill.training.auto import describe_choices
 from distill.training.evaluate import evaluate_splits, split_metrics
 from distill.training.fake_quantization import fake_quantized
@@ -61,11 +61,10 @@ class Stages:
     loaders: Mapping[str, Loader]
     teacher: PreparedTeacher
 
-    def distill(
-        self, model: PreTrainedModel, start: PreTrainedModel | None, source: TeacherSource, *, shows: bool = False
-    ) -> None:
-        """Distils one student. `start` is its copy for the baseline; `shows` prints the summary before training."""
+    def distill(self, model: PreTrainedModel, source: TeacherSource, *, shows: bool = False) -> None:
+        """Distils one student, and trains its baseline if there is one; `shows` prints the summary before training."""
         plan, run = self.plan, self.run
+        start = copy.deepcopy(model) if plan.baseline and not plan.dry_run else None
         with run.timed("teacher"):
             module, outputs = self.prepare_training(model, source)
         if shows:
@@ -158,6 +157,7 @@ class Stages:
                 ("teacher outputs", preflight.describe_outputs(module, outputs.reason)),
                 ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
                 ("training", preflight.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
+                *(("baseline", line) for line in preflight.describe_baseline(self.run.record["baseline_choice"])),
                 *(("chosen", line) for line in describe_choices(plan.chosen)),
             ]
         )
@@ -188,6 +188,17 @@ class Stages:
 
         Returns its scores on every split that is scored.
         """
+        stages, module = self._supervise(student)
+        directory = self.run.directory / BASELINE
+        fit = stages._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="baseline")
+        scores = evaluate_splits(module.student.cpu(), self.plan.task, self.loaders)
+        self.run.update(baseline={"metrics": split_metrics(self.plan.task, scores), "seconds": fit.seconds})
+        for part, of_part in self._of_parts(scores) if self._is_joint else ():
+            part.run.update(baseline={"metrics": split_metrics(part.task, of_part), "seconds": fit.seconds})
+        return scores
+
+    def _supervise(self, student: PreTrainedModel) -> tuple["Stages", DistillationModule]:
+        """Returns the stages of the baseline's training, and the module that trains `student` in them."""
         stages = self.without_unlabelled()
         objective = Objective(name="supervised", terms=self.plan.task.supervised_terms())
         size = _encoder_size(student)
@@ -196,7 +207,24 @@ class Stages:
             student=student, objective=objective, task=self.plan.task,
             **stages.plan.trainer.optimization(len(stages.loaders["train"])),
         )  # fmt: skip
-        return stages._train_baseline(module)
+        return stages, module
+
+    def publish_baselines(self, create: Callable[[], PreTrainedModel]) -> None:
+        """Saves and exports the baseline of each task whose student is worse than it, once all seeds are compared.
+
+        Args:
+            create: returns a student of the first seed, which the trained weights are loaded into.
+        """
+        if not any(part.is_worse for part in self.parts):
+            return
+        with self.run.timed("baseline"):
+            _, module = self._supervise(create())
+            averaging.load_best_weights(module, self.run.directory / BASELINE / "checkpoints")
+            scores = evaluate_splits(module.student.cpu().eval(), self.plan.task, self.loaders)
+            heads = heads_of(module.student)
+            for part, of_part in self._of_parts(scores):
+                if part.is_worse:
+                    part.publish_baseline(heads[part.name], of_part)
 
     def without_unlabelled(self) -> "Stages":
         """Returns the stages of a training on the labelled rows alone, as long as this one.
@@ -212,15 +240,6 @@ class Stages:
         evaluations = trainer.evaluations * len(loaders["train"]) / whole
         trainer = replace(trainer, max_steps=steps, max_epochs=None, min_steps=None, evaluations=evaluations)
         return replace(self, plan=replace(self.plan, trainer=trainer), examples=examples, loaders=loaders)
-
-    def _train_baseline(self, module: DistillationModule) -> dict[str, Scores]:
-        directory = self.run.directory / "baseline"
-        fit = self._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="baseline")
-        scores = evaluate_splits(module.student.cpu(), self.plan.task, self.loaders)
-        self.run.update(baseline={"metrics": split_metrics(self.plan.task, scores), "seconds": fit.seconds})
-        for part, of_part in self._of_parts(scores) if self._is_joint else ():
-            part.run.update(baseline={"metrics": split_metrics(part.task, of_part), "seconds": fit.seconds})
-        return scores
 
     def publish(self, student: PreTrainedModel, scores: Mapping[str, Scores], source: TeacherSource) -> None:
         """Exports, checks and times the heads of the student, and writes the bundle of each with its model card."""
@@ -293,6 +312,8 @@ class Stages:
         for part in self.parts:
             if part.run.record["export"]:
                 part.print_bundle()
+        for part in self.parts:
+            part.print_baseline()
 
     @property
     def _is_joint(self) -> bool:

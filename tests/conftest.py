@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import __main__ as command_line
+from distill import baseline
 from distill.contracts import Items, Outputs, Scores
 from distill.data import auto_text, batching, tables
 from distill.edge import cores
@@ -137,6 +138,23 @@ def no_copies() -> Iterator[None]:
 def copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the copies of the default configuration."""
     monkeypatch.setattr(auto_text, "COPIES", _COPIES)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_chosen_baseline() -> Iterator[None]:
+    """Leaves out the baselines that `baseline=auto` trains. The fixture `chosen_baseline` is for tests of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(baseline, "LARGEST_SHARE", 0.0)
+        yield
+
+
+LARGEST_SHARE = baseline.LARGEST_SHARE
+
+
+@pytest.fixture
+def chosen_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trains a baseline where `baseline=auto` chooses one."""
+    monkeypatch.setattr(baseline, "LARGEST_SHARE", LARGEST_SHARE)
 
 
 @pytest.fixture(autouse=True, scope="session")

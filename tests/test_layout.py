@@ -24,7 +24,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("training",),
     ("teaching", "export", "benchmark", "records", "serve"),
-    ("preflight", "plan", "encoding", "depth_ladder", "seeds", "part", "stages", "chain"),
+    ("preflight", "plan", "encoding", "depth_ladder", "seeds", "part", "stages", "baseline", "chain"),
     ("jobs",),
     ("__main__", "api", "__init__"),
 )
@@ -43,7 +43,8 @@ WITHIN = {
     "seeds": {"plan"},
     "part": {"preflight", "plan", "depth_ladder", "seeds"},
     "stages": {"preflight", "plan", "part"},
-    "chain": {"plan", "encoding", "depth_ladder", "seeds", "part", "stages"},
+    "baseline": {"plan", "part", "stages"},
+    "chain": {"plan", "encoding", "depth_ladder", "seeds", "part", "stages", "baseline"},
 }
 # Units that import less than their level allows.
 ONLY = {"edge": {"errors", "files", "readers"}, "serve": {"errors", "files", "edge"}}

@@ -111,7 +111,7 @@ def _check(
     if not task.over_vocabulary:
         raise UserError(f"job={config.job.name} is not for task={task.name}: take a task over text, task=mlm")
     check_features(source, task)
-    if config.baseline:
+    if config.baseline is True:
         raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
     if export.enabled is True:
         check_export(export, task)

@@ -35,6 +35,7 @@ def upgrade(config: DictConfig) -> DictConfig:
     upgraded.setdefault("record", {"_target_": "distill.records.settings.RecordSettings", "texts": True})
     upgraded.setdefault("augment", {"name": "none"})
     upgraded.setdefault("seeds", 1)
+    upgraded.setdefault("baseline", False)
     for name in ("teacher", "substitute"):
         if name in upgraded:
             upgraded[name].setdefault("accept_weak", False)

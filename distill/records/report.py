@@ -110,7 +110,7 @@ def render_model_card(record: Record, labels: Sequence[str], *, auto_class: str 
     body = _render(
         "model_card.md.jinja", record, name=_model(record)["name"], example=example_argument(task),
         prediction=task.get("prediction") or _default_prediction(task, labels), auto_class=auto_class,
-        license=card.license, data_license=find_data_license(task.get("hub_id")),
+        license=card.license, data_license=find_data_license(task.get("hub_id")), untaught=_describe_untaught(record),
     )  # fmt: skip
     return str(ModelCard(f"---\n{card.to_yaml()}\n---\n\n{body}"))
 
@@ -132,6 +132,12 @@ def comparison_sentences(record: Record) -> list[str]:
     ]
 
 
+def _describe_untaught(record: Record) -> str | None:
+    """Returns the difference of the student from the baseline that a card is about; None for another card."""
+    difference = (record["student"] or {}).get("untaught")
+    return describe_difference(difference, record["task"]) if difference else None
+
+
 def describe_difference(difference: Record, task: Record) -> str:
     """Returns a difference in words: `+0.8 points of accuracy, 95% interval +0.2 to +1.4, 3 seeds, p = 0.02`.
 
@@ -139,7 +145,8 @@ def describe_difference(difference: Record, task: Record) -> str:
     """
     lower_is_better = task.get("selects") == "min"
     unit = f"in {task['metric']} (less is better)" if lower_is_better else f"points of {task['metric']}"
-    counted = "dev examples" if difference["over"] == "examples" else f"seed{'s' if difference['number'] > 1 else ''}"
+    examples = f"{difference.get('split', 'dev')} examples"
+    counted = examples if difference["over"] == "examples" else f"seed{'s' if difference['number'] > 1 else ''}"
     words = [f"{format_points(difference['difference'], task)} {unit}"]
     if difference["interval"] is not None:
         low, high = (format_points(end, task) for end in difference["interval"])
@@ -248,6 +255,7 @@ def _file_rows(record: Record) -> list[tuple[str, ...]]:
     teacher_file = select_timing(record, "teacher", "onnx-fp32")
     size = teacher_file["bytes"] if teacher_file else None
     whole, exported = ("teacher", "student") if student else ("model", "model")
+    exported = "baseline" if student and student.get("untaught") else exported
     rows = [row(f"{whole} (torch)", record["teacher"], record["teacher"]["metrics"], reference, size)]
     for name, file in record["export"].items():
         mark = "" if file["gate"] == "passed" else f" (gate {file['gate']})"
@@ -371,6 +379,7 @@ def _card_data(record: Record, *, is_torch: bool) -> ModelCardData:
     files = [(file["file"], file["metrics"]) for file in export.values()]
     files = [torch_model, *files] if is_torch or not files else files
     teachers = _teachers(record)
+    tags = None if (record["student"] or {}).get("untaught") else ["knowledge-distillation"]
     results = [
         EvalResult(
             task_type=pipeline_tag, dataset_type=dataset or task["name"], dataset_name=task["name"],
@@ -385,7 +394,7 @@ def _card_data(record: Record, *, is_torch: bool) -> ModelCardData:
         library_name="transformers" if is_torch or not export else "onnx", pipeline_tag=pipeline_tag,
         license=join_licenses([find_model_license(name) for name in teachers]),
         base_model=[name for name in teachers if is_on_hub(name)] or None,
-        tags=["knowledge-distillation"], datasets=[dataset] if dataset else None,
+        tags=tags, datasets=[dataset] if dataset else None,
         metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
         model_name=f"{model['name']}-{task['name']}", eval_results=results or None,
     )  # fmt: skip

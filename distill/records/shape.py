@@ -1,7 +1,7 @@
 """Shape of a run.json: the fields that reports read, with their types."""
 
 from collections.abc import Mapping
-from typing import Any, Required
+from typing import Any, Literal, NotRequired, Required
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12.
@@ -39,6 +39,7 @@ class _Task(TypedDict, total=False):
     name: Required[str]
     metric: Required[str]
     examples: Required[dict[str, int]]
+    has_test: bool | None
     labels: list[str] | None
     selects: str | None
     example: str | None
@@ -120,6 +121,13 @@ class _Rung(TypedDict, total=False):
 
 class _Baseline(TypedDict, total=False):
     metrics: Required[Metrics]
+    export: dict[str, _File] | None
+
+
+class _BaselineChoice(TypedDict, total=False):
+    trained: Required[bool]
+    reason: Required[str]
+    share: float | None
 
 
 class _Seed(TypedDict, total=False):
@@ -149,6 +157,7 @@ class _Difference(TypedDict):
     p: float | None
     over: str
     number: int
+    split: NotRequired[str]
 
 
 class _Term(TypedDict, total=False):
@@ -221,6 +230,7 @@ class _Record(TypedDict, total=False):
     teacher: _Teacher | None
     student: _Student | None
     baseline: _Baseline | None
+    baseline_choice: _BaselineChoice | None
     retention: dict[str, float | None] | None
     training: _Training | None
     export: dict[str, _File] | None
@@ -241,6 +251,20 @@ _EMPTY: Mapping[str, object] = {
     "benchmark": [], "seeds": [], "ladder": [], "export": {}, "summary": {}, "comparison": {}, "breakdown": {},
     "seconds": {}, "environment": {},
 }  # fmt: skip
+
+
+def first_split(task: Mapping[str, Any]) -> Literal["test", "dev"]:
+    """Returns the split whose metrics stand first: test if it has labels, else dev, which chose the checkpoints.
+
+    Args:
+        task: the `task` of run.json. Several tasks have test if each of them has it (`has_test`).
+    """
+    return "test" if task.get("has_test", task["examples"].get("test")) else "dev"
+
+
+def first_metric(task: Mapping[str, Any]) -> str:
+    """Returns the name of the task's metric on `first_split` among the metrics of a model."""
+    return task["metric"] if first_split(task) == "dev" else f"{first_split(task)}/{task['metric']}"
 
 
 def fill_record(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from distill.training.evaluate import evaluate, fit_decoding, split_metrics
 from distill.training.module import DistillationModule, freeze
 from distill.training.settings import ADDED, TrainerSettings, check_budget, check_processes
 
+AS_IT_IS, RESCALED = "as it is", "rescaled"  # Origins of a teacher that needs no training.
 FORMAT = 4  # Of a fine-tuned teacher in the cache.
 # Called with model, tokenizer and examples before the fine-tuning; raises an error if the student does not suit them.
 Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase, EncodedSplits], object]
@@ -200,7 +201,8 @@ class PreparedTeacher:
     """A teacher that fits its task, with its scores, its metrics and the seconds of its fine-tuning.
 
     `model` is the float32 model. `release` frees its memory, and the next access loads it again. `fingerprint`
-    is a digest of everything that its outputs depend on except the inputs.
+    is a digest of everything that its outputs depend on except the inputs. `trained_by` has the settings of its
+    training on the task, in this run or an earlier one that cached it; None if it was not trained.
     """
 
     def __init__(
@@ -219,6 +221,7 @@ class PreparedTeacher:
         model: PreTrainedModel | None = None,
         notices: Sequence[str] = (),
         features: Mapping[str, Any] | None = None,
+        trained_by: TrainerSettings | None = None,
     ) -> None:
         self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
         self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
@@ -226,7 +229,7 @@ class PreparedTeacher:
         self.metrics: dict[str, float] = {}
         self.scores: Mapping[str, Scores] = {}  # On the splits that are scored.
         self.notices = list(notices)
-        self.features = features
+        self.features, self.trained_by = features, trained_by
         self._load = load
         self._model = None if model is None else freeze(model)
         self._running: PreTrainedModel | None = None
@@ -402,7 +405,7 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
         _check(start, source, task)
         notices = start.notices
         if start.fits:
-            origin = "as it is" if rescaling is None else "rescaled"
+            origin = AS_IT_IS if rescaling is None else RESCALED
         else:
             examples = task.encode(splits, start.tokenizer, cache_dir)
             preparation.rehearse(start.model, start.tokenizer, examples)
@@ -427,6 +430,7 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
         tokenizer=tokenizer, load=load, precision=source.weights.precision, weights=weights, seconds=seconds,
         device=preparation.device, model=model, notices=notices,
         features=None if source.features is None else source.features.record(),
+        trained_by=None if origin in (AS_IT_IS, RESCALED) else source.finetune,
     )  # fmt: skip
 
 

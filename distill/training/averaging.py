@@ -200,6 +200,18 @@ def take_best_weights(
     return soup
 
 
+def load_best_weights(module: DistillationModule, directory: Path) -> None:
+    """Loads the weights that a finished training with its checkpoints in `directory` ended with.
+
+    Raises:
+        UserError: if a checkpoint is missing or damaged.
+    """
+    decided = directory / "soup.ckpt"
+    decision = load_checkpoint(decided) if decided.is_file() else None
+    is_taken = decision is not None and Soup.from_record(decision["soup"]).taken
+    module.load_state_dict(_weights(decided if is_taken else directory / "best.ckpt"))
+
+
 def _weights(path: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = load_checkpoint(path)["state_dict"]
     return weights

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -29,11 +29,12 @@ class Difference(TypedDict):
     """The difference of two models in a metric, the first minus the second.
 
     Attributes:
-        difference: of the means over seeds, or of the metrics on dev.
+        difference: of the means over seeds, or of the metrics on the split.
         interval: its two ends, at 95%; None where it cannot be computed.
         p: of the hypothesis that there is no difference, two-sided; None where it cannot be computed.
         over: `seeds` or `examples`, which the uncertainty is about.
         number: of these.
+        split: that the metrics are of, `dev` or `test`; records of earlier versions lack it, and are of dev.
     """
 
     difference: float
@@ -41,6 +42,17 @@ class Difference(TypedDict):
     p: float | None
     over: str
     number: int
+    split: NotRequired[str]
+
+
+def is_worse(difference: Difference, *, selects: str) -> bool:
+    """Returns whether the first model is worse, by the whole interval or, without one, by the difference.
+
+    Args:
+        selects: `max` or `min`, the better values of the metric.
+    """
+    ends = difference["interval"] or [difference["difference"]]
+    return max(ends) < 0 if selects == "max" else min(ends) > 0
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -69,7 +81,7 @@ def compare_seeds(values: Sequence[float], others: Sequence[float]) -> Differenc
 
 
 def compare_examples(task: Task, scores: Scores, other: Scores, *, only_means: bool = False) -> Difference | None:
-    """Compares two models on the same dev examples by a paired bootstrap, with the percentiles of the differences.
+    """Compares two models on the same examples by a paired bootstrap, with the percentiles of the differences.
 
     Whole examples are drawn, with all of their items. Two examples are added: one that the first model alone gets
     right, and one that the second alone does. Without them the interval of two models that predict alike would have no

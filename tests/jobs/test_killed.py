@@ -137,7 +137,7 @@ def test_killed_run_is_resumed_with_equal_weights(whole: Whole, seed: int, tmp_p
 
 @pytest.fixture(scope="module")
 def sweep(commands: dict[str, tuple[str, ...]], tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    options = [option for option in commands["distill"] if not option.startswith("baseline")]
+    options = ["baseline=false" if option == "baseline=true" else option for option in commands["distill"]]
     return run_whole(tmp_path_factory.mktemp("sweep"), "-m", *options, *SWEEP)
 
 

@@ -128,6 +128,13 @@ def test_the_record_contains_metrics_file_sizes_and_timings(chain: dict[str, Any
     assert 0 < sum(stages.values()) < record["seconds"]["total"]
 
 
+def test_the_default_trains_a_baseline_beside_a_teacher_that_was_fine_tuned_before(chain: dict[str, Any]) -> None:
+    _, record = chain["runs"][1]
+    assert record["teacher"]["origin"] == "kept"
+    assert record["baseline_choice"]["trained"] is True
+    assert record["baseline"]["metrics"] == chain["runs"][0][1]["baseline"]["metrics"]
+
+
 def test_the_student_loads_with_the_auto_class_and_has_the_recorded_size(chain: dict[str, Any]) -> None:
     directory, record = chain["runs"][0]
     student = AutoModelForSequenceClassification.from_pretrained(directory / "student")

@@ -103,6 +103,11 @@ def test_the_text_option_of_a_bilstm_is_removed() -> None:
     assert (model._target_, model.layers) == ("students.bilstm.from_teacher", 2)
 
 
+def test_an_old_run_has_no_baseline_that_it_did_not_name() -> None:
+    assert upgrade_old().baseline is False
+    assert [upgrade_old(baseline=value).baseline for value in (True, "auto")] == [True, "auto"]
+
+
 def test_a_configuration_of_this_version_is_unchanged() -> None:
     config = upgrade_old()
     assert config.dry_run is False

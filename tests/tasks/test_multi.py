@@ -16,6 +16,7 @@ from distill.contracts import TASK_ID, Scores
 from distill.edge.__main__ import main
 from distill.errors import Interrupted, OptionError, UserError
 from distill.models.heads import SeveralHeads, share_encoder
+from distill.part import Part
 from distill.records.record import Run
 from distill.records.report import render_overview_card, summary_rows
 from distill.tasks import Classification, MaskedLM, MultiTask, Regression
@@ -207,6 +208,24 @@ def test_each_bundle_predicts_as_its_head_and_the_encoder_is_one(
             expected = models[name](input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
         np.testing.assert_allclose(np.concatenate(fp32.item_logits(texts)), expected, atol=1e-4)
         assert len(d.Bundle(bundle.directory, model="int8").predict(texts)) == 2
+
+
+def test_baseline_of_each_task_whose_head_is_worse_is_exported(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Part, "is_worse", property(lambda part: part.name == "pairs"))
+    result = run(tmp_path, tokenizer, baseline=True)
+    films, pairs = (result.record["tasks"][name]["baseline"] for name in NAMES)
+    assert "export" not in films
+    assert pairs["export"].keys() == {"fp32", "int8"}
+    assert pairs["export"]["fp32"]["metrics"] == pytest.approx(pairs["metrics"], abs=1e-4)
+    for kind in ("bundle", "student"):
+        assert [path.name for path in (result.directory / "baseline" / kind).iterdir()] == ["pairs"]
+    card = (result.directory / "baseline" / "bundle" / "pairs" / "README.md").read_text(encoding="utf-8")
+    assert "# distilbert-baseline for pairs" in card
+    assert len(d.Bundle(result.directory / "baseline" / "bundle" / "pairs").predict([["dull", "a lovely film"]])) == 1
+    with pytest.raises(UserError, match="a run on several tasks has no baseline_bundle: see the directories in"):
+        _ = result.baseline_bundle
 
 
 def test_weights_are_shared_and_checked(result: d.Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
