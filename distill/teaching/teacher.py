@@ -4,6 +4,7 @@ import copy
 import gc
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -40,6 +41,7 @@ from distill.training.module import DistillationModule, freeze
 from distill.training.settings import ADDED, TrainerSettings, check_budget, check_processes
 
 FORMAT = 4  # Of a fine-tuned teacher in the cache.
+_METADATA = "distill.json"  # Beside its weights.
 # Called with model, tokenizer and examples before the fine-tuning; raises an error if the student does not suit them.
 Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase, EncodedSplits], object]
 
@@ -69,6 +71,10 @@ class Weights(Protocol):
 
     def fingerprint(self) -> str:
         """Returns a digest of everything that the model depends on."""
+        ...
+
+    def width(self) -> int:
+        """Returns the size of the hidden states, before the model is loaded."""
         ...
 
     def load(
@@ -387,16 +393,13 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
     task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
     chosen = dict[str, dict[str, Any]]()
     if source.finetune is not None and task.fine_tunes_teacher:
-        settings, chosen = auto.resolve_finetuning(
-            source.finetune, splits.sizes()["train"], option=source.trainer,
-            start="whole" if source.features is None else "recurrent",
-        )  # fmt: skip
-        source = replace(source, finetune=settings)
+        source, chosen = _choose_finetuning(source, splits)
     key = _fingerprint(source, task, splits)[:16] if task.fine_tunes_teacher else ""
     directory = cache_dir / "teachers" / f"{source.weights.name}-{task.name}-{key}"
     seconds, origin, notices = 0.0, "kept", list[str]()
     if task.fine_tunes_teacher and source.finetune is not None and _is_cached(directory):
         print_line(f"Teacher: {'fine-tuned' if source.features is None else 'trained'} before, reused from {directory}")
+        notices = _read_notices(directory)
     else:
         start, rescaling = _load_fitting(source, preparation)
         _check(start, source, task)
@@ -411,6 +414,7 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
                 print_line(f"         {line}")
             seconds = _finetune(source, start, preparation, labelled_only(examples), directory)
             origin = _origin(source, preparation)
+            notices = [*notices, *(_read_notices(directory) if seconds > 0 else ())]
     is_saved = origin == "kept" or seconds > 0
     if not is_saved:
         parts: list[object] = [source.weights.fingerprint(), task.auto_class, splits.labels]
@@ -428,6 +432,28 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
         device=preparation.device, model=model, notices=notices,
         features=None if source.features is None else source.features.record(),
     )  # fmt: skip
+
+
+def _choose_finetuning(source: TeacherSource, splits: Splits) -> tuple[TeacherSource, dict[str, dict[str, Any]]]:
+    """Returns the source with a value for every option of its fine-tuning that is `auto`, and these values."""
+    assert source.finetune is not None
+    if not source.finetune.unresolved():
+        return source, {}
+    start = "recurrent" if source.features is not None else "fresh" if source.weights.is_new else "whole"
+    sizes = splits.sizes()
+    settings, chosen = auto.resolve_finetuning(
+        source.finetune, sizes["train"], width=source.weights.width(), scored=sizes["dev"], option=source.trainer,
+        start=start,
+    )  # fmt: skip
+    return replace(source, finetune=settings), chosen
+
+
+def _read_notices(directory: Path) -> list[str]:
+    """Prints and returns the notices of the fine-tuning of the teacher in the cache, which its run has had too."""
+    notices: list[str] = json.loads((directory / _METADATA).read_text(encoding="utf-8")).get("notices", [])
+    for text in notices:
+        print_notice(text)
+    return notices
 
 
 def _verb(source: TeacherSource) -> str:
@@ -597,7 +623,7 @@ def _finetune(
     print_line(f"         {length}, {settings.resolved_precision()}, about {format_duration(estimate)}, once")
     if preparation.dry_run:
         return 0.0
-    fitting.fit(
+    fit = fitting.fit(
         module, loaders["train"], loaders["dev"], settings=settings, checkpoints=directory / "checkpoints",
         logger=CSVLogger(str(directory), name="", version=""), title="teacher",
         identity={"data": splits.sha256, "start": source.weights.fingerprint()},
@@ -606,12 +632,27 @@ def _finetune(
     with new_entry(target) as temporary:
         start.model.save_pretrained(temporary)
         start.tokenizer.save_pretrained(temporary)
-        metadata = {"task": task.name, "data": splits.sha256, "settings": asdict(settings)}
-        write_json(temporary / "distill.json", metadata)
+        notices = [_describe_rise(source, task, fit, steps=steps)] if fit.rise is not None else []
+        metadata = {"task": task.name, "data": splits.sha256, "settings": asdict(settings), "notices": notices}
+        write_json(temporary / _METADATA, metadata)
     checkpoints.remove(directory / "checkpoints")  # The result is in the cache.
     del module
     gc.collect()  # Module and trainer refer to each other and to the optimizer's state.
     return time.perf_counter() - started
+
+
+def _describe_rise(source: TeacherSource, task: Task, fit: fitting.Fit, *, steps: int) -> str:
+    """Returns the notice of a fine-tuning that ended too early; `steps` are those of an epoch."""
+    settings = source.finetune
+    assert settings is not None
+    assert fit.rise is not None
+    epochs = settings.total_steps(steps) / steps
+    is_cut = settings.max_steps is not None and settings.max_steps <= fit.steps
+    length = f"max_steps={2 * fit.steps}" if is_cut else f"max_epochs={2 * math.ceil(epochs)}"
+    return (
+        f"teacher {source.weights.name}: {task.metric} on dev was still improving at the end of its training, "
+        f"by {fit.rise:.3f} to {fit.best:.3f} in the last third: set {source.trainer}.{length} to train it for longer"
+    )
 
 
 def _is_cached(directory: Path) -> bool:

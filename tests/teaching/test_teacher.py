@@ -17,6 +17,7 @@ import transformers
 from huggingface_hub import constants
 from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, dynamic_module_utils
 
+from distill import api
 from distill.contracts import Scores
 from distill.errors import UnreachableError, UserError
 from distill.models.loading import match_labels, reorder_head
@@ -448,6 +449,59 @@ def test_a_weak_teacher_is_refused_with_a_way_out(
     assert "Notice: teacher loaded" in capsys.readouterr().out
     with pytest.raises(UserError, match="got teacher.accept_weak=1, expected true or false"):
         replace(source, accept_weak=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("length", [{"max_epochs": 3}, {"max_epochs": None, "max_steps": 12}], ids=["epochs", "steps"])
+def test_a_teacher_whose_training_was_too_short_says_so_when_it_is_reused_too(
+    length: dict[str, Any], encoder_dir: Path, task: Classification, splits: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    scores = iter([0.2, 0.4, 0.7])
+    monkeypatch.setattr(Classification, "metrics", lambda self, of_dev: {"accuracy": next(scores)})
+    task = Classification(name="toy", text=["sentence"], max_length=64, data_dir=task.rows.source.data_dir)
+    source = teaching.TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), replace(SETTINGS, **length))
+    preparation = teaching.Preparation(
+        task=task, splits=splits, cache_dir=tmp_path, run_directory=tmp_path / "run", device=torch.device("cpu")
+    )
+    expected = (
+        "teacher toy: accuracy on dev was still improving at the end of its training, by 0.300 to 0.700 in the last "
+        f"third: set teacher.finetune.{'max_steps=24' if 'max_steps' in length else 'max_epochs=6'} to train it for "
+        "longer"
+    )
+    for origin in ("fine-tuned", "kept"):
+        teacher = teaching.prepare(source, preparation, requested="toy", substituted=False)
+        assert teacher.origin == origin
+        assert teacher.record()["notices"] == [expected]
+        assert expected in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_fine_tuning_is_chosen_from_data_and_teacher(encoder_dir: Path, task: Classification, splits: Any) -> None:
+    """The toy encoder is 32 wide; 64 examples are 2 steps of an epoch."""
+    pretrained = teaching.TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), api.FINETUNE)
+    source, chosen = teaching._choose_finetuning(pretrained, splits)
+    assert source.finetune is not None
+    assert (source.finetune.learning_rate, source.finetune.max_epochs, source.finetune.patience) == (1e-4, 40, 14)
+    assert chosen["learning_rate"]["reason"] == "a whole pre-trained encoder of width 32 is fine-tuned"
+    source, _ = teaching._choose_finetuning(replace(pretrained, weights=Embedded(hidden_size=1024)), splits)
+    assert source.finetune is not None
+    assert (source.finetune.learning_rate, source.finetune.patience) == (5e-4, None)  # Its layers are random.
+
+
+def test_the_width_is_read_from_the_configuration(
+    classifier_dir: Path, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    config = json.loads((classifier_dir / "config.json").read_text())
+    weights = Pretrained(name="toy", path=str(classifier_dir))
+    assert weights.width() == Loaded(teacher, tokenizer).width() == config["hidden_size"] == 32
+    for other, width in (({"model_type": "distilbert", "dim": 48}, 48), (config | {"hidden_size": 1024}, 1024)):
+        (classifier_dir / "config.json").write_text(json.dumps(other))
+        assert weights.width() == width
+    (classifier_dir / "config.json").write_text(json.dumps({"model_type": "clip"}))
+    with pytest.raises(UserError, match=r"has hidden_size=None, expected the size of the hidden states of an encoder"):
+        weights.width()
+    (classifier_dir / "config.json").write_text(json.dumps({"model_type": "nothing"}))
+    with pytest.raises(UserError, match=r"classifier cannot be loaded: "):
+        weights.width()
 
 
 def test_a_fine_tuned_teacher_is_cached_under_the_options_that_its_fine_tuning_uses(
