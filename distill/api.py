@@ -78,7 +78,7 @@ class Teacher:
         name: names the teacher in records and directories.
         precision: of its forward passes, `float32` or `bfloat16`.
         cache: the rules for caching its outputs.
-        accept_weak: whether it may teach although it scores less on dev than a constant prediction.
+        accept_weak: whether it may teach although it is not better on dev than a constant prediction.
         cache_dir: holds fine-tuned teachers and outputs; None takes `DISTILL_CACHE` or `~/.cache/distill`.
 
     Raises:

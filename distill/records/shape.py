@@ -21,9 +21,24 @@ class _Student(_Model):
     metrics: Required[Metrics]
 
 
+class _Constant(TypedDict):
+    answer: str
+    metrics: Metrics
+
+
+class _Difference(TypedDict):
+    difference: float
+    interval: tuple[float, float] | None
+    p: float | None
+    over: str
+    number: int
+
+
 class _Teacher(_Model):
     resolved: Required[str]
     metrics: Required[Metrics]
+    constant: _Constant | None
+    against_constant: _Difference | None
 
 
 class _Task(TypedDict, total=False):
@@ -131,14 +146,6 @@ class _Summary(TypedDict, total=False):
     std: Required[float | None]
     files: dict[str, _Spread]
     baseline: _Spread | None
-
-
-class _Difference(TypedDict):
-    difference: float
-    interval: tuple[float, float] | None
-    p: float | None
-    over: str
-    number: int
 
 
 class _Term(TypedDict, total=False):

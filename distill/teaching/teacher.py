@@ -30,6 +30,7 @@ from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
 from distill.models.tokenizer import read_vocabulary
 from distill.options import show_value
+from distill.teaching.constants import Comparison, compare_with_constant
 from distill.teaching.features import Features
 from distill.teaching.mixture import Mixture, normalize_shares
 from distill.teaching.output_cache import OutputCache, library_versions
@@ -127,7 +128,7 @@ class TeacherSource:
             `features` those of the training of the BiLSTM.
         cache: the rules for caching outputs.
         substitute: creates the teacher to use if the weights are not available; only for a task with built-in data.
-        accept_weak: whether a teacher that scores less on dev than a constant prediction may teach.
+        accept_weak: whether a teacher that is not better on dev than a constant prediction may teach.
         features: the hidden states of the frozen encoder that a BiLSTM reads in place of the fine-tuning; None for it.
         others: the further teachers of an ensemble (`make_ensemble`).
         shares: the weight of each teacher of an ensemble, with a sum of 1.
@@ -231,6 +232,7 @@ class PreparedTeacher:
         self.device, self.seconds = device, seconds
         self.metrics: dict[str, float] = {}
         self.scores: Mapping[str, Scores] = {}  # On the splits that are scored.
+        self.comparison: Comparison | None = None  # With the best constant prediction.
         self.notices = list(notices)
         self.features = features
         self._load = load
@@ -278,7 +280,10 @@ class PreparedTeacher:
             "requested", "resolved", "substituted", "origin", "features", "precision", "metrics", "parameters",
             "notices",
         )  # fmt: skip
-        return {name: getattr(self, name) for name in fields}
+        comparison = (
+            {"constant": None, "against_constant": None} if self.comparison is None else self.comparison.record()
+        )
+        return {name: getattr(self, name) for name in fields} | comparison
 
 
 class PreparedEnsemble(PreparedTeacher):
@@ -531,7 +536,7 @@ def score(
 ) -> None:
     """Sets the teacher's scores and metrics on the splits that are scored, and caches its outputs for them.
 
-    A weak teacher that `source` accepts gets a notice.
+    The teacher is compared with the best constant prediction. A weak one that `source` accepts gets a notice.
 
     Raises:
         UserError: if the teacher is weak and must not be.
@@ -545,15 +550,17 @@ def score(
         mixture = Mixture(teacher.shares, task.likelihood)
         splits = {name: [scores[name] for scores in of_members] for name in of_members[0]}
         _set_scores(teacher, task, {name: mixture.mix_scores(scores) for name, scores in splits.items()})
-    weakness = task.weakness(teacher.scores["dev"])
-    if weakness is None:
+    teacher.comparison = compare_with_constant(task, teacher.scores)
+    if teacher.comparison is None or teacher.comparison.weakness is None:
         return
+    weakness = f"teacher {source.weights.name} {teacher.comparison.weakness}"
     if not source.accept_weak:
+        longer = "" if source.finetune is None else f"train it for longer ({source.trainer}.max_epochs=N), "
         raise UserError(
-            f"teacher {teacher.resolved} {weakness}: check that its labels mean the task's, train it for longer, or "
-            "set teacher.accept_weak=true to learn from it all the same"
+            f"{weakness}: {longer}check that its labels mean the task's, give it more labels or dev more rows, or set "
+            "teacher.accept_weak=true to learn from it all the same"
         )
-    teacher.notices.append(f"teacher {teacher.resolved} {weakness}; it teaches because of teacher.accept_weak=true")
+    teacher.notices.append(f"{weakness}; it teaches because of teacher.accept_weak=true")
     print_notice(teacher.notices[-1])
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -18,10 +18,9 @@ from huggingface_hub import constants
 from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, dynamic_module_utils
 
 from distill import api
-from distill.contracts import Scores
 from distill.errors import UnreachableError, UserError
 from distill.models.loading import match_labels, reorder_head
-from distill.tasks import Classification, Regression
+from distill.tasks import Classification
 from distill.teaching import teacher as teaching
 from distill.training.module import freeze
 from teachers.embedded import Embedded
@@ -291,42 +290,6 @@ def test_only_the_built_in_task_accepts_a_substitute(capsys: pytest.CaptureFixtu
     assert teaching.locate(stand_in, own) == (stand_in, False)
 
 
-def make_scores(predicted: Sequence[int], labels: Sequence[int]) -> Scores:
-    return Scores({"logits": np.eye(2)[list(predicted)]}, np.array(labels), np.arange(len(labels)))
-
-
-@pytest.mark.parametrize(
-    ("metric", "predicted", "labels", "weakness"),
-    [
-        ("accuracy", [0, 0, 0, 0], [0, 0, 0, 1], None),
-        (
-            "accuracy", [1, 0, 0, 0], [0, 0, 0, 1],
-            "has accuracy 0.500 on dev, and always answering the majority class has 0.750",
-        ),
-        # Less accurate than the majority class, whose F1 and correlation are 0.
-        ("f1", [1, 1, 1, 1], [0, 0, 0, 1], None),
-        ("matthews", [1, 1, 0, 1], [0, 0, 0, 1], None),
-        ("matthews", [1, 1, 0, 0], [0, 0, 0, 1], "has matthews -0.577 on dev, and always answering the majority class"),
-        # More accurate than it would need to be for a majority class of which F1 is 0.
-        ("f1", [0, 0, 1, 1], [1, 1, 1, 0], "has f1 0.400 on dev, and always answering the majority class has 0.857"),
-    ],
-)  # fmt: skip
-def test_a_weak_classifier_is_below_the_majority_class_in_the_metric_of_the_task(
-    metric: Any, predicted: list[int], labels: list[int], weakness: str | None
-) -> None:
-    task = Classification(name="toy", text="sentence", metrics=[metric])
-    result = task.weakness(make_scores(predicted, labels))
-    assert result is None if weakness is None else weakness in str(result)
-
-
-def test_a_weak_regressor_is_below_the_mean_of_the_labels() -> None:
-    task = Regression(name="toy", text="sentence")
-    rising, labels = np.arange(4.0, dtype=np.float32)[:, None], np.array([0.0, 1.0, 2.0, 3.0], dtype=np.float32)
-    assert task.weakness(Scores({"logits": rising}, labels, np.arange(4))) is None
-    expected = "has pearson -1.000 on dev, and always answering the mean of the labels has 0.000"
-    assert task.weakness(Scores({"logits": -rising}, labels, np.arange(4))) == expected
-
-
 CODE = {
     "configuration_toy.py": """
 from transformers import BertConfig
@@ -439,12 +402,24 @@ def test_a_weak_teacher_is_refused_with_a_way_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     source = teaching.TeacherSource(weights=Loaded(teacher, tokenizer), finetune=None)
-    with pytest.raises(UserError, match=r"has accuracy 0.000 on dev, .* or set teacher.accept_weak=true to learn from"):
+    expected = "teacher loaded is worse than a constant prediction on dev: accuracy 0.000 against 0."
+    ways = (
+        ": check that its labels mean the task's, give it more labels or dev more rows, or set "
+        "teacher.accept_weak=true to learn from it all the same"
+    )
+    with pytest.raises(UserError, match=f"^{re.escape(expected)}.*{re.escape(ways)}$"):
         score_teacher(source, contrary, tmp_path)
+    with pytest.raises(
+        UserError, match=r"train it for longer \(teacher.finetune.max_epochs=N\), check that its labels"
+    ):
+        score_teacher(replace(source, finetune=SETTINGS), contrary, tmp_path)
     capsys.readouterr()
     accepted = score_teacher(replace(source, accept_weak=True), contrary, tmp_path)
     [notice] = accepted.record()["notices"]
-    assert "has accuracy 0.000 on dev" in notice
+    assert notice.startswith(expected)
+    record = accepted.record()
+    assert record["constant"]["answer"] in ("always positive", "always negative")
+    assert record["constant"]["metrics"]["accuracy"] == -record["against_constant"]["difference"]
     assert "it teaches because of teacher.accept_weak=true" in notice
     assert "Notice: teacher loaded" in capsys.readouterr().out
     with pytest.raises(UserError, match="got teacher.accept_weak=1, expected true or false"):
