@@ -143,10 +143,10 @@ def _fit(
     if resuming:
         saver.skip_finished_steps()
     timer = Timer()  # Its state is in the checkpoint, so that a resumed run continues counting.
-    progress_bars = [ProgressBar(title, metric, selects)] if distributed.rank() == 0 else []
     recent, patience, chosen_callbacks = _create_chosen_callbacks(settings, checkpoints, metric, selects)
     curve = Curve(metric)
-    callbacks = [best, *chosen_callbacks, curve, _EvaluateAfterLastStep(), saver, last, timer, *progress_bars]
+    callbacks = [best, *chosen_callbacks, curve, _EvaluateAfterLastStep(), saver, last, timer]
+    callbacks += [ProgressBar(title, metric, selects, weights=module.objective.weights)] * (distributed.rank() == 0)
     trainer = _create_trainer(module, settings, steps_per_epoch=len(train), callbacks=callbacks, logger=logger)
     with _copy_before_sharding(module, settings), _accelerate(module.student, settings), saver.stop_on_signals():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
