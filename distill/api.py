@@ -59,7 +59,7 @@ __all__ = ["Result", "Student", "Teacher", "distill", "students"]
 assert _students
 
 # The values of conf/trainer/finetune.yaml.
-FINETUNE = TrainerSettings(learning_rate=5e-5, batch_size=32, max_epochs=3)
+FINETUNE = TrainerSettings.auto(ema=0.0, soup=1)
 BENCHMARK = BenchmarkSettings(batches=[1, 8], lengths=[32, 128])
 
 
@@ -78,7 +78,7 @@ class Teacher:
         name: names the teacher in records and directories.
         precision: of its forward passes, `float32` or `bfloat16`.
         cache: the rules for caching its outputs.
-        accept_weak: whether it may teach although it scores less on dev than a constant prediction.
+        accept_weak: whether it may teach although it is not better on dev than a constant prediction.
         cache_dir: holds fine-tuned teachers and outputs; None takes `DISTILL_CACHE` or `~/.cache/distill`.
 
     Raises:
@@ -186,7 +186,8 @@ class Teacher:
             features: trains a BiLSTM on these hidden states of the frozen encoder in place of the fine-tuning: `last`,
                 `second_to_last`, `sum_last_4`, `concat_last_4` or `sum_all`.
             bilstm: its `layers`, `hidden_dim`, `dropout` and `pooling`, 2 layers of 768 by default.
-            settings: fields of `TrainerSettings`, for example `max_epochs=3`.
+            settings: fields of `TrainerSettings`, for example `max_epochs=3`; the others are chosen from the data and
+                the teacher's width.
 
         Raises:
             UserError: for data or a model that do not fit the task.

@@ -199,6 +199,19 @@ class Scores:
         )
 
 
+@dataclass(frozen=True)
+class Constant:
+    """A prediction that is the same for every example, which a model that has learned something is better than.
+
+    Args:
+        answer: the prediction in words: `always positive`.
+        predict: returns the scores of the same items with this prediction in place of a model's.
+    """
+
+    answer: str
+    predict: Callable[[Scores], Scores]
+
+
 @runtime_checkable
 class Examples(Protocol):
     """One tokenized split. An index is a list of examples, and a result a padded batch.
@@ -521,10 +534,17 @@ class Task(Protocol):
         """The expected calibration error; None for predictions without a probability."""
         ...
 
-    def weakness(self, scores: Scores) -> str | None:
-        """The reason why a teacher with these scores on dev should not teach, None if it may.
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """The constant predictions that may be best for the labels of dev, the more frequent ones first.
 
-        It follows from the task's own metric, compared with that of the best constant prediction.
+        There are none if no model can be better or worse than a constant, or every model may teach.
+        """
+        ...
+
+    def held_out(self, scores: Scores) -> Scores:
+        """The scores of a teacher on dev to compare with those of a constant prediction.
+
+        No example is decoded with values that were chosen on it, where these alone could beat a constant.
         """
         ...
 

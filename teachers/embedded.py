@@ -77,6 +77,10 @@ class Embedded:
             settings["tokenizer"] = [hash_file(path) for path in sorted(directory.iterdir()) if _is_of_tokenizer(path)]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
+    def width(self) -> int:
+        """Returns the size of the hidden states."""
+        return self.hidden_size
+
     def load(
         self,
         auto_class: str,

@@ -61,6 +61,10 @@ class Loaded:
             digest.update(tensor.detach().cpu().float().contiguous().numpy().data)
         return digest.hexdigest()
 
+    def width(self) -> int:
+        """Returns the size of the hidden states."""
+        return int(self.model.config.hidden_size)
+
     def load(
         self,
         auto_class: str,

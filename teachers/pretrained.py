@@ -8,7 +8,7 @@ from typing import Any
 from distill import hub
 from distill.errors import UnreachableError, UserError
 from distill.files import is_full_disk
-from distill.models.loading import Start, check_directory, has_tokenizer, load_directory
+from distill.models.loading import Start, check_directory, has_tokenizer, load_directory, read_width
 
 PRECISIONS = ("float32", "bfloat16")
 # The files to download; weights only in safetensors, because a pickle can run code.
@@ -116,6 +116,10 @@ class Pretrained:
                 digest = hashlib.file_digest(file, "sha256").digest()
             self._digests[path] = (identity, digest)
         return digest
+
+    def width(self) -> int:
+        """Returns the size of the hidden states."""
+        return read_width(self.locate(), trust_remote_code=self.trust_remote_code)
 
     def load(
         self,

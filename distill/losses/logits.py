@@ -8,7 +8,7 @@ from torch import Tensor
 from distill.contracts import Items, Likelihood, Outputs
 from distill.losses.term import (
     Term,
-    binary_cross_entropy_sum,
+    binary_divergence_sum,
     count_items,
     cross_entropy_sum,
     get_logits,
@@ -20,13 +20,17 @@ from distill.options import check_arguments
 
 
 class SoftTargets(Term):
-    """Cross-entropy to the teacher's softened distribution, times T^2 (Hinton et al., arXiv 1503.02531, section 2).
+    """KL divergence from the teacher's softened distribution, times T^2 (Hinton et al., arXiv 1503.02531, section 2).
 
-    `-T^2 * sum_j softmax(v/T)_j * log softmax(z/T)_j` for each item: summed over classes, averaged over items.
-    The factor makes the size of the gradient independent of T. For a regression it is the squared error to the
-    teacher's number, because there is no distribution to soften. Where an item has any number of labels it is the mean
-    over the C labels of the binary cross-entropy to the teacher's softened probabilities, with the sigmoid s:
-    `-T^2/C sum_c (s(v_c/T) log s(z_c/T) + (1 - s(v_c/T)) log(1 - s(z_c/T)))`.
+    `T^2 * sum_j p_j * (log p_j - log softmax(z/T)_j)` with `p = softmax(v/T)` for each item: summed over classes,
+    averaged over items. It is the paper's cross-entropy without the entropy of the teacher, which no student can
+    change: it has the same gradient, and is 0 for a student with the teacher's distribution. The factor makes the size
+    of the gradient independent of T.
+
+    For a regression it is the squared error to the teacher's number, because there is no distribution to soften. Where
+    an item has any number of labels it is the mean over the C labels of the divergence of two distributions, those of
+    having the label or not. With the sigmoid s and `p_c = s(v_c/T)` it is
+    `T^2/C sum_c (p_c log(p_c / s(z_c/T)) + (1 - p_c) log((1 - p_c) / (1 - s(z_c/T))))`.
 
     Args:
         positions: tokens of a task over a vocabulary: those chosen for prediction (`masked`), or `all` except padding.
@@ -51,8 +55,9 @@ class SoftTargets(Term):
             return squared_error_sum(get_logits(student), get_logits(teacher)), self.count(items)
         student_logits, teacher_logits = get_logits(student), _softened_logits(teacher, self.temperature)
         if items.likelihood == "sigmoid":
-            teacher_probs = (teacher_logits.float() / self.temperature).sigmoid()
-            total = binary_cross_entropy_sum(student_logits.float() / self.temperature, teacher_probs)
+            total = binary_divergence_sum(
+                student_logits.float() / self.temperature, teacher_logits.float() / self.temperature
+            )
             return self.temperature**2 * total, self.count(items)
         valid = items.valid
         if not self.reads_every_token:
@@ -60,9 +65,10 @@ class SoftTargets(Term):
             valid = None if valid is None else select_chosen(valid, items)
         # Masked after the division, because the smallest number would become infinite below temperature 1.
         student_log_probs = F.log_softmax(mask_logits(student_logits.float() / self.temperature, valid), dim=-1)
-        teacher_probs = F.softmax(mask_logits(teacher_logits.float() / self.temperature, valid), dim=-1)
-        total = -(self.temperature**2) * (teacher_probs * student_log_probs).sum()
-        return total, self.count(items)
+        softened = mask_logits(teacher_logits.float() / self.temperature, valid)
+        # The logarithms are subtracted item by item, because the sums of both entropies would round a small rest.
+        differences = F.log_softmax(softened, dim=-1) - student_log_probs
+        return self.temperature**2 * (F.softmax(softened, dim=-1) * differences).sum(), self.count(items)
 
 
 class PseudoLabels(Term):

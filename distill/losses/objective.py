@@ -39,6 +39,11 @@ class Objective(nn.Module):
         return tuple(self.terms)
 
     @property
+    def weights(self) -> dict[str, float]:
+        """Returns the weight of each term by its name."""
+        return {name: term.weight for name, term in self._named()}
+
+    @property
     def needs(self) -> frozenset[str]:
         """Returns the outputs that the terms read besides logits: a subset of those that `Term.needs` names."""
         return frozenset().union(*(term.needs for term in self._terms()))

@@ -155,6 +155,19 @@ def binary_cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
     return losses.mean(dim=-1).sum()
 
 
+def binary_divergence_sum(logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """Returns the sum over the items of the mean KL divergence of their labels from those of the teacher.
+
+    Args:
+        logits, teacher_logits: `[n, C]`, the log-odds of each label.
+    """
+    targets = teacher_logits.sigmoid()
+    losses, entropies = (
+        F.binary_cross_entropy_with_logits(each, targets, reduction="none") for each in (logits, teacher_logits)
+    )
+    return (losses - entropies).mean(dim=-1).sum()
+
+
 def squared_error_sum(values: Tensor, targets: Tensor) -> Tensor:
     """Returns the sum of the squared differences of `[n, 1]`."""
     return (values.float() - targets.float()).square().sum()

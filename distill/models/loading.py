@@ -148,6 +148,26 @@ def _load_config(directory: Path, auto_class: str, **options: bool) -> PreTraine
     return config
 
 
+def read_width(directory: Path, *, trust_remote_code: bool) -> int:
+    """Returns the size of the hidden states of a model, from its configuration alone.
+
+    Raises:
+        UserError: if the configuration cannot be loaded, or names no `hidden_size`.
+    """
+    try:
+        with without_warnings():
+            config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error
+    width = getattr(config, "hidden_size", None)
+    if not isinstance(width, int):
+        raise UserError(
+            f"the config.json of {directory} has hidden_size={width}, expected the size of the hidden states of an "
+            "encoder: take a model of another family, such as BERT, RoBERTa or DeBERTa-v2"
+        )
+    return width
+
+
 def _load_tokenizer(
     directory: Path, auto_class: str, config: PreTrainedConfig, **options: bool
 ) -> tuple[PreTrainedTokenizerBase, list[str]]:

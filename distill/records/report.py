@@ -266,6 +266,8 @@ def _file_rows(record: Record) -> list[tuple[str, ...]]:
     if record["baseline"]:
         spread = _spread(record, metric, "baseline")
         rows.append(row("baseline, no teacher (torch)", student, record["baseline"]["metrics"], None, None, spread))
+    if constant := record["teacher"].get("constant"):
+        rows.append(row(constant["answer"], {}, constant["metrics"], None, None))
     return rows
 
 
@@ -354,6 +356,8 @@ def _metric_table(record: Record) -> list[tuple[str, ...]]:
     models += [(f"{exported} {format}", student, file["metrics"], format) for format, file in export.items()]
     if record["baseline"]:
         models.append(("baseline, no teacher (torch)", student, record["baseline"]["metrics"], "baseline"))
+    if constant := teacher.get("constant"):
+        models.append((constant["answer"], {}, constant["metrics"], None))
     metrics = list(dict.fromkeys(metric for _, _, values, _ in models for metric in values))
     parameters = () if export else ("parameters",)
     rows = [

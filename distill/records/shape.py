@@ -21,9 +21,25 @@ class _Student(_Model):
     metrics: Required[Metrics]
 
 
+class _Constant(TypedDict):
+    answer: str
+    metrics: Metrics
+
+
+class _Difference(TypedDict):
+    difference: float
+    interval: tuple[float, float] | None
+    p: float | None
+    over: str
+    number: int
+    split: NotRequired[str]
+
+
 class _Teacher(_Model):
     resolved: Required[str]
     metrics: Required[Metrics]
+    constant: _Constant | None
+    against_constant: _Difference | None
 
 
 _Source = TypedDict("_Source", {"name": str, "examples": int, "from": str}, total=False)
@@ -149,15 +165,6 @@ class _Summary(TypedDict, total=False):
     std: Required[float | None]
     files: dict[str, _Spread]
     baseline: _Spread | None
-
-
-class _Difference(TypedDict):
-    difference: float
-    interval: tuple[float, float] | None
-    p: float | None
-    over: str
-    number: int
-    split: NotRequired[str]
 
 
 class _Term(TypedDict, total=False):

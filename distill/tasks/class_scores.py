@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from distill.console import print_notice
-from distill.contracts import IGNORED, Likelihood, Scores
+from distill.contracts import IGNORED, Constant, Likelihood, Scores
 from distill.data.tables import LabelledData
 from distill.edge.classes import softmax
 from distill.errors import OptionError, UserError
@@ -68,9 +68,9 @@ class ClassScores(Protocol):
 
     def calibration_error(self, scores: Scores) -> float: ...
 
-    def constants(self, scores: Scores) -> Mapping[str, Scores]:
-        """The scores of the best constant predictions, by what they always answer in words."""
-        ...
+    def constants(self, scores: Scores) -> Sequence[Constant]: ...
+
+    def held_out(self, scores: Scores) -> Scores: ...
 
     def describe(self, splits: LabelledData) -> dict[str, Any]: ...
 
@@ -201,10 +201,15 @@ class OneClass:
     def calibration_error(self, scores: Scores) -> float:
         return rows.calibration_error(scores)
 
-    def constants(self, scores: Scores) -> Mapping[str, Scores]:
-        logits = np.zeros_like(scores.columns["logits"])
-        logits[:, np.bincount(scores.labels).argmax()] = 1
-        return {"the majority class": replace(scores, columns={"logits": logits})}
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """Every class of dev."""
+        counts = np.bincount(scores.labels)
+        order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)].tolist()
+        return [rows.always(f"always {self.classes[index] if self.classes else index}", index) for index in order]
+
+    def held_out(self, scores: Scores) -> Scores:
+        """The scores themselves, because nothing is chosen on dev."""
+        return scores
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
+from distill.contracts import Batch, Constant, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data.bank import BankSource
 from distill.data.labels import simplify
 from distill.data.tables import LabelledData
@@ -256,17 +256,11 @@ class Classification:
     def calibration_error(self, scores: Scores) -> float | None:
         return self.scoring.calibration_error(scores)
 
-    def weakness(self, scores: Scores) -> str | None:
-        constants = self.scoring.constants(scores)
-        best = max(constants, key=lambda name: self.metrics(constants[name])[self.metric])
-        name, constant = f"always answering {best}", constants[best]
-        weakness = rows.compare_with_constant(self, scores, constant.columns["logits"], name)
-        if weakness is not None or not isinstance(self.scoring, LabelSets) or len(scores.labels) < 2:
-            return weakness
-        held_out, constant = self.scoring.held_out(scores)
-        name = "the best set for all, chosen so too,"
-        weakness = rows.compare_with_constant(self, held_out, constant.columns["logits"], name)
-        return weakness and f"with thresholds that are chosen on the other half of dev {weakness}"
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        return self.scoring.constants(scores)
+
+    def held_out(self, scores: Scores) -> Scores:
+        return self.scoring.held_out(scores)
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return self.scoring.describe(splits)

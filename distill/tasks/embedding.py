@@ -21,6 +21,7 @@ from distill.contracts import (
     SOURCE_VECTORS,
     VECTOR_SETTINGS,
     Batch,
+    Constant,
     EncodedSplits,
     Examples,
     Items,
@@ -313,8 +314,17 @@ class Embedding:
         """None, because a vector has no probability."""
         return None
 
-    def weakness(self, scores: Scores) -> str | None:
-        return self.scoring.weakness(scores)
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """The same vector for every text: rankings are then in the order of the corpus, and nothing correlates."""
+
+        def predict(scores: Scores) -> Scores:
+            return replace(scores, columns={"logits": np.ones((len(scores.labels), 1), dtype=np.float32)})
+
+        return [Constant("always the same vector", predict)]
+
+    def held_out(self, scores: Scores) -> Scores:
+        """The scores themselves, because nothing is chosen on dev."""
+        return scores
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {

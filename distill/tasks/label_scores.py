@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from distill.contracts import Likelihood, Scores
+from distill.contracts import Constant, Likelihood, Scores
 from distill.data.tables import LabelledData
 from distill.edge.classes import sigmoid
 from distill.tasks import rows
@@ -16,6 +16,7 @@ METRICS = ("micro_f1", "macro_f1", "subset_accuracy")
 THRESHOLD = 0.5  # Of a label that no example of dev has, and before thresholds are chosen.
 CERTAIN = 100.0  # A logit whose probability is 1 in float64.
 SHOWN = 8  # Labels in a summary.
+NAMED = 3  # Labels in the name of a constant set.
 
 
 class LabelSets:
@@ -125,34 +126,31 @@ class LabelSets:
         """The expected calibration error of the probabilities of all labels."""
         return rows.expected_calibration_error(self.probabilities(scores).ravel(), scores.labels.ravel() > 0)
 
-    def constants(self, scores: Scores) -> Mapping[str, Scores]:
+    def constants(self, scores: Scores) -> Sequence[Constant]:
         """The best constant set of labels: so many of the most frequent ones, from none to all of them."""
         given = _best_constant(scores.labels > 0, self.names[0])
-        number = int(given.sum())
-        logits = np.full_like(scores.columns["logits"], -CERTAIN)
-        logits[:, given] = CERTAIN
-        name = f"the {number} most frequent labels" if number > 1 else "the most frequent label"
-        return {name if number else "no label": replace(scores, columns={"logits": logits})}
+        names = _name(given, self.labels) if self.labels else list(map(str, np.flatnonzero(given)))
+        answer = ", ".join(names) if len(names) <= NAMED else f"the {len(names)} most frequent labels"
 
-    def held_out(self, scores: Scores) -> tuple[Scores, Scores]:
-        """Returns what thresholds that never saw an example give it, and what the best constant set does.
+        def predict(scores: Scores) -> Scores:
+            certain = np.where(given, CERTAIN, -CERTAIN).astype(np.float32)
+            logits = np.broadcast_to(certain, scores.columns["logits"].shape).copy()
+            return replace(scores, columns={"logits": logits}, decoding={})
+
+        return [Constant(f"always {answer or 'no label'}", predict)]
+
+    def held_out(self, scores: Scores) -> Scores:
+        """The labels that each example is given by thresholds that never saw it, those of the other half of dev.
 
         Thresholds may give a label to all examples or to none, so that on the examples that chose them they are at
         least as good as every constant set, whatever the probabilities are.
         """
         labels, probabilities = scores.labels > 0, self.probabilities(scores)
-        halves = np.random.default_rng(0).permutation(len(labels)) % 2
-        given, constant = np.zeros_like(labels), np.zeros_like(labels)
-        for half in (0, 1):
-            fitted, scored = halves != half, halves == half
-            thresholds = choose_thresholds(probabilities[fitted], labels[fitted], metric=self.names[0])
-            given[scored] = probabilities[scored] >= np.asarray(thresholds)
-            constant[scored] = _best_constant(labels[fitted], self.names[0])
-        first, second = (
-            replace(scores, columns={"logits": np.where(of, CERTAIN, -CERTAIN)}, decoding={})
-            for of in (given, constant)
-        )
-        return first, second
+        halves, given = np.random.default_rng(0).permutation(len(labels)) % 2, np.zeros_like(labels)
+        for half in (0, 1) if len(labels) > 1 else ():
+            thresholds = choose_thresholds(probabilities[halves != half], labels[halves != half], metric=self.names[0])
+            given[halves == half] = probabilities[halves == half] >= np.asarray(thresholds)
+        return replace(scores, columns={"logits": np.where(given, CERTAIN, -CERTAIN)}, decoding={})
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {

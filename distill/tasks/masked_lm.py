@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import IGNORED, Batch, Constant, EncodedSplits, Examples, Items, Likelihood, Outputs, Scores
 from distill.edge.masks import MaskedTokens
 from distill.losses import MaskedLanguageModelling, Objective, SegmentOrder, Term
 from distill.tasks.rows import expected_calibration_error
@@ -267,9 +267,13 @@ class MaskedLM:
         confidences = scores.columns["probability"].astype(np.float64)
         return expected_calibration_error(confidences, scores.columns["correct"] == 1)
 
-    def weakness(self, scores: Scores) -> str | None:
-        """None, because every language model may teach."""
-        return None
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """Nothing, because every language model may teach."""
+        return []
+
+    def held_out(self, scores: Scores) -> Scores:
+        """The scores themselves, because nothing is chosen on dev."""
+        return scores
 
     def describe(self, splits: TextData) -> dict[str, Any]:
         settings = self.settings

@@ -17,10 +17,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
+from distill.contracts import (
+    IGNORED,
+    Batch,
+    Constant,
+    EncodedSplits,
+    Examples,
+    Items,
+    Likelihood,
+    Outputs,
+    ScoredSplits,
+    Scores,
+)
 from distill.data.choices import ChoiceColumns, ChoiceSplit, UnlabelledChoices
 from distill.data.tables import LabelledData, Split
-from distill.edge.classes import MASKED, softmax
+from distill.edge.classes import softmax
 from distill.edge.decoder import pair_choices
 from distill.errors import OptionError
 from distill.losses import HardLabels, Term
@@ -211,16 +222,14 @@ class MultipleChoice:
     def calibration_error(self, scores: Scores) -> float | None:
         return rows.calibration_error(scores)
 
-    def weakness(self, scores: Scores) -> str | None:
-        """Compares the accuracy with that of the most frequent position, and with the mean chance of a guess."""
-        accuracy, logits = self.metrics(scores)["accuracy"], scores.columns["logits"]
-        position = np.bincount(scores.labels).argmax()
-        constant = float((scores.labels == position).mean())
-        chance = float((1 / (logits > MASKED).sum(axis=-1)).mean())
-        name = f"always taking choice {position + 1}" if constant >= chance else "guessing"
-        if accuracy >= max(constant, chance):
-            return None
-        return f"has accuracy {accuracy:.3f} on dev, and {name} has {max(constant, chance):.3f}"
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """The most frequent position of the right choice."""
+        position = int(np.bincount(scores.labels).argmax())
+        return [rows.always(f"always choice {position + 1}", position)]
+
+    def held_out(self, scores: Scores) -> Scores:
+        """The scores themselves, because nothing is chosen on dev."""
+        return scores
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {

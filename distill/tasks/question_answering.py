@@ -11,6 +11,7 @@
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +23,18 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from distill.console import print_notice
-from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
+from distill.contracts import (
+    IGNORED,
+    Batch,
+    Constant,
+    EncodedSplits,
+    Examples,
+    Items,
+    Likelihood,
+    Outputs,
+    ScoredSplits,
+    Scores,
+)
 from distill.data import questions, readers
 from distill.data.questions import QuestionData, QuestionSplit
 from distill.data.row_notices import report_shared_texts
@@ -342,15 +354,17 @@ class QuestionAnswering:
         answers, values = self._question_scores(scores)
         return rows.expected_calibration_error(answers.probability(self._threshold(scores)), values[:, 0])
 
-    def weakness(self, scores: Scores) -> str | None:
-        value = self.metrics(scores)["f1"]
-        references = self._references(np.unique(scores.columns["question"]))
-        constant = float(np.mean([not texts for texts in references]))
-        if value > constant:
-            return None
-        if not constant:
-            return "finds no answer of dev"
-        return f"has f1 {value:.3f} on dev, and never answering has {constant:.3f}"
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """No answer to any question."""
+
+        def predict(scores: Scores) -> Scores:
+            return replace(scores, decoding={**scores.decoding, "null_threshold": -np.inf})
+
+        return [Constant("always no answer", predict)]
+
+    def held_out(self, scores: Scores) -> Scores:
+        """The scores themselves, because one threshold for all questions can hardly follow chance."""
+        return scores
 
     def describe(self, splits: QuestionData) -> dict[str, Any]:
         nothing = " or that it has none" if self._may_be_unanswerable else ""

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from distill.console import print_notice
-from distill.contracts import Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
+from distill.contracts import Batch, Constant, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data.bank import BankSource
 from distill.data.tables import LabelledData
 from distill.errors import OptionError
@@ -198,9 +198,20 @@ class Regression:
         """None, because a number has no probability."""
         return None
 
-    def weakness(self, scores: Scores) -> str | None:
-        constant = np.full_like(scores.columns["logits"], scores.labels.mean())
-        return rows.compare_with_constant(self, scores, constant, "always answering the mean of the labels")
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """The mean of dev; nothing if all of its numbers are the same, because every correlation is then 0."""
+        if rows.is_constant(scores.labels):
+            return []
+        mean = float(scores.labels.mean())
+
+        def predict(scores: Scores) -> Scores:
+            return replace(scores, columns={"logits": np.full_like(scores.columns["logits"], mean)})
+
+        return [Constant("always the mean of the labels", predict)]
+
+    def held_out(self, scores: Scores) -> Scores:
+        """The scores themselves, because nothing is chosen on dev."""
+        return scores
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {

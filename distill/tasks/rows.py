@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic reads that of `typing` from Python 3.12 on.
 
-from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, Scores, Task
+from distill.contracts import IGNORED, Batch, Constant, Examples, Items, Likelihood, Outputs, Scores
 from distill.data import in_memory, readers
 from distill.data.auto_text import AUTO, SHARE
 from distill.data.bank import BankSource
@@ -20,7 +20,7 @@ from distill.data.missing_rows import Missing
 from distill.data.sources import STEMS, TableSource
 from distill.data.tables import LabelledData, LabelledText, Split
 from distill.data.unlabelled import Unlabelled, UnlabelledText, clean_pool
-from distill.edge.classes import pad_classes, softmax
+from distill.edge.classes import MASKED, pad_classes, softmax
 from distill.errors import OptionError
 from distill.options import show_value
 from distill.tasks.class_weights import item_weights
@@ -348,16 +348,17 @@ def compute_metrics(functions: Mapping[str, Callable[[], float]], names: Sequenc
     return {name: float(functions[name]()) for name in names}
 
 
-def compare_with_constant(task: Task, scores: Scores, constant: np.ndarray, name: str) -> str | None:
-    """Compares the task's metric with that of the logits `constant [N, C]`, which `name` describes.
+def always(answer: str, index: int) -> Constant:
+    """The constant prediction of class `index` by `logits [n, C]`; an item that cannot have it gets its first class."""
 
-    Returns the comparison in words if the scores are worse, else None.
-    """
-    other = replace(scores, columns={"logits": constant})
-    value, constant_value = (task.metrics(each)[task.metric] for each in (scores, other))
-    if value >= constant_value:
-        return None
-    return f"has {task.metric} {value:.3f} on dev, and {name} has {constant_value:.3f}"
+    def predict(scores: Scores) -> Scores:
+        logits = scores.columns["logits"]
+        constant = np.where(logits <= MASKED, MASKED, 0.0).astype(np.float32)
+        if index < constant.shape[-1]:
+            constant[:, index] += 1.0  # What is masked stays so.
+        return replace(scores, columns={**scores.columns, "logits": constant})
+
+    return Constant(answer, predict)
 
 
 def is_constant(values: np.ndarray) -> bool:

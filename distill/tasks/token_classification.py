@@ -17,7 +17,18 @@ import numpy as np
 from pydantic import Field
 
 from distill.console import print_notice
-from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
+from distill.contracts import (
+    IGNORED,
+    Batch,
+    Constant,
+    EncodedSplits,
+    Examples,
+    Items,
+    Likelihood,
+    Outputs,
+    ScoredSplits,
+    Scores,
+)
 from distill.data import tagged
 from distill.data.tables import LabelledData
 from distill.data.tagged import TaggedSplit, TaggedText
@@ -319,8 +330,14 @@ class TokenClassification:
     def calibration_error(self, scores: Scores) -> float | None:
         return rows.calibration_error(scores)
 
-    def weakness(self, scores: Scores) -> str | None:
-        return "finds no entity of dev" if self.metrics(scores)["f1"] == 0 else None
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """The most frequent tag, which is usually that of words without an entity."""
+        index = int(np.bincount(scores.labels).argmax())
+        return [rows.always(f"always {self.labels[index]}", index)]
+
+    def held_out(self, scores: Scores) -> Scores:
+        """The scores themselves, because nothing is chosen on dev."""
+        return scores
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {

@@ -47,8 +47,6 @@ class VectorScores(Protocol):
         """The cosines in which two models are compared, in one dimension and the same order for both."""
         ...
 
-    def weakness(self, scores: Scores) -> str | None: ...
-
     def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]: ...
 
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]: ...
@@ -115,11 +113,6 @@ class PairScores:
         """The cosine of each pair."""
         return _pairs(scores)[0]
 
-    def weakness(self, scores: Scores) -> str | None:
-        name = self.names[0]
-        value = self.metrics(scores)[name]
-        return None if value > 0 else f"has {name} {value:.3f} on dev, and vectors without a meaning have 0"
-
     def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]:
         """The scores of the pairs, and their cosines as the predictions."""
         cosines, labels = _pairs(scores)
@@ -182,16 +175,6 @@ class RankingScores:
         queries, documents = _queries(scores), _documents(scores)
         vectors = scores.columns["logits"]
         return similarity(vectors[queries], vectors[documents]).ravel()
-
-    def weakness(self, scores: Scores) -> str | None:
-        """Compares with the order of the corpus, which is that of vectors that are all the same."""
-        name, documents = self.names[0], _documents(scores)
-        numbers = -1 - scores.labels[documents[: rankings.DEPTH]].astype(int)
-        order = np.broadcast_to(numbers, (len(_queries(scores)), len(numbers)))
-        value, constant = (float(of.columns[name].mean()) for of in (self.condense(scores), self._score(scores, order)))
-        if value > constant or value == 1:
-            return None
-        return f"has {name} {value:.3f} on dev, and the order of the corpus {constant:.3f}"
 
     def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]:
         """The ids of the relevant and of the best documents of each query; None for the documents."""
@@ -287,14 +270,6 @@ class TranslationScores:
     def cosines(self, scores: Scores) -> np.ndarray:
         """The cosine of each pair."""
         return _pairs(scores)[0]
-
-    def weakness(self, scores: Scores) -> str | None:
-        """Compares with the text that is nearest to most others by chance."""
-        condensed = self.condense(scores)
-        value, chance = self.metrics(condensed)[ACCURACY], len(np.unique(condensed.labels)) / len(condensed.labels)
-        if value > chance or value == 1:
-            return None
-        return f"has {ACCURACY} {value:.3f} on dev, and guessing has {chance:.3f}"
 
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
         """The accuracy of each language, and the `number` of its pairs."""

@@ -4,6 +4,7 @@ import copy
 import gc
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +30,7 @@ from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
 from distill.models.tokenizer import read_vocabulary
 from distill.options import show_value
+from distill.teaching.constants import Comparison, compare_with_constant
 from distill.teaching.features import Features
 from distill.teaching.mixture import Mixture, normalize_shares
 from distill.teaching.output_cache import OutputCache, library_versions
@@ -41,6 +43,7 @@ from distill.training.settings import ADDED, TrainerSettings, check_budget, chec
 
 AS_IT_IS, RESCALED = "as it is", "rescaled"  # Origins of a teacher that needs no training.
 FORMAT = 4  # Of a fine-tuned teacher in the cache.
+_METADATA = "distill.json"  # Beside its weights.
 # Called with model, tokenizer and examples before the fine-tuning; raises an error if the student does not suit them.
 Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase, EncodedSplits], object]
 
@@ -70,6 +73,10 @@ class Weights(Protocol):
 
     def fingerprint(self) -> str:
         """Returns a digest of everything that the model depends on."""
+        ...
+
+    def width(self) -> int:
+        """Returns the size of the hidden states, before the model is loaded."""
         ...
 
     def load(
@@ -122,7 +129,7 @@ class TeacherSource:
             `features` those of the training of the BiLSTM.
         cache: the rules for caching outputs.
         substitute: creates the teacher to use if the weights are not available; only for a task with built-in data.
-        accept_weak: whether a teacher that scores less on dev than a constant prediction may teach.
+        accept_weak: whether a teacher that is not better on dev than a constant prediction may teach.
         features: the hidden states of the frozen encoder that a BiLSTM reads in place of the fine-tuning; None for it.
         others: the further teachers of an ensemble (`make_ensemble`).
         shares: the weight of each teacher of an ensemble, with a sum of 1.
@@ -228,6 +235,7 @@ class PreparedTeacher:
         self.device, self.seconds = device, seconds
         self.metrics: dict[str, float] = {}
         self.scores: Mapping[str, Scores] = {}  # On the splits that are scored.
+        self.comparison: Comparison | None = None  # With the best constant prediction.
         self.notices = list(notices)
         self.features, self.trained_by = features, trained_by
         self._load = load
@@ -275,7 +283,10 @@ class PreparedTeacher:
             "requested", "resolved", "substituted", "origin", "features", "precision", "metrics", "parameters",
             "notices",
         )  # fmt: skip
-        return {name: getattr(self, name) for name in fields}
+        comparison = (
+            {"constant": None, "against_constant": None} if self.comparison is None else self.comparison.record()
+        )
+        return {name: getattr(self, name) for name in fields} | comparison
 
 
 class PreparedEnsemble(PreparedTeacher):
@@ -390,16 +401,13 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
     task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
     chosen = dict[str, dict[str, Any]]()
     if source.finetune is not None and task.fine_tunes_teacher:
-        settings, chosen = auto.resolve_finetuning(
-            source.finetune, splits.sizes()["train"], option=source.trainer,
-            start="whole" if source.features is None else "recurrent",
-        )  # fmt: skip
-        source = replace(source, finetune=settings)
+        source, chosen = _choose_finetuning(source, splits)
     key = _fingerprint(source, task, splits)[:16] if task.fine_tunes_teacher else ""
     directory = cache_dir / "teachers" / f"{source.weights.name}-{task.name}-{key}"
     seconds, origin, notices = 0.0, "kept", list[str]()
     if task.fine_tunes_teacher and source.finetune is not None and _is_cached(directory):
         print_line(f"Teacher: {'fine-tuned' if source.features is None else 'trained'} before, reused from {directory}")
+        notices = _read_notices(directory)
     else:
         start, rescaling = _load_fitting(source, preparation)
         _check(start, source, task)
@@ -414,6 +422,7 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
                 print_line(f"         {line}")
             seconds = _finetune(source, start, preparation, labelled_only(examples), directory)
             origin = _origin(source, preparation)
+            notices = [*notices, *(_read_notices(directory) if seconds > 0 else ())]
     is_saved = origin == "kept" or seconds > 0
     if not is_saved:
         parts: list[object] = [source.weights.fingerprint(), task.auto_class, splits.labels]
@@ -432,6 +441,28 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
         features=None if source.features is None else source.features.record(),
         trained_by=None if origin in (AS_IT_IS, RESCALED) else source.finetune,
     )  # fmt: skip
+
+
+def _choose_finetuning(source: TeacherSource, splits: Splits) -> tuple[TeacherSource, dict[str, dict[str, Any]]]:
+    """Returns the source with a value for every option of its fine-tuning that is `auto`, and these values."""
+    assert source.finetune is not None
+    if not source.finetune.unresolved():
+        return source, {}
+    start = "recurrent" if source.features is not None else "fresh" if source.weights.is_new else "whole"
+    sizes = splits.sizes()
+    settings, chosen = auto.resolve_finetuning(
+        source.finetune, sizes["train"], width=source.weights.width(), scored=sizes["dev"], option=source.trainer,
+        start=start,
+    )  # fmt: skip
+    return replace(source, finetune=settings), chosen
+
+
+def _read_notices(directory: Path) -> list[str]:
+    """Prints and returns the notices of the fine-tuning of the teacher in the cache, which its run has had too."""
+    notices: list[str] = json.loads((directory / _METADATA).read_text(encoding="utf-8")).get("notices", [])
+    for text in notices:
+        print_notice(text)
+    return notices
 
 
 def _verb(source: TeacherSource) -> str:
@@ -509,7 +540,7 @@ def score(
 ) -> None:
     """Sets the teacher's scores and metrics on the splits that are scored, and caches its outputs for them.
 
-    A weak teacher that `source` accepts gets a notice.
+    The teacher is compared with the best constant prediction. A weak one that `source` accepts gets a notice.
 
     Raises:
         UserError: if the teacher is weak and must not be.
@@ -523,15 +554,17 @@ def score(
         mixture = Mixture(teacher.shares, task.likelihood)
         splits = {name: [scores[name] for scores in of_members] for name in of_members[0]}
         _set_scores(teacher, task, {name: mixture.mix_scores(scores) for name, scores in splits.items()})
-    weakness = task.weakness(teacher.scores["dev"])
-    if weakness is None:
+    teacher.comparison = compare_with_constant(task, teacher.scores)
+    if teacher.comparison is None or teacher.comparison.weakness is None:
         return
+    weakness = f"teacher {source.weights.name} {teacher.comparison.weakness}"
     if not source.accept_weak:
+        longer = "" if source.finetune is None else f"train it for longer ({source.trainer}.max_epochs=N), "
         raise UserError(
-            f"teacher {teacher.resolved} {weakness}: check that its labels mean the task's, train it for longer, or "
-            "set teacher.accept_weak=true to learn from it all the same"
+            f"{weakness}: {longer}check that its labels mean the task's, give it more labels or dev more rows, or set "
+            "teacher.accept_weak=true to learn from it all the same"
         )
-    teacher.notices.append(f"teacher {teacher.resolved} {weakness}; it teaches because of teacher.accept_weak=true")
+    teacher.notices.append(f"{weakness}; it teaches because of teacher.accept_weak=true")
     print_notice(teacher.notices[-1])
 
 
@@ -601,7 +634,7 @@ def _finetune(
     print_line(f"         {length}, {settings.resolved_precision()}, about {format_duration(estimate)}, once")
     if preparation.dry_run:
         return 0.0
-    fitting.fit(
+    fit = fitting.fit(
         module, loaders["train"], loaders["dev"], settings=settings, checkpoints=directory / "checkpoints",
         logger=CSVLogger(str(directory), name="", version=""), title="teacher",
         identity={"data": splits.sha256, "start": source.weights.fingerprint()},
@@ -610,12 +643,27 @@ def _finetune(
     with new_entry(target) as temporary:
         start.model.save_pretrained(temporary)
         start.tokenizer.save_pretrained(temporary)
-        metadata = {"task": task.name, "data": splits.sha256, "settings": asdict(settings)}
-        write_json(temporary / "distill.json", metadata)
+        notices = [_describe_rise(source, task, fit, steps=steps)] if fit.rise is not None else []
+        metadata = {"task": task.name, "data": splits.sha256, "settings": asdict(settings), "notices": notices}
+        write_json(temporary / _METADATA, metadata)
     checkpoints.remove(directory / "checkpoints")  # The result is in the cache.
     del module
     gc.collect()  # Module and trainer refer to each other and to the optimizer's state.
     return time.perf_counter() - started
+
+
+def _describe_rise(source: TeacherSource, task: Task, fit: fitting.Fit, *, steps: int) -> str:
+    """Returns the notice of a fine-tuning that ended too early; `steps` are those of an epoch."""
+    settings = source.finetune
+    assert settings is not None
+    assert fit.rise is not None
+    epochs = settings.total_steps(steps) / steps
+    is_cut = settings.max_steps is not None and settings.max_steps <= fit.steps
+    length = f"max_steps={2 * fit.steps}" if is_cut else f"max_epochs={2 * math.ceil(epochs)}"
+    return (
+        f"teacher {source.weights.name}: {task.metric} on dev was still improving at the end of its training, "
+        f"by {fit.rise:.3f} to {fit.best:.3f} in the last third: set {source.trainer}.{length} to train it for longer"
+    )
 
 
 def _is_cached(directory: Path) -> bool:

@@ -14,8 +14,10 @@ LEAST_STEPS = 2_400  # Optimizer steps of a student on small data.
 TEACHER_STEPS = 1_200  # Those of a fine-tuned teacher, all of whose layers are pre-trained.
 EPOCHS = 2  # Of large data, and the fewest of small data.
 FRESH_EPOCHS = 3  # The fewest for a student without pre-trained layers.
+TEACHER_EPOCHS = 3  # The fewest for a fine-tuned teacher.
 MOST_EPOCHS = 40  # Of tiny data.
-TEACHER_RATE = 5e-5  # Of a whole pre-trained encoder.
+TEACHER_RATES = {384: 1e-4, 768: 5e-5}  # Of a whole pre-trained encoder up to this width.
+WIDE_TEACHER_RATE = 2e-5  # Of a wider one.
 INHERITED_RATE = 2e-4  # Of a student of `RATE_WIDTH` with some of its teacher's layers.
 RATE_WIDTH = 384  # A wider student has a lower learning rate, in inverse proportion.
 FRESH_RATE = 5e-4  # Of a transformer with random layers.
@@ -28,6 +30,10 @@ SCORED = 1.5  # Examples that are scored in all evaluations together for each on
 SOUP = 3  # Evaluations.
 EMA = 0.0
 PATIENCE = None
+TEACHER_PATIENCE = 3  # A fine-tuning stops after this part of its evaluations without a better metric,
+LEAST_FOR_PATIENCE = 12  # if it has so many.
+# Of a fine-tuning in batches of a number of tokens, in a message.
+_FIXED = {"learning_rate": "5e-5", "max_epochs": 3, "evaluations": 1, "ema": 0, "soup": 1, "patience": "null"}
 TEXT = {"learning_rate": 1e-4, "max_epochs": 2, "evaluations": 1, "ema": 0.0, "soup": 1, "patience": None}
 
 
@@ -75,7 +81,7 @@ def describe_student(student: PreTrainedModel) -> tuple[str, int]:
 
 def choose_epochs(facts: Facts) -> int:
     """Returns `max_epochs`."""
-    fewest = EPOCHS if facts.start in ("whole", "inherited") else FRESH_EPOCHS
+    fewest = {"whole": TEACHER_EPOCHS, "inherited": EPOCHS}.get(facts.start, FRESH_EPOCHS)
     return max(fewest, min(MOST_EPOCHS, math.ceil(_least_steps(facts) / facts.steps_per_epoch)))
 
 
@@ -94,25 +100,46 @@ def _least_steps(facts: Facts) -> int:
     return TEACHER_STEPS if facts.start == "whole" else LEAST_STEPS
 
 
-def choose(facts: Facts, steps: int) -> dict[str, Choice]:
-    """Returns a value for every option that may be `auto`, in a training of so many steps; the table of choices."""
-    evaluations = choose_evaluations(facts, steps / facts.steps_per_epoch)
+def choose(facts: Facts, steps: int, *, evaluations: float | None = None) -> dict[str, Choice]:
+    """Returns a value for every option that may be `auto`, in a training of so many steps; the table of choices.
+
+    Args:
+        evaluations: those of an epoch; None chooses them too.
+    """
+    if evaluations is None:
+        evaluations = choose_evaluations(facts, steps / facts.steps_per_epoch)
     number = count_evaluations(evaluations, steps_per_epoch=facts.steps_per_epoch, steps=steps)
-    inherited = float(f"{INHERITED_RATE * min(1.0, RATE_WIDTH / facts.width):.2g}")
-    rates = {
-        "whole": Choice(TEACHER_RATE, "a whole pre-trained encoder is fine-tuned"),
-        "inherited": Choice(inherited, f"the student has pre-trained layers of width {facts.width}"),
-        "fresh": Choice(FRESH_RATE, "the layers of the student are random"),
-        "recurrent": Choice(RECURRENT_RATE, "the layers of the student are random and have no attention"),
-    }
+    soup = Choice(SOUP, "the average of the last weights is kept if it is as good on dev")
     return {
-        "learning_rate": rates[facts.start],
+        "learning_rate": _choose_rate(facts),
         "max_epochs": Choice(choose_epochs(facts), _explain_epochs(facts)),
         "evaluations": Choice(evaluations, f"{number} in all, from which the best weights are chosen"),
         "ema": Choice(EMA, "the soup averages the weights"),
-        "soup": Choice(SOUP, "the average of the last weights is kept if it is as good on dev"),
-        "patience": Choice(PATIENCE, "the learning rate reaches zero only in the last step"),
+        "soup": soup if number > 1 else Choice(1, "the training ends before its second evaluation"),
+        "patience": _choose_patience(facts, number),
     }
+
+
+def _choose_rate(facts: Facts) -> Choice:
+    if facts.start == "whole":
+        rates = [rate for width, rate in TEACHER_RATES.items() if facts.width <= width]
+        reason = f"a whole pre-trained encoder of width {facts.width} is fine-tuned"
+        return Choice(max(rates, default=WIDE_TEACHER_RATE), reason)
+    if facts.start == "inherited":
+        rate = float(f"{INHERITED_RATE * min(1.0, RATE_WIDTH / facts.width):.2g}")
+        return Choice(rate, f"the student has pre-trained layers of width {facts.width}")
+    if facts.start == "fresh":
+        return Choice(FRESH_RATE, "the layers are random")
+    return Choice(RECURRENT_RATE, "the layers are random and have no attention")
+
+
+def _choose_patience(facts: Facts, evaluations: int) -> Choice:
+    """Returns `patience` of a training with so many evaluations in all."""
+    if facts.start != "whole":
+        return Choice(PATIENCE, "the learning rate reaches zero only in the last step")
+    if evaluations < LEAST_FOR_PATIENCE:
+        return Choice(PATIENCE, f"{evaluations} evaluations are too few to stop by")
+    return Choice(math.ceil(evaluations / TEACHER_PATIENCE), f"a third of the {evaluations} evaluations")
 
 
 def _explain_epochs(facts: Facts) -> str:
@@ -130,36 +157,41 @@ def resolve(settings: TrainerSettings, facts: Facts) -> tuple[TrainerSettings, d
     names = settings.unresolved()
     epochs = choose_epochs(facts) if "max_epochs" in names else settings.max_epochs
     steps = settings.steps_in(epochs, facts.steps_per_epoch)
-    table = choose(facts, steps)
-    evaluations: Any = table["evaluations"].value if "evaluations" in names else settings.evaluations
-    if count_evaluations(evaluations, steps_per_epoch=facts.steps_per_epoch, steps=steps) < 2:
-        table["soup"] = Choice(1, "the training ends before its second evaluation")
+    table = choose(facts, steps, evaluations=None if "evaluations" in names else settings.evaluations)
     chosen = {name: table[name] for name in names}
     values: dict[str, Any] = {name: choice.value for name, choice in chosen.items()}
     return replace(settings, **values), {name: asdict(choice) for name, choice in chosen.items()}
 
 
 def resolve_finetuning(
-    settings: TrainerSettings, examples: int, *, option: str = "teacher.finetune", start: str = "whole"
+    settings: TrainerSettings,
+    examples: int,
+    *,
+    width: int,
+    scored: int = 0,
+    option: str = "teacher.finetune",
+    start: str = "whole",
 ) -> tuple[TrainerSettings, dict[str, dict[str, Any]]]:
     """Returns the settings of a teacher's training as `resolve` does.
 
     Args:
+        width, scored, start: as in `Facts`.
         option: the key of the settings in the configuration.
-        start: the layers before training, as in `Facts`.
 
     Raises:
         UserError: if batches have a number of tokens, because the steps of an epoch are not known then.
     """
-    if not settings.unresolved():
+    names = settings.unresolved()
+    if not names:
         return settings, {}
     if settings.batch_size is None or settings.batch_tokens is not None:
+        fixed = " ".join(f"{option}.{name}={_FIXED[name]}" for name in names)
         raise UserError(
-            f"got {option}.{settings.unresolved()[0]}=auto with batch_tokens, expected batch_size alone: set "
-            f"{option}.batch_tokens=null"
+            f"got {option}.{names[0]}=auto with batch_tokens, whose steps are not known before, expected batch_size "
+            f"alone: set {option}.batch_tokens=null, or values such as {fixed}"
         )
     size = settings.batch_size * settings.accumulate * settings.processes()
-    return resolve(settings, Facts(examples, math.ceil(examples / size), start, RATE_WIDTH))
+    return resolve(settings, Facts(examples, math.ceil(examples / size), start, width, scored))
 
 
 def describe_choices(chosen: dict[str, dict[str, Any]]) -> list[str]:

@@ -30,6 +30,7 @@ from distill.training.checkpoints import (
 from distill.training.module import DistillationModule
 from distill.training.patience import Patience
 from distill.training.progress_bar import ProgressBar
+from distill.training.rising import Curve, find_rise
 from distill.training.settings import TrainerSettings, count_evaluations, evaluation_interval
 from distill.training.strategies import create_strategy, prepare_trainer, select_devices
 
@@ -47,6 +48,7 @@ class Fit:
         best: best metric on dev.
         stopped_early: optimizer step of the evaluation after which `patience` ended the training; None: it did not.
         soup: the average of the last checkpoints; None without one.
+        rise: the gain of the metric on dev in the last third of the evaluations, where it had not ended (`find_rise`).
     """
 
     seconds: float
@@ -60,6 +62,7 @@ class Fit:
     best: float
     stopped_early: int | None = None
     soup: dict[str, Any] | None = None
+    rise: float | None = None
 
 
 def fit(
@@ -140,9 +143,10 @@ def _fit(
     if resuming:
         saver.skip_finished_steps()
     timer = Timer()  # Its state is in the checkpoint, so that a resumed run continues counting.
-    progress_bars = [ProgressBar(title, metric, selects)] if distributed.rank() == 0 else []
     recent, patience, chosen_callbacks = _create_chosen_callbacks(settings, checkpoints, metric, selects)
-    callbacks = [best, *chosen_callbacks, _EvaluateAfterLastStep(), saver, last, timer, *progress_bars]
+    curve = Curve(metric)
+    callbacks = [best, *chosen_callbacks, curve, _EvaluateAfterLastStep(), saver, last, timer]
+    callbacks += [ProgressBar(title, metric, selects, weights=module.objective.weights)] * (distributed.rank() == 0)
     trainer = _create_trainer(module, settings, steps_per_epoch=len(train), callbacks=callbacks, logger=logger)
     with _copy_before_sharding(module, settings), _accelerate(module.student, settings), saver.stop_on_signals():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
@@ -157,6 +161,7 @@ def _fit(
         module, train, settings, seconds=timer.time_elapsed("train"), steps=trainer.global_step, best=best,
         stopped_early=patience.stopped if patience is not None else None, soup=soup,
         peak_rss_mb=memory.peak_mb() if measures_memory else None,
+        rise=find_rise(curve.values, selects=selects, examples=len(cast(Examples, dev.dataset))),
     )  # fmt: skip
 
 
@@ -220,6 +225,7 @@ def _summarize(
     stopped_early: int | None,
     soup: averaging.Soup | None,
     peak_rss_mb: float | None,
+    rise: float | None,
 ) -> Fit:
     """Returns duration and throughput, computed from the counters of the module."""
     seconds = max(seconds, 1e-9)
@@ -236,6 +242,7 @@ def _summarize(
         best=soup.metric if soup is not None and soup.taken else score,
         stopped_early=stopped_early,
         soup=soup.record() if soup is not None else None,
+        rise=rise,
     )
 
 

@@ -1,24 +1,32 @@
 """Progress bar of a training."""
 
+from collections.abc import Mapping
+
 import lightning as L
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
-from distill.console import ProgressMeter
+from distill.console import ProgressMeter, console
+
+SMOOTHING = 0.95  # Of the losses, the share of the steps before.
+TOTAL = "loss"  # Of all terms.
+ROOM = 50  # Columns of a line beside the loss.
 
 
 class ProgressBar(Callback):
-    """Shows the loss, the best metric on dev so far and the time left, over all steps of a training.
+    """Shows the loss with each term, the best metric on dev so far and the time left, over all steps of a training.
 
     Args:
         metric: name of the logged metric on dev.
         selects: `max` or `min`, the better direction of the metric.
+        weights: of the terms of the loss by their names.
     """
 
-    def __init__(self, title: str, metric: str, selects: str = "max") -> None:
-        self.title, self.metric = title, metric
+    def __init__(self, title: str, metric: str, selects: str = "max", *, weights: Mapping[str, float]) -> None:
+        self.title, self.metric, self.weights = title, metric, weights
         self._select = max if selects == "max" else min
         self._meter: ProgressMeter | None = None
-        self._loss: float | None = None
+        self._losses: dict[str, float] = {}
         self._best: float | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -26,9 +34,7 @@ class ProgressBar(Callback):
         self._meter.__enter__()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
-        loss = trainer.callback_metrics.get("train/loss")
-        if loss is not None:
-            self._loss = float(loss) if self._loss is None else 0.95 * self._loss + 0.05 * float(loss)
+        self._add(trainer.callback_metrics)
         self._update(trainer.global_step)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -43,8 +49,15 @@ class ProgressBar(Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._stop()
 
+    def _add(self, metrics: Mapping[str, Tensor]) -> None:
+        """Averages the losses of a step with those of the steps before."""
+        for name in (TOTAL, *self.weights):
+            if (loss := metrics.get(f"train/{name}")) is not None:
+                before = self._losses.get(name, float(loss))
+                self._losses[name] = SMOOTHING * before + (1 - SMOOTHING) * float(loss)
+
     def _update(self, step: int, now: str | None = None) -> None:
-        status = "" if self._loss is None else f"loss {self._loss:.4f}"
+        status = describe_losses(self._losses, self.weights, width=console.width - ROOM)
         if self._best is not None:
             status += f"  best {self.metric} {self._best:.4f}"
         if self._meter is not None:
@@ -54,3 +67,21 @@ class ProgressBar(Callback):
         if self._meter is not None:
             self._meter.__exit__()
             self._meter = None
+
+
+def describe_losses(losses: Mapping[str, float], weights: Mapping[str, float], *, width: int) -> str:
+    """Returns the loss as the weighted sum of its terms, or alone if the sum has more characters than `width`.
+
+    >>> describe_losses({"loss": 0.365, "soft": 0.031, "hard": 0.105}, {"soft": 5.0, "hard": 2.0}, width=70)
+    'loss 0.3650 = soft 0.0310 x 5 + hard 0.1050 x 2'
+    """
+    if TOTAL not in losses:
+        return ""
+    total = f"loss {losses[TOTAL]:.4f}"
+    terms = [
+        f"{name} {losses[name]:.4f}" + ("" if weight == 1 else f" x {weight:g}")
+        for name, weight in weights.items()
+        if name in losses
+    ]
+    whole = f"{total} = {' + '.join(terms)}"
+    return whole if list(weights.values()) != [1] and len(whole) <= width else total

@@ -80,7 +80,9 @@ def compare_seeds(values: Sequence[float], others: Sequence[float]) -> Differenc
     return result
 
 
-def compare_examples(task: Task, scores: Scores, other: Scores, *, only_means: bool = False) -> Difference | None:
+def compare_examples(
+    task: Task, scores: Scores, other: Scores, *, only_means: bool = False, most: int | None = None
+) -> Difference | None:
     """Compares two models on the same examples by a paired bootstrap, with the percentiles of the differences.
 
     Whole examples are drawn, with all of their items. Two examples are added: one that the first model alone gets
@@ -91,6 +93,7 @@ def compare_examples(task: Task, scores: Scores, other: Scores, *, only_means: b
 
     Args:
         only_means: returns None for a metric that is no mean over examples, because resampling it takes seconds.
+        most: resamples of such a metric; None for `METRIC_RESAMPLES`.
     """
     scores, other = scores.by_example(), other.by_example()
     difference = task.metrics(scores)[task.metric] - task.metrics(other)[task.metric]
@@ -101,7 +104,8 @@ def compare_examples(task: Task, scores: Scores, other: Scores, *, only_means: b
     elif only_means:
         return None
     else:
-        number, drawn = len(np.unique(scores.example_id)), _resample_metric(task, scores, other)
+        number = len(np.unique(scores.example_id))
+        drawn = _resample_metric(task, scores, other, most or METRIC_RESAMPLES)
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail])
     smaller = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
@@ -116,7 +120,7 @@ def _resample_mean(differences: np.ndarray) -> np.ndarray:
     return _resample(differences, np.mean, RESAMPLES, vectorized=True)
 
 
-def _resample_metric(task: Task, scores: Scores, other: Scores) -> np.ndarray:
+def _resample_metric(task: Task, scores: Scores, other: Scores, most: int) -> np.ndarray:
     """Returns the difference of the task's metric in every resample of the examples and the two that are added.
 
     An added example is a random one each time it is drawn. One of the models has its own scores, and the other one the
@@ -143,7 +147,7 @@ def _resample_metric(task: Task, scores: Scores, other: Scores) -> np.ndarray:
         ]
         return values[0] - values[1]
 
-    resamples = int(np.clip(RESAMPLED_ITEMS // counts.sum(), METRIC_RESAMPLES // 4, METRIC_RESAMPLES))
+    resamples = int(np.clip(RESAMPLED_ITEMS // counts.sum(), most // 4, most))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # A resample may lack a class.
         return _resample(np.arange(examples + added), difference, resamples, vectorized=False)

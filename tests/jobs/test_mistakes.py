@@ -584,7 +584,8 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     ),
     "choices for a teacher whose steps are not known": (
         _options("teacher.finetune.max_epochs=auto", "teacher.finetune.batch_tokens=500"),
-        "got teacher.finetune.max_epochs=auto with batch_tokens, expected batch_size alone: set",
+        "got teacher.finetune.learning_rate=auto with batch_tokens, whose steps are not known before, expected "
+        "batch_size alone: set teacher.finetune.batch_tokens=null, or values such as",
     ),
     "no batch size": (_options("trainer.batch_size=null"), "got neither batch_size nor batch_tokens"),
     "an invalid compile option": (_options("trainer.compile=perhaps"), "got trainer.compile=perhaps, expected true or"),
@@ -601,7 +602,13 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         "got trainer.batch_tokens=30, expected at least task.max_length=32, the longest example: raise",
     ),
     "a teacher's token budget below the longest example": (
-        _options("teacher.finetune.batch_tokens=30"),
+        _options(
+            "teacher.finetune.batch_tokens=30",
+            "teacher.finetune.learning_rate=5e-5",
+            "teacher.finetune.max_epochs=1",
+            "teacher.finetune.evaluations=1",
+            "teacher.finetune.patience=null",
+        ),
         "got teacher.finetune.batch_tokens=30, expected at least task.max_length=32, the longest example",
     ),
     "an invalid teacher.cache.enabled": (

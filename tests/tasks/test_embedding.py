@@ -41,6 +41,7 @@ from distill.models.pooling import configure, pool, write_modules
 from distill.preflight import warn_of_parts
 from distill.tasks import Embedding
 from distill.teaching import teacher as teaching
+from distill.teaching.constants import compare_with_constant
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.outputs import Computation, cache_outputs, teacher_logits
 from students.distilbert import from_teacher
@@ -592,7 +593,7 @@ def test_metrics_match_values_by_hand_in_any_order(task: Embedding) -> None:
     condensed = task.condense(scores)
     assert {name: column.shape for name, column in condensed.columns.items()} == {"cosine": (6,)}
     assert task.metrics(condensed) == task.metrics(scores)
-    assert task.weakness(scores) is None
+    assert compare_with_constant(task, {"dev": scores}).weakness is None
     table = task.tabulate(scores, task.read(Path()), examples=3)
     assert (table["label"], table["probability"]) == ([6.0, 3.0, 0.0], [None] * 3)
     assert table["prediction"] == pytest.approx([1.0, 0.0, -1.0])
@@ -606,7 +607,10 @@ def test_metrics_match_values_by_hand_in_any_order(task: Embedding) -> None:
     assert task.probability_diff(turned, scores) == pytest.approx(np.sqrt(0.5) / 2)
     assert task.metrics(other)["spearman"] == pytest.approx(1.0)
     same = Scores({"logits": np.ones((6, 2))}, labels, scores.example_id)
-    assert task.weakness(same) == "has spearman 0.000 on dev, and vectors without a meaning have 0"
+    assert compare_with_constant(task, {"dev": same}).weakness == (
+        "is no better than a constant prediction on the 3 examples of dev: spearman 0.000 against 0.000 of "
+        '"always the same vector"'
+    )
 
 
 # Whole runs

@@ -31,6 +31,7 @@ from distill.records.predictions import FILE, write_predictions
 from distill.records.settings import RecordSettings
 from distill.tasks import Classification
 from distill.tasks.label_scores import choose_thresholds
+from distill.teaching.constants import compare_with_constant
 from distill.teaching.mixture import Mixture
 from distill.teaching.teacher import TeacherSource, load_start
 from distill.training.evaluate import evaluate_splits
@@ -214,10 +215,8 @@ def test_metrics_are_those_of_the_sets_at_the_thresholds() -> None:
     assert task.agreement(scores, scores_of(logits, labels)) == pytest.approx((1 + 1 / 2) / 2)
     assert task.probability_diff(scores, scores_of([[0.0] * 3] * 2, labels)) == pytest.approx(0.5 - 1 / (1 + np.exp(3)))
     wrong = scores_of([[-9.0, -9.0, 9.0], [9.0, -9.0, -9.0]], labels)
-    assert (
-        task.weakness(wrong) == "has micro_f1 0.000 on dev, and always answering the 3 most frequent labels has 0.667"
-    )
-    assert task.weakness(scores_of([[9.0, -9.0, -9.0], [-9.0, 9.0, 9.0]], labels)) is None
+    [constant] = task.constants(wrong)
+    assert (constant.answer, task.metrics(constant.predict(wrong))["micro_f1"]) == ("always x, y, z", 2 / 3)
 
 
 @pytest.mark.parametrize("metric", ["micro_f1", "macro_f1", "subset_accuracy"])
@@ -228,8 +227,8 @@ def test_the_best_constant_is_that_of_all_numbers_of_labels(metric: str, shares:
     order = np.argsort(-labels.sum(axis=0), kind="stable")
     every = [scores_of([[9.0 if c in order[:k] else -9.0 for c in range(3)]] * 40, labels.tolist()) for k in range(4)]
     values = [task.metrics(each)[metric] for each in every]
-    [constant] = task.scoring.constants(scores).values()
-    assert task.metrics(constant)[metric] == pytest.approx(max(values))
+    [constant] = task.constants(scores)
+    assert task.metrics(constant.predict(scores))[metric] == pytest.approx(max(values))
     assert metric == "macro_f1" or values[-1] < max(values)
 
 
@@ -242,11 +241,12 @@ def test_a_random_teacher_is_weak_and_one_that_knows_something_is_not(metric: st
     for knows, weak in ((0.0, True), (1.5, False), (3.0, False)):
         scores = scores_of((noise + knows * labels).tolist(), labels.tolist())
         scores = replace(scores, decoding=task.fit_decoder(scores))
-        [constant] = task.scoring.constants(scores).values()
-        assert task.metrics(scores)[metric] >= task.metrics(replace(constant, decoding={}))[metric]
-        weakness = task.weakness(scores)
-        assert (weakness is not None) == weak
-        assert not weak or f"with thresholds that are chosen on the other half of dev has {metric} 0." in str(weakness)
+        [constant] = task.constants(scores)
+        assert task.metrics(scores)[metric] >= task.metrics(constant.predict(scores))[metric]
+        result = compare_with_constant(task, {"dev": scores})
+        assert result is not None
+        assert (result.weakness is not None) == weak
+        assert result.difference["number"] == 200
 
 
 def test_losses_are_binary_cross_entropies_of_the_labels() -> None:
@@ -263,7 +263,8 @@ def test_losses_are_binary_cross_entropies_of_the_labels() -> None:
     total, count = SoftTargets(temperature=2.0)(Outputs(student), Outputs(teacher), items)
     probabilities, expected = (teacher / 2).sigmoid(), (student / 2).sigmoid()
     entropies = -probabilities * expected.log() - (1 - probabilities) * (1 - expected).log()
-    assert (float(total.detach()), int(count)) == (pytest.approx(4 * float(entropies.detach().sum()) / 2), 2)
+    own = -probabilities * probabilities.log() - (1 - probabilities) * (1 - probabilities).log()
+    assert (float(total.detach()), int(count)) == (pytest.approx(4 * float((entropies - own).detach().sum()) / 2), 2)
     total.backward()
     assert student.grad is not None
     torch.testing.assert_close(student.grad, 2 * (expected - probabilities).detach() / 2)

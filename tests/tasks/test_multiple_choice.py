@@ -30,6 +30,7 @@ from distill.export.onnx import export_onnx
 from distill.models.forward import run_model, takes_choices
 from distill.models.loading import load_directory
 from distill.tasks import MultipleChoice
+from distill.teaching.constants import compare_with_constant
 from distill.teaching.output_cache import HiddenLayers, OutputCache
 from distill.teaching.outputs import Computation, cache_outputs
 from students import bilstm
@@ -272,7 +273,7 @@ def test_no_term_reads_a_choice_that_is_missing(task: MultipleChoice, tokenizer:
     torch.testing.assert_close(gradients[0], gradients[1])
     row = slice(0, 1)  # Of two choices; the first term by hand.
     probabilities = (teacher[row, :2] / 0.5).softmax(dim=-1)
-    expected = -0.25 * (probabilities * (student[row, :2] / 0.5).log_softmax(dim=-1)).sum()
+    expected = 0.25 * (probabilities * (probabilities.log() - (student[row, :2] / 0.5).log_softmax(dim=-1))).sum()
     [by_hand, *_] = objective.totals(Outputs(student[row]), Outputs(teacher[row]), items.part(0, 1))
     torch.testing.assert_close(by_hand, expected)
 
@@ -314,16 +315,19 @@ def test_metrics_and_weakness_match_values_by_hand() -> None:
     scores = Scores({"logits": logits}, np.array([0, 2, 3, 1]), np.arange(4))
     assert task.metrics(scores) == {"accuracy": 0.5}
     assert task.example_metric(scores).tolist() == [1, 0, 1, 0]
-    assert task.weakness(scores) is None
+    assert compare_with_constant(task, {"dev": scores}).weakness is None
     table = task.tabulate(scores, task.read(Path()), examples=4)
     assert (table["label"], table["prediction"]) == ([0, 2, 3, 1], [0, 1, 3, 0])
     assert table["probability"][0] == pytest.approx(1 / (1 + np.exp(-1)))
     assert task.calibration_error(scores) is not None
-    # A guess is right in (1/2 + 1/3 + 1/4 + 1/4) / 4 of the cases.
-    guess = Scores({"logits": logits}, np.array([1, 2, 0, 3]), np.arange(4))
-    assert task.weakness(guess) == "has accuracy 0.000 on dev, and guessing has 0.333"
     first = Scores({"logits": logits}, np.array([1, 0, 0, 0]), np.arange(4))
-    assert task.weakness(first) == "has accuracy 0.250 on dev, and always taking choice 1 has 0.750"
+    assert compare_with_constant(task, {"dev": first}).weakness.endswith(
+        ' on the 4 examples of dev: accuracy 0.250 against 0.750 of "always choice 1"'
+    )
+    # The first question has no third choice, so that it gets the first one.
+    third = Scores({"logits": logits}, np.array([0, 2, 2, 2]), np.arange(4))
+    [constant] = task.constants(third)
+    assert (constant.answer, task.predictions(constant.predict(third)).tolist()) == ("always choice 3", [0, 2, 2, 2])
 
 
 # Whole runs

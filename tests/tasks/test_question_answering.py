@@ -35,6 +35,7 @@ from distill.errors import OptionError, UserError
 from distill.export.settings import ExportSettings
 from distill.losses.term import EncoderSize
 from distill.tasks import QuestionAnswering
+from distill.teaching.constants import compare_with_constant
 from distill.teaching.output_cache import CachedOutputs, OutputCache
 from distill.teaching.outputs import Computation, cache_outputs, cached_scores
 from distill.training.evaluate import dev_metrics, evaluate, fit_decoding
@@ -513,8 +514,9 @@ def test_perfect_logits_have_perfect_metrics_and_unanswerable_questions_get_no_a
     assert fitted.decoding["null_threshold"] is not None
     nothing = scores_with(task, reader, lambda window: (0, 0))
     assert dev_metrics(task, nothing)["f1"] == pytest.approx(0.2)  # Each fifth question has no answer.
-    assert task.weakness(nothing) == "has f1 0.200 on dev, and never answering has 0.200"
-    assert task.weakness(perfect) is None
+    weakness = compare_with_constant(task, {"dev": nothing}).weakness
+    assert 'within noise of a constant prediction on dev: f1 0.200 against 0.200 of "always no answer", ' in weakness
+    assert compare_with_constant(task, {"dev": perfect}).weakness is None
     assert task.agreement(fitted, dataclasses.replace(nothing, decoding={"null_threshold": 0.0})) == pytest.approx(0.2)
     values = task.example_metric(fitted)
     assert values is not None

@@ -20,6 +20,7 @@ from distill.models.forward import run_model
 from distill.models.pooling import pool
 from distill.tasks import Embedding
 from distill.tasks.source_encoder import SourceEncoder
+from distill.teaching.constants import compare_with_constant
 from tests.conftest import BAD, GOOD, LOOSE, toy_bert
 from tests.tasks.test_embedding import SETTINGS
 
@@ -75,7 +76,10 @@ def test_random_vectors_are_reported_as_weak() -> None:
     task = task_of(translations(6), language=None)
     task.read(Path())
     same = scores_of([[1, 0]] * 12, [0] * 6)
-    assert task.weakness(same) == "has accuracy 0.167 on dev, and guessing has 0.167"
+    assert compare_with_constant(task, {"dev": same}).weakness == (
+        "is no better than a constant prediction on the 6 examples of dev: accuracy 0.167 against 0.167 of "
+        '"always the same vector"'
+    )
     assert task.breakdown(same) == {}
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,17 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from huggingface_hub import constants
 from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, dynamic_module_utils
 
-from distill.contracts import Scores
+from distill import api
 from distill.errors import UnreachableError, UserError
 from distill.models.loading import match_labels, reorder_head
-from distill.tasks import Classification, Regression
+from distill.tasks import Classification
 from distill.teaching import teacher as teaching
 from distill.training.module import freeze
 from teachers.embedded import Embedded
@@ -290,42 +290,6 @@ def test_only_the_built_in_task_accepts_a_substitute(capsys: pytest.CaptureFixtu
     assert teaching.locate(stand_in, own) == (stand_in, False)
 
 
-def make_scores(predicted: Sequence[int], labels: Sequence[int]) -> Scores:
-    return Scores({"logits": np.eye(2)[list(predicted)]}, np.array(labels), np.arange(len(labels)))
-
-
-@pytest.mark.parametrize(
-    ("metric", "predicted", "labels", "weakness"),
-    [
-        ("accuracy", [0, 0, 0, 0], [0, 0, 0, 1], None),
-        (
-            "accuracy", [1, 0, 0, 0], [0, 0, 0, 1],
-            "has accuracy 0.500 on dev, and always answering the majority class has 0.750",
-        ),
-        # Less accurate than the majority class, whose F1 and correlation are 0.
-        ("f1", [1, 1, 1, 1], [0, 0, 0, 1], None),
-        ("matthews", [1, 1, 0, 1], [0, 0, 0, 1], None),
-        ("matthews", [1, 1, 0, 0], [0, 0, 0, 1], "has matthews -0.577 on dev, and always answering the majority class"),
-        # More accurate than it would need to be for a majority class of which F1 is 0.
-        ("f1", [0, 0, 1, 1], [1, 1, 1, 0], "has f1 0.400 on dev, and always answering the majority class has 0.857"),
-    ],
-)  # fmt: skip
-def test_a_weak_classifier_is_below_the_majority_class_in_the_metric_of_the_task(
-    metric: Any, predicted: list[int], labels: list[int], weakness: str | None
-) -> None:
-    task = Classification(name="toy", text="sentence", metrics=[metric])
-    result = task.weakness(make_scores(predicted, labels))
-    assert result is None if weakness is None else weakness in str(result)
-
-
-def test_a_weak_regressor_is_below_the_mean_of_the_labels() -> None:
-    task = Regression(name="toy", text="sentence")
-    rising, labels = np.arange(4.0, dtype=np.float32)[:, None], np.array([0.0, 1.0, 2.0, 3.0], dtype=np.float32)
-    assert task.weakness(Scores({"logits": rising}, labels, np.arange(4))) is None
-    expected = "has pearson -1.000 on dev, and always answering the mean of the labels has 0.000"
-    assert task.weakness(Scores({"logits": -rising}, labels, np.arange(4))) == expected
-
-
 CODE = {
     "configuration_toy.py": """
 from transformers import BertConfig
@@ -438,16 +402,81 @@ def test_a_weak_teacher_is_refused_with_a_way_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     source = teaching.TeacherSource(weights=Loaded(teacher, tokenizer), finetune=None)
-    with pytest.raises(UserError, match=r"has accuracy 0.000 on dev, .* or set teacher.accept_weak=true to learn from"):
+    expected = "teacher loaded is worse than a constant prediction on dev: accuracy 0.000 against 0."
+    ways = (
+        ": check that its labels mean the task's, give it more labels or dev more rows, or set "
+        "teacher.accept_weak=true to learn from it all the same"
+    )
+    with pytest.raises(UserError, match=f"^{re.escape(expected)}.*{re.escape(ways)}$"):
         score_teacher(source, contrary, tmp_path)
+    with pytest.raises(
+        UserError, match=r"train it for longer \(teacher.finetune.max_epochs=N\), check that its labels"
+    ):
+        score_teacher(replace(source, finetune=SETTINGS), contrary, tmp_path)
     capsys.readouterr()
     accepted = score_teacher(replace(source, accept_weak=True), contrary, tmp_path)
     [notice] = accepted.record()["notices"]
-    assert "has accuracy 0.000 on dev" in notice
+    assert notice.startswith(expected)
+    record = accepted.record()
+    assert record["constant"]["answer"] in ("always positive", "always negative")
+    assert record["constant"]["metrics"]["accuracy"] == -record["against_constant"]["difference"]
     assert "it teaches because of teacher.accept_weak=true" in notice
     assert "Notice: teacher loaded" in capsys.readouterr().out
     with pytest.raises(UserError, match="got teacher.accept_weak=1, expected true or false"):
         replace(source, accept_weak=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("length", [{"max_epochs": 3}, {"max_epochs": None, "max_steps": 12}], ids=["epochs", "steps"])
+def test_a_teacher_whose_training_was_too_short_says_so_when_it_is_reused_too(
+    length: dict[str, Any], encoder_dir: Path, task: Classification, splits: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    scores = iter([0.2, 0.4, 0.7])
+    monkeypatch.setattr(Classification, "metrics", lambda self, of_dev: {"accuracy": next(scores)})
+    task = Classification(name="toy", text=["sentence"], max_length=64, data_dir=task.rows.source.data_dir)
+    source = teaching.TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), replace(SETTINGS, **length))
+    preparation = teaching.Preparation(
+        task=task, splits=splits, cache_dir=tmp_path, run_directory=tmp_path / "run", device=torch.device("cpu")
+    )
+    expected = (
+        "teacher toy: accuracy on dev was still improving at the end of its training, by 0.300 to 0.700 in the last "
+        f"third: set teacher.finetune.{'max_steps=24' if 'max_steps' in length else 'max_epochs=6'} to train it for "
+        "longer"
+    )
+    for origin in ("fine-tuned", "kept"):
+        teacher = teaching.prepare(source, preparation, requested="toy", substituted=False)
+        assert teacher.origin == origin
+        assert teacher.record()["notices"] == [expected]
+        assert expected in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_fine_tuning_is_chosen_from_data_and_teacher(encoder_dir: Path, task: Classification, splits: Any) -> None:
+    """The toy encoder is 32 wide; 64 examples are 2 steps of an epoch."""
+    pretrained = teaching.TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), api.FINETUNE)
+    source, chosen = teaching._choose_finetuning(pretrained, splits)
+    assert source.finetune is not None
+    assert (source.finetune.learning_rate, source.finetune.max_epochs, source.finetune.patience) == (1e-4, 40, 14)
+    assert chosen["learning_rate"]["reason"] == "a whole pre-trained encoder of width 32 is fine-tuned"
+    source, _ = teaching._choose_finetuning(replace(pretrained, weights=Embedded(hidden_size=1024)), splits)
+    assert source.finetune is not None
+    assert (source.finetune.learning_rate, source.finetune.patience) == (5e-4, None)  # Its layers are random.
+
+
+def test_the_width_is_read_from_the_configuration(
+    classifier_dir: Path, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    config = json.loads((classifier_dir / "config.json").read_text())
+    weights = Pretrained(name="toy", path=str(classifier_dir))
+    assert weights.width() == Loaded(teacher, tokenizer).width() == config["hidden_size"] == 32
+    for other, width in (({"model_type": "distilbert", "dim": 48}, 48), (config | {"hidden_size": 1024}, 1024)):
+        (classifier_dir / "config.json").write_text(json.dumps(other))
+        assert weights.width() == width
+    (classifier_dir / "config.json").write_text(json.dumps({"model_type": "clip"}))
+    with pytest.raises(UserError, match=r"has hidden_size=None, expected the size of the hidden states of an encoder"):
+        weights.width()
+    (classifier_dir / "config.json").write_text(json.dumps({"model_type": "nothing"}))
+    with pytest.raises(UserError, match=r"classifier cannot be loaded: "):
+        weights.width()
 
 
 def test_a_fine_tuned_teacher_is_cached_under_the_options_that_its_fine_tuning_uses(

@@ -1,5 +1,6 @@
 """Tests of the options of a training that are chosen from the data and the student."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 from transformers import PreTrainedModel
 
 import distill as d
+from distill import api
+from distill.errors import UserError
 from distill.tasks import Classification
 from distill.training import auto
 from distill.training.auto import Facts, choose, choose_epochs
@@ -41,7 +44,8 @@ def test_small_data_gets_more_epochs(examples: int, steps: int, epochs: int, eva
 @pytest.mark.parametrize(
     ("start", "width", "rate"),
     [("inherited", 384, 2e-4), ("inherited", 768, 1e-4), ("inherited", 128, 2e-4), ("fresh", 384, 5e-4),
-     ("recurrent", 300, 1e-3), ("whole", 768, 5e-5)],
+     ("recurrent", 300, 1e-3), ("whole", 128, 1e-4), ("whole", 384, 1e-4), ("whole", 512, 5e-5), ("whole", 768, 5e-5),
+     ("whole", 1024, 2e-5)],
 )  # fmt: skip
 def test_the_learning_rate_follows_from_the_layers_at_the_start(start: str, width: int, rate: float):
     assert values(start=start, width=width)["learning_rate"] == pytest.approx(rate)
@@ -141,7 +145,48 @@ def test_options_that_were_not_chosen_are_refused():
 
 
 def test_a_teacher_is_fine_tuned_with_its_own_choices():
-    settings, chosen = auto.resolve_finetuning(replace(TrainerSettings.auto(), ema=0.5), 3576)
+    settings, chosen = auto.resolve_finetuning(replace(TrainerSettings.auto(), ema=0.5), 3576, width=768)
     assert (settings.learning_rate, settings.max_epochs, settings.ema) == (5e-5, 11, 0.5)
     assert "ema" not in chosen
-    assert auto.resolve_finetuning(SETTINGS, 3576) == (SETTINGS, {})
+    assert auto.resolve_finetuning(SETTINGS, 3576, width=768) == (SETTINGS, {})
+
+
+@pytest.mark.parametrize(
+    ("examples", "scored", "epochs", "evaluations", "patience"),
+    [
+        (64, 16, 40, 1, 14),
+        (500, 250, 40, 1, 14),
+        (3_000, 300, 13, 2, 9),
+        (3_000, 4_500, 13, 1, 5),
+        (67_349, 872, 3, 3, None),  # Nine evaluations.
+    ],
+)
+def test_a_teacher_gets_enough_steps_and_evaluations_to_stop_by(
+    examples: int, scored: int, epochs: int, evaluations: float, patience: int | None
+):
+    settings, chosen = auto.resolve_finetuning(api.FINETUNE, examples, width=384, scored=scored)
+    assert (settings.max_epochs, settings.evaluations, settings.patience) == (epochs, evaluations, patience)
+    assert (settings.ema, settings.soup) == (0, 1)
+    in_all = epochs * evaluations
+    reason = f"a third of the {in_all:g} evaluations" if patience else f"{in_all:g} evaluations are too few to stop by"
+    assert chosen["patience"] == {"value": patience, "reason": reason}
+
+
+def test_the_patience_follows_from_given_evaluations():
+    given = replace(api.FINETUNE, max_epochs=3, evaluations=6)
+    assert auto.resolve_finetuning(given, 3000, width=384)[0].patience == 6  # A third of 18.
+    given = replace(given, evaluations=1)
+    assert auto.resolve_finetuning(given, 3000, width=384)[0].patience is None
+
+
+def test_values_for_batches_of_tokens_must_be_given():
+    settings = replace(api.FINETUNE, batch_tokens=4096, max_epochs=2)
+    message = (
+        "got teacher.finetune.learning_rate=auto with batch_tokens, whose steps are not known before, expected "
+        "batch_size alone: set teacher.finetune.batch_tokens=null, or values such as "
+        "teacher.finetune.learning_rate=5e-5 teacher.finetune.evaluations=1 teacher.finetune.patience=null"
+    )
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        auto.resolve_finetuning(settings, 3000, width=384)
+    given = replace(settings, learning_rate=5e-5, evaluations=1, patience=None)
+    assert auto.resolve_finetuning(given, 3000, width=384) == (given, {})
