@@ -12,6 +12,7 @@ from distill.records.curves import read_curves
 from distill.records.figures import Figure
 from distill.records.headline import describe_result
 from distill.records.page import render_page
+from distill.records.paths import hide_in_text
 from distill.records.prediction_analysis import Analysis, analyze_predictions
 from distill.records.report import render_report, section_heading, task_sections
 from distill.records.shape import fill_record
@@ -50,7 +51,7 @@ def _describe_run(directory: Path, record: JsonObject, *, is_section: bool = Fal
     try:
         analysis = analyze_predictions(directory, answer=(record["task"] or {}).get("answer"))
     except UserError as error:
-        notes.append(str(error))
+        notes.append(hide_in_text(str(error)))
     [row] = compare_runs([(directory, record)])
     figures = draw_run(directory, record, row, analysis)
     sections = {
