@@ -13,13 +13,21 @@ from distill.records.comparison import Row
 from distill.records.curves import read_curves
 from distill.records.figures import Figure
 from distill.records.headline import describe_result
+from distill.records.intervals import describe_bars, name_seeds
 from distill.records.page import render_page
 from distill.records.paper import PaperTable, compare_with_paper
 from distill.records.paths import ELLIPSIS, hide_in_text, hide_paths, relative_path, show_command
 from distill.records.prediction_analysis import Analysis, analyze_predictions
 from distill.records.ranking import describe_ranking
 from distill.records.report import MISSING, SOFTWARE, render_template
-from distill.records.run_report import MARKDOWN, PAGE, draw_files, draw_predictions, write_report
+from distill.records.run_report import (
+    MARKDOWN,
+    PAGE,
+    draw_files,
+    draw_predictions,
+    find_references,
+    write_report,
+)
 
 CSV = "report.csv"
 MOST_PARAMETERS = 8  # With a figure of their own.
@@ -130,20 +138,27 @@ def _draw_trainings(rows: Sequence[Row]) -> list[Figure]:
 def _draw_parameters(rows: Sequence[Row]) -> list[Figure]:
     """Returns the metric against each swept parameter, and against the combinations of two."""
     figures: list[Figure] = []
+    estimates = [row.estimate(row.scores) for row in rows]
     settings = [
-        sweep_plots.Setting(row.options, spread["mean"], spread["std"]) for row in rows if (spread := row.spread())
+        sweep_plots.Setting(row.options, found.value, found.errors())
+        for row, found in zip(rows, estimates, strict=True)
+        if found is not None
     ]
     names = dict.fromkeys(name for setting in settings for name in setting.values)
     swept = [name for name in names if len(sweep_plots.order_values([of.values.get(name) for of in settings])) > 1]
     if len(settings) < 2 or not swept:
         return figures
-    metric = str(rows[0].task["metric"])
-    teachers = {row.teacher.metric for row in rows if row.teacher}
-    reference = teachers.pop() if len(teachers) == 1 else None
+    metric, split = str(rows[0].task["metric"]), rows[0].split
+    seeds = sorted({seed for row in rows for seed in row.scores})
+    bars = describe_bars(estimates, seeds, rows[0].examples)
     if len(swept) == 2 and len(settings) > 3:
-        figures.append(sweep_plots.draw_heat_map(settings, (swept[0], swept[1]), metric=metric))
+        caption = f"{metric} on {split} by {swept[0]} and {swept[1]}, the mean over the {name_seeds(seeds)}"
+        figures.append(sweep_plots.draw_heat_map(settings, (swept[0], swept[1]), caption=caption))
     for name in [name for name in swept if sweep_plots.is_varied(settings, name)][:MOST_PARAMETERS]:
-        figures.append(sweep_plots.draw_parameter(settings, name, metric=metric, reference=reference))
+        caption = f"{metric} on {split} against {name}{bars}"
+        figures.append(
+            sweep_plots.draw_parameter(settings, name, metric=metric, caption=caption, references=find_references(rows))
+        )
     return figures
 
 

@@ -243,7 +243,7 @@ def _select_shown(options: Sequence[Options], typed: Collection[str]) -> list[Op
 
 def _create_row(options: Options, shown: Options, runs: Sequence[tuple[Path, JsonObject]]) -> Row:
     """Returns the row of runs that differ in their seeds; of two runs with the same seed the later one counts."""
-    entries, task = _read_seeds(runs), _read_task(runs)
+    entries, task = read_seeds(runs), _read_task(runs)
     error = teacher = None
     timed: JsonObject = {}
     for _, record in runs:
@@ -256,13 +256,13 @@ def _create_row(options: Options, shown: Options, runs: Sequence[tuple[Path, Jso
         for entry in entries.values()
     ]
     label = " ".join(f"{name}={show_value(value)}" for name, value in shown.items())
-    scored = {split: _read_metric(entries, task, split) for split in (DEV, TEST)}
+    scored = {split: read_metric(entries, task, split) for split in (DEV, TEST)}
     untaught = {seed: found for seed, entry in entries.items() if (found := entry.get("baseline"))}
     return Row(
         label=label or f"objective={options.get('objective.name') or 'unknown'}", options=shown, task=task, error=error,
         directories=[directory for directory, _ in runs], files=_collect_files(entries, task, timed), teacher=teacher,
         values=scored[DEV], tests=scored[TEST],
-        baselines={split: _read_metric(untaught, task, split) for split in (DEV, TEST)},
+        baselines={split: read_metric(untaught, task, split) for split in (DEV, TEST)},
         conditions=_describe_conditions(timed), kept=_mean(shares),
         seconds=_mean([entry.get("seconds") for entry in entries.values()]),
     )  # fmt: skip
@@ -275,7 +275,7 @@ def _describe_teacher(record: JsonObject, task: JsonObject) -> TeacherResult | N
     timing = select_timing(record, "teacher", "torch")
     return TeacherResult(
         str(teacher["resolved"]), teacher["metrics"].get(task["metric"]), timing["p50_ms"] if timing else None,
-        find_teacher_bytes(record), teacher["metrics"].get(_name_metric(task, TEST)),
+        find_teacher_bytes(record), teacher["metrics"].get(name_metric(task, TEST)),
     )  # fmt: skip
 
 
@@ -302,7 +302,7 @@ def _collect_files(entries: Mapping[int, JsonObject], task: JsonObject, timed: J
         last = list(files.values())[-1]
         timing = select_timing(timed, "student", timed_name(format, last["file"])) if timed else None
         found[format] = FileResult(
-            file=last["file"], values=_read_metric(files, task, DEV), tests=_read_metric(files, task, TEST),
+            file=last["file"], values=read_metric(files, task, DEV), tests=read_metric(files, task, TEST),
             bytes=last["bytes"], p50_ms=timing["p50_ms"] if timing else None,
             passed=all(file["gate"] == "passed" for file in files.values()),
             verdicts=list(dict.fromkeys(map(_describe_verdict, filter(_has_reason, files.values())))),
@@ -331,7 +331,7 @@ def _only_seed(record: JsonObject) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _read_seeds(runs: Sequence[tuple[Path, JsonObject]]) -> dict[int, JsonObject]:
+def read_seeds(runs: Sequence[tuple[Path, JsonObject]]) -> dict[int, JsonObject]:
     """Returns the results of each seed of a row."""
     return {
         int(entry["seed"]): entry for _, record in runs for entry in record.get("seeds") or _only_seed(record)
@@ -343,19 +343,19 @@ def _read_task(runs: Sequence[tuple[Path, JsonObject]]) -> JsonObject:
     return next((record["task"] for _, record in reversed(runs) if record["task"]), {})
 
 
-def _name_metric(task: JsonObject, split: str) -> str:
+def name_metric(task: JsonObject, split: str) -> str:
     """Returns the name that the metric of a split has in run.json."""
     return str(task["metric"]) if split == DEV else f"{split}/{task['metric']}"
 
 
-def _read_metric(models: Mapping[int, JsonObject], task: JsonObject, split: str) -> dict[int, float]:
+def read_metric(models: Mapping[int, JsonObject], task: JsonObject, split: str) -> dict[int, float]:
     """Returns the task's metric of each seed: of the exported fp32 file, or of what has none.
 
     Args:
         models: by seed, the results of a student, a file or a baseline.
     """
     found = {
-        seed: ((models[seed].get("export") or {}).get("fp32") or models[seed])["metrics"].get(_name_metric(task, split))
+        seed: ((models[seed].get("export") or {}).get("fp32") or models[seed])["metrics"].get(name_metric(task, split))
         for seed in sorted(models)
     }
     return {seed: float(value) for seed, value in found.items() if value is not None}
@@ -393,7 +393,7 @@ def _compare_itself(row: Row, runs: Sequence[tuple[Path, JsonObject]]) -> Row:
     from_teacher = compare_values(row.scores, teachers, row.examples)
     recorded: JsonObject = {}
     if len(row.scores) == 1:
-        entry = _read_seeds(runs)[next(iter(row.scores))]
+        entry = read_seeds(runs)[next(iter(row.scores))]
         recorded = {
             name: found for name, found in (entry.get("comparison") or {}).items()
             if found.get("split", DEV) == row.split and found["over"] == "examples"

@@ -111,14 +111,14 @@ def is_noise(difference: Difference | None) -> bool:
 
 
 def describe_bars(estimates: Iterable[Estimate | None], seeds: Sequence[int], examples: int | None) -> str:
-    """Returns the words of a caption about the bars of a figure; empty without bars."""
+    """Returns the words of a caption about the bars of a figure, which begin with `; `; empty without bars."""
     over = {each.over for each in estimates if each is not None and each.interval is not None}
     words = []
     if "seeds" in over:
         words.append(f"over the {name_seeds(seeds)} (Student's t)")
     if "examples" in over and examples:
-        words.append(f"over {examples:,} examples, of one seed (Wilson)")
-    return f"bars are 95% intervals {' or '.join(words)}" if words else ""
+        words.append(f"over {examples:,} examples for a single model (Wilson)")
+    return f"; bars are 95% intervals {' or '.join(words)}" if words else ""
 
 
 def name_seeds(seeds: Sequence[int]) -> str:

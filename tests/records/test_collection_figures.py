@@ -58,7 +58,8 @@ def test_a_term_of_one_run_and_the_total_are_not_compared() -> None:
     other = {"train/hard": [(1, 1.0)], "train/soft": [(1, 0.0)], "train/loss": [(1, 9.0)], "dev/f1": [(2, 0.75)]}
     found = curve_plots.compare_trainings({"a": one, "b": other}, metric="f1")
     assert [figure.caption for figure in found] == [
-        "f1 on dev over the training, of several rows", "Loss soft over the training, of several rows",
+        "f1 on dev over the training, of several rows, the first seed of each",
+        "Loss soft over the training, of several rows, the first seed of each",
     ]  # fmt: skip
     assert all(f">{name}</text>" in figure.svg for figure in found for name in ("a", "b"))
     assert curve_plots.compare_trainings({"a": one}, metric="f1") == []
