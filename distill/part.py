@@ -41,6 +41,7 @@ from distill.models.forward import exported_inputs
 from distill.models.pooling import write_modules
 from distill.plan import Plan
 from distill.records import report
+from distill.records.paths import hide_paths
 from distill.records.plain_text import warn_of_text
 from distill.records.predictions import write_predictions
 from distill.records.record import Run, create_results
@@ -164,7 +165,8 @@ class Part:
         """Writes the bundle with its model card to `directory`, checks its files, and records them."""
         run = self.run
         # The directory of a teacher means nothing where the bundle goes.
-        name = self.teacher.requested if Path(self.teacher.resolved).is_dir() else self.teacher.resolved
+        is_directory = Path(self.teacher.resolved).expanduser().is_dir()
+        name = self.teacher.requested if is_directory else hide_paths(run.record)["teacher"]["resolved"]
         print_line(f"{self._exporting}, and quantizing until a file passes its gate on {', '.join(scores)}")
         exported = write_bundle(
             directory, model=student, tokenizer=self.teacher.tokenizer, task=self.task, splits=self.scored_data(),

@@ -242,7 +242,7 @@ def _write_plots(content: JsonObject, directory: Path) -> None:
         conditions = f"batch {row['batch']}, length {row['length']}, {row['threads']} thread(s)"
         figure = draw_cost(
             points, metric=metric, cost=f"p50 in ms: {conditions}", caption=f"{task}: {metric} against latency",
-            reference=value,
+            references={} if value is None else {"teacher's metric": value},
         )  # fmt: skip
         write_text(directory / f"latency-{task}.svg", standalone(figure))
 

@@ -12,7 +12,7 @@ from distill.console import console, print_line
 from distill.errors import OptionError, UserError
 from distill.files import make_directory
 from distill.jobs.overrides import refuse_other_options
-from distill.records import comparison
+from distill.records import row_table
 from distill.records.collection import Runs, find_runs
 from distill.records.collection_report import Group, write_collection
 
@@ -60,9 +60,11 @@ def write(runs: Path, to: Path, *, refresh: int | None = None) -> None:
     make_directory(to)
     page, groups = _write(found, to, refresh=refresh)
     for group in groups:
-        console.print(comparison.terminal_table(group.rows, title=group.title))
+        console.print(row_table.terminal_table(group.rows, title=group.title))
+        if group.ranking:
+            print_line(group.ranking)
     if groups:
-        print_line(comparison.NOTE)
+        print_line(row_table.NOTE)
     for message in found.unreadable:
         print_line(f"Left out {message}")
     print_line(f"Report   {page}")

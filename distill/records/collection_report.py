@@ -1,7 +1,5 @@
 """Writes the report of several runs: report.md, report.html and report.csv, with a section for each task."""
 
-import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,17 +7,27 @@ from typing import Any
 
 from distill.errors import UserError
 from distill.files import JsonObject, write_text
-from distill.records import comparison, curve_plots, sweep_plots
+from distill.records import comparison, curve_plots, row_table, sweep_plots
 from distill.records.collection import Runs
 from distill.records.comparison import Row
 from distill.records.curves import read_curves
 from distill.records.figures import Figure
 from distill.records.headline import describe_result
+from distill.records.intervals import describe_bars, name_seeds
 from distill.records.page import render_page
 from distill.records.paper import PaperTable, compare_with_paper
+from distill.records.paths import ELLIPSIS, hide_in_text, hide_paths, relative_path, show_command
 from distill.records.prediction_analysis import Analysis, analyze_predictions
+from distill.records.ranking import describe_ranking
 from distill.records.report import MISSING, SOFTWARE, render_template
-from distill.records.run_report import MARKDOWN, PAGE, draw_files, draw_predictions, write_report
+from distill.records.run_report import (
+    MARKDOWN,
+    PAGE,
+    draw_files,
+    draw_predictions,
+    find_references,
+    write_report,
+)
 
 CSV = "report.csv"
 MOST_PARAMETERS = 8  # With a figure of their own.
@@ -32,11 +40,12 @@ class Group:
 
     Attributes:
         title: the heading of its section.
-        headline: one sentence about the best row; None without a result.
-        rows: those of the table, the best ones first.
+        headline: one sentence about the first row; None without a result.
+        rows: those of the table, those with the best metric on dev first.
         paper: the numbers of a paper beside ours; None if no experiment names them.
         analysis: statistics of the predictions of the first row; None without its predictions.
         notes: what could not be read.
+        ranking: whether one row is ahead of the others; None for fewer than two rows with a result.
     """
 
     title: str
@@ -45,6 +54,7 @@ class Group:
     paper: PaperTable | None
     analysis: Analysis | None = None
     notes: Sequence[str] = ()
+    ranking: str | None = None
 
     def predictions_title(self) -> str:
         """Returns the heading of the section about the predictions."""
@@ -52,7 +62,7 @@ class Group:
 
     def table(self) -> list[tuple[str, ...]]:
         """Returns the cells of the table, the header first."""
-        return comparison.table(self.rows)
+        return row_table.table(self.rows)
 
 
 def write_collection(runs: Runs, directory: Path, *, refresh: int | None = None) -> tuple[Path, Sequence[Group]]:
@@ -70,14 +80,14 @@ def write_collection(runs: Runs, directory: Path, *, refresh: int | None = None)
         page = write_report(path, record, to=directory, refresh=refresh)
     else:
         page = directory / PAGE
-        groups = [_analyze_best(group) for group in groups]
+        groups = [_analyze_first(group) for group in groups]
         markdown = render_template("collection.md.jinja", **_describe(runs, groups, directory))
         write_text(directory / MARKDOWN, markdown)
         figures = {group.title: draw_group(group.rows) for group in groups}
         figures |= {group.predictions_title(): draw_predictions(of) for group in groups if (of := group.analysis)}
         write_text(page, render_page(markdown, figures, refresh=refresh))
     if rows:
-        write_text(directory / CSV, comparison.to_csv(rows))
+        write_text(directory / CSV, row_table.to_csv(rows, directory))
     return page, groups
 
 
@@ -96,18 +106,18 @@ def _group_by_task(runs: Sequence[tuple[Path, JsonObject]]) -> Iterator[Group]:
     for title, of_task in by_task.items():
         rows = comparison.compare_runs(of_task)
         headline = next((found for row in rows if (found := describe_result(row))), None)
-        yield Group(title, headline, rows, compare_with_paper(rows))
+        yield Group(title, headline, rows, compare_with_paper(rows), ranking=describe_ranking(rows))
 
 
-def _analyze_best(group: Group) -> Group:
+def _analyze_first(group: Group) -> Group:
     """Returns the group with the predictions of the first run of its first row."""
     if not group.rows or not group.rows[0].values:
         return group
     try:
-        best = group.rows[0]
-        return replace(group, analysis=analyze_predictions(best.directories[0], answer=best.task.get("answer")))
+        first = group.rows[0]
+        return replace(group, analysis=analyze_predictions(first.directories[0], answer=first.task.get("answer")))
     except UserError as error:
-        return replace(group, notes=[str(error)])
+        return replace(group, notes=[hide_in_text(str(error))])
 
 
 def draw_group(rows: Sequence[Row]) -> list[Figure]:
@@ -128,20 +138,27 @@ def _draw_trainings(rows: Sequence[Row]) -> list[Figure]:
 def _draw_parameters(rows: Sequence[Row]) -> list[Figure]:
     """Returns the metric against each swept parameter, and against the combinations of two."""
     figures: list[Figure] = []
+    estimates = [row.estimate(row.scores) for row in rows]
     settings = [
-        sweep_plots.Setting(row.options, spread["mean"], spread["std"]) for row in rows if (spread := row.spread())
+        sweep_plots.Setting(row.options, found.value, found.errors())
+        for row, found in zip(rows, estimates, strict=True)
+        if found is not None
     ]
     names = dict.fromkeys(name for setting in settings for name in setting.values)
     swept = [name for name in names if len(sweep_plots.order_values([of.values.get(name) for of in settings])) > 1]
     if len(settings) < 2 or not swept:
         return figures
-    metric = str(rows[0].task["metric"])
-    teachers = {row.teacher.metric for row in rows if row.teacher}
-    reference = teachers.pop() if len(teachers) == 1 else None
+    metric, split = str(rows[0].task["metric"]), rows[0].split
+    seeds = sorted({seed for row in rows for seed in row.scores})
+    bars = describe_bars(estimates, seeds, rows[0].examples)
     if len(swept) == 2 and len(settings) > 3:
-        figures.append(sweep_plots.draw_heat_map(settings, (swept[0], swept[1]), metric=metric))
+        caption = f"{metric} on {split} by {swept[0]} and {swept[1]}, the mean over the {name_seeds(seeds)}"
+        figures.append(sweep_plots.draw_heat_map(settings, (swept[0], swept[1]), caption=caption))
     for name in [name for name in swept if sweep_plots.is_varied(settings, name)][:MOST_PARAMETERS]:
-        figures.append(sweep_plots.draw_parameter(settings, name, metric=metric, reference=reference))
+        caption = f"{metric} on {split} against {name}{bars}"
+        figures.append(
+            sweep_plots.draw_parameter(settings, name, metric=metric, caption=caption, references=find_references(rows))
+        )
     return figures
 
 
@@ -150,27 +167,29 @@ def _describe(runs: Runs, groups: Sequence[Group], directory: Path) -> dict[str,
     statuses = [str(record["status"]) for _, record in runs.readable]
     counts = [f"{statuses.count(name)} {name}" for name in ("finished", "running", "failed") if name in statuses]
     rows = [_describe_run(path, record, directory) for path, record in runs.readable]
+    unreadable = [hide_in_text(message.replace(f"{directory}/", "")) for message in runs.unreadable]
     environments: dict[str, int] = {}
     for _, record in runs.readable:
         text = _describe_environment(record["environment"])
         environments[text] = environments.get(text, 0) + 1
     return {
-        "number": len(runs.readable), "counts": ", ".join(counts), "groups": groups, "note": comparison.NOTE,
-        "runs": rows, "environments": environments, "unreadable": runs.unreadable, "csv": CSV,
+        "number": len(runs.readable), "counts": ", ".join(counts), "groups": groups, "note": row_table.NOTE,
+        "runs": rows, "environments": environments, "unreadable": unreadable, "csv": CSV,
     }  # fmt: skip
 
 
 def _describe_run(path: Path, record: JsonObject, directory: Path) -> Mapping[str, str]:
     """Returns the cells of a run in the table of all runs."""
-    relative = os.path.relpath(path, directory)
+    relative, record = relative_path(path, directory), hide_paths(record)
     page = next((name for name in (PAGE, MARKDOWN) if (path / name).is_file()), None)
+    link = f"{relative}/{page}" if page and relative != "." and not relative.startswith(ELLIPSIS) else ""
     task, teacher, student = (record[name] or {} for name in ("task", "teacher", "student"))
     value = ((student or teacher).get("metrics") or {}).get(task.get("metric"))
     return {
-        "name": relative, "link": f"{relative}/{page}" if page and relative != "." else "", "job": record["job"],
+        "name": relative, "link": link, "job": record["job"],
         "task": task.get("name") or MISSING, "status": record["status"],
         "metric": MISSING if value is None else f"{task['metric']} {value:.4f}", "error": record["error"] or "",
-        "command": shlex.join(map(str, record["command"] or [])) or MISSING,
+        "command": show_command(record["command"] or []) or MISSING,
     }  # fmt: skip
 
 

@@ -1,38 +1,30 @@
-"""The table of several runs: runs that differ only in their seeds are one row, with mean, deviation and difference.
+"""Rows of several runs: those that differ only in their seeds are one row, with its metrics and its differences.
 
-A row is compared with the row of the same options and the objective `supervised`, paired by seed.
+A row is compared with the row of the same options and the objective `supervised`, with the baseline that its own runs
+trained, and with its teacher. All are paired by seed; with one seed the difference is that over examples in its run.
 """
 
-import csv
-import io
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-from rich.table import Table
 
 from distill.edge.model_files import timed_name
 from distill.errors import UserError
 from distill.files import JsonObject
 from distill.options import show_value
-from distill.records.report import MISSING, find_teacher_bytes, format_points, format_spread, select_timing
+from distill.records.intervals import Estimate, Values, compare_values, count_examples, estimate
+from distill.records.paths import hide_paths, hide_values
+from distill.records.report import find_teacher_bytes, select_timing
 from distill.records.saved_config import CONFIG, read_plain
-from distill.training.statistics import Difference, Spread, compare_seeds, spread
+from distill.training.statistics import Difference, Spread, spread
 
 REFERENCE = "supervised"
 # Options that differ between runs of one row.
 NOT_COMPARED = ("seed", "seeds", "trainer.seed", "resume", "output_dir", "cache_dir", "dry_run", "job.name")
 _GROUPS_NOT_COMPARED = ("logger.", "paper.")
-NOTE = (
-    "The metric is that of the exported fp32 file on dev, or of the student in torch without one: mean ± standard "
-    f"deviation over the seeds. The difference from {REFERENCE}, the student without a teacher, is paired by seed, in "
-    "points, with its 95% interval by Student's t. Of many rows, one in twenty has an interval without 0 by chance."
-)
-_FORMULAS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # These begin a formula, also in full width.
-OPTIONAL = ("int8", "MB", "p50 ms", "speed-up")  # Columns of the table.
+DEV, TEST = "dev", "test"
 Options = Mapping[str, object]
 
 
@@ -42,11 +34,12 @@ class FileResult:
 
     Attributes:
         file: its name.
-        values: its metric by seed.
+        values: its metric on dev by seed.
         bytes: its size in the last run.
         p50_ms: of the last run that was timed; None without one.
         passed: whether it passed its gate with every seed.
         verdicts: the reasons of the seeds with which it did not, in words.
+        tests: its metric on test by seed.
     """
 
     file: str
@@ -55,20 +48,31 @@ class FileResult:
     p50_ms: float | None
     passed: bool
     verdicts: Sequence[str] = ()
+    tests: Values = field(default_factory=dict)
 
-    def spread(self) -> Spread | None:
+    def spread(self, split: str = DEV) -> Spread | None:
         """Returns mean and standard deviation over the seeds."""
-        return spread(list(self.values.values())) if self.values else None
+        values = self.on(split)
+        return spread(list(values.values())) if values else None
+
+    def on(self, split: str) -> Values:
+        """Returns its metric on dev or test by seed."""
+        return self.tests if split == TEST else self.values
 
 
 @dataclass(frozen=True)
 class TeacherResult:
-    """The teacher of a row: its name, its metric on dev, its p50 in ms in torch, and the bytes of its weights."""
+    """The teacher of a row: name, metric on dev, p50 in ms in torch, bytes of its weights, and metric on test."""
 
     name: str
     metric: float | None
     p50_ms: float | None
     bytes: int | None
+    test: float | None = None
+
+    def on(self, split: str) -> float | None:
+        """Returns its metric on dev or test."""
+        return self.test if split == TEST else self.metric
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,17 @@ class Row:
         label: the options in which the row differs from others.
         options: these options with their values.
         task: the `task` of run.json; empty if no run got that far.
-        values: the metric of each seed.
+        values: the metric on dev of each seed.
         files: the exported files by format.
         teacher: None if no run has one yet.
         conditions: of the times, with the processor and whether it was busy; None without times.
         kept: share of the teacher's metric, the mean over seeds.
         difference: from the reference; None for the reference itself and without one.
+        tests: the metric on test of each seed.
+        baselines: the metric on dev and test of the baseline of each seed.
+        gain: the difference from the baseline; None without one.
+        from_teacher: the difference from the teacher; None without one.
+        split: that all rows of the table are compared on: test if every one has it, else dev.
         seconds: of one training, the mean over seeds.
         error: of the last run that failed, or `unfinished`.
     """
@@ -101,10 +110,34 @@ class Row:
     error: str | None
     directories: Sequence[Path]
     difference: Difference | None = None
+    tests: Values = field(default_factory=dict)
+    baselines: Mapping[str, Values] = field(default_factory=dict)
+    gain: Difference | None = None
+    from_teacher: Difference | None = None
+    split: str = DEV
 
-    def spread(self) -> Spread | None:
+    @property
+    def scores(self) -> Values:
+        """Returns the metric of each seed on the split of the table."""
+        return self.on(self.split)
+
+    def on(self, split: str) -> Values:
+        """Returns the metric on dev or test of each seed."""
+        return self.tests if split == TEST else self.values
+
+    def spread(self, split: str = DEV) -> Spread | None:
         """Returns mean and standard deviation over the seeds."""
-        return spread(list(self.values.values())) if self.values else None
+        values = self.on(split)
+        return spread(list(values.values())) if values else None
+
+    @property
+    def examples(self) -> int | None:
+        """Returns the examples of the table's split of which the metric is the share; None if it is none."""
+        return count_examples(self.task, self.split)
+
+    def estimate(self, values: Values) -> Estimate | None:
+        """Returns the mean of the metric of each seed, on the split of the table, with its interval."""
+        return estimate(list(values.values()), self.examples)
 
 
 def compare_runs(runs: Sequence[tuple[Path, JsonObject]]) -> list[Row]:
@@ -114,15 +147,20 @@ def compare_runs(runs: Sequence[tuple[Path, JsonObject]]) -> list[Row]:
     for directory, record, flat in _tell_apart([(*run, read_options(*run)) for run in runs]):
         key = json.dumps(flat, sort_keys=True, default=str)
         options[key] = flat
-        groups.setdefault(key, []).append((directory, record))
+        groups.setdefault(key, []).append((directory, hide_paths(record)))
     typed = {word.lstrip("+~").partition("=")[0] for _, record in runs for word in record.get("command") or ()}
     shown = _select_shown(list(options.values()), typed)
     rows = {key: _create_row(options[key], chosen, groups[key]) for key, chosen in zip(groups, shown, strict=True)}
+    is_tested = all(row.values.keys() <= row.tests.keys() for row in rows.values()) and any(
+        row.tests for row in rows.values()
+    )
+    split = TEST if is_tested else DEV
+    rows = {key: _compare_itself(replace(row, split=split), groups[key]) for key, row in rows.items()}
     references = {_without_objective(options[key]): row for key, row in rows.items() if _is_reference(options[key])}
     compared = []
     for key, row in rows.items():
         reference = references.get(_without_objective(options[key]))
-        compared.append(row if reference in (None, row) else _compare(row, reference))
+        compared.append(row if reference is None or reference is row else _compare(row, reference))
     return sorted(compared, key=_order)
 
 
@@ -145,69 +183,6 @@ def _tell_apart(
         (directory, record, {**flat, "directory": str(directory)} if key in unclear else flat)
         for key, (directory, record, flat) in zip(keys, runs, strict=True)
     ]
-
-
-def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Returns the cells of the table, the header first; a column of files or times is left out if it is empty."""
-    metrics = {str(row.task["metric"]) for row in rows if row.task}
-    metric = metrics.pop() if len(metrics) == 1 else "metric"
-    header = (
-        "run", metric, "seeds", "of the teacher", f"against {REFERENCE}", "int8", "MB", "p50 ms", "speed-up", "seconds",
-        "error",
-    )  # fmt: skip
-    cells = [header, *(_cells(row) for row in rows)]
-    columns = list(zip(*cells, strict=True))
-    used = [column for column in columns if column[0] not in OPTIONAL or set(column[1:]) != {MISSING}]
-    return list(zip(*used, strict=True))
-
-
-def terminal_table(rows: Sequence[Row], *, title: str | None = None) -> Table:
-    """Returns the table for a terminal."""
-    header, *cells = table(rows)
-    result = Table(title=title, title_justify="left", title_style="bold")
-    for column in header:
-        result.add_column(column, justify="left" if column in ("run", "error") else "right", overflow="fold")
-    for row in cells:
-        result.add_row(*row)
-    return result
-
-
-def to_csv(rows: Sequence[Row]) -> str:
-    """Returns the table as CSV, with plain numbers. A spreadsheet reads its texts as texts."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    names = ("difference", "low", "high", "p")
-    writer.writerow(
-        (
-            "run", "task", "metric", "mean", "std", "seeds", "share_kept", *names, "seconds", "error", "directories",
-            "teacher_metric", "int8_mean", "int8_std", "int8_bytes", "int8_p50_ms", "teacher_p50_ms",
-        )
-    )  # fmt: skip
-    for row in rows:
-        found, difference = row.spread(), row.difference
-        numbers: tuple[float | None, ...] = (None,) * len(names)
-        if difference is not None:
-            numbers = (difference["difference"], *(difference["interval"] or (None, None)), difference["p"])
-        small, teacher = row.files.get("int8"), row.teacher
-        small_spread = small.spread() if small else None
-        writer.writerow(
-            (
-                *map(_plain_text, (row.label, row.task.get("name"), row.task.get("metric"))), found and found["mean"],
-                found and found["std"], " ".join(map(str, row.values)), row.kept, *numbers, row.seconds,
-                *map(_plain_text, (row.error, " ".join(map(str, row.directories)))), teacher and teacher.metric,
-                small_spread and small_spread["mean"], small_spread and small_spread["std"], small and small.bytes,
-                small and small.p50_ms, teacher and teacher.p50_ms,
-            )
-        )  # fmt: skip
-    return text.getvalue()
-
-
-def _plain_text(value: object) -> object:
-    """Returns a text in one line, with an apostrophe before what a spreadsheet would run as a formula."""
-    if not isinstance(value, str):
-        return value
-    text = re.sub(r"[\t\r\n]", " ", value)
-    return f"'{text}" if text.lstrip().startswith(_FORMULAS) else text
 
 
 def read_options(directory: Path, record: JsonObject) -> Options:
@@ -262,18 +237,16 @@ def _select_shown(options: Sequence[Options], typed: Collection[str]) -> list[Op
             chosen.append(name)
             keys = finer
     chosen.sort(key=names.index)
-    return [{name.removesuffix(".name"): row[name] for name in chosen if name in row} for row in options]
+    shown = {name: iter(hide_values([row[name] for row in options if name in row])) for name in chosen}
+    return [{name.removesuffix(".name"): next(shown[name]) for name in chosen if name in row} for row in options]
 
 
 def _create_row(options: Options, shown: Options, runs: Sequence[tuple[Path, JsonObject]]) -> Row:
     """Returns the row of runs that differ in their seeds; of two runs with the same seed the later one counts."""
-    entries: dict[int, JsonObject] = {}
-    task: JsonObject = {}
+    entries, task = read_seeds(runs), _read_task(runs)
     error = teacher = None
     timed: JsonObject = {}
     for _, record in runs:
-        task = record["task"] or task
-        entries |= {int(entry["seed"]): entry for entry in record.get("seeds") or _only_seed(record)}
         timed = record if record["benchmark"] else timed
         teacher = _describe_teacher(record, task) or teacher
         if record["status"] != "finished":
@@ -283,11 +256,13 @@ def _create_row(options: Options, shown: Options, runs: Sequence[tuple[Path, Jso
         for entry in entries.values()
     ]
     label = " ".join(f"{name}={show_value(value)}" for name, value in shown.items())
-    metrics = {seed: _metric(entries[seed], str(task["metric"])) for seed in sorted(entries)}
+    scored = {split: read_metric(entries, task, split) for split in (DEV, TEST)}
+    untaught = {seed: found for seed, entry in entries.items() if (found := entry.get("baseline"))}
     return Row(
         label=label or f"objective={options.get('objective.name') or 'unknown'}", options=shown, task=task, error=error,
         directories=[directory for directory, _ in runs], files=_collect_files(entries, task, timed), teacher=teacher,
-        values={seed: value for seed, value in metrics.items() if value is not None},
+        values=scored[DEV], tests=scored[TEST],
+        baselines={split: read_metric(untaught, task, split) for split in (DEV, TEST)},
         conditions=_describe_conditions(timed), kept=_mean(shares),
         seconds=_mean([entry.get("seconds") for entry in entries.values()]),
     )  # fmt: skip
@@ -300,7 +275,7 @@ def _describe_teacher(record: JsonObject, task: JsonObject) -> TeacherResult | N
     timing = select_timing(record, "teacher", "torch")
     return TeacherResult(
         str(teacher["resolved"]), teacher["metrics"].get(task["metric"]), timing["p50_ms"] if timing else None,
-        find_teacher_bytes(record),
+        find_teacher_bytes(record), teacher["metrics"].get(name_metric(task, TEST)),
     )  # fmt: skip
 
 
@@ -324,11 +299,10 @@ def _collect_files(entries: Mapping[int, JsonObject], task: JsonObject, timed: J
     found: dict[str, FileResult] = {}
     for format in dict.fromkeys(format for entry in entries.values() for format in entry["export"]):
         files = {seed: entries[seed]["export"][format] for seed in sorted(entries) if format in entries[seed]["export"]}
-        metrics = {seed: file["metrics"].get(task["metric"]) for seed, file in files.items()}
         last = list(files.values())[-1]
         timing = select_timing(timed, "student", timed_name(format, last["file"])) if timed else None
         found[format] = FileResult(
-            file=last["file"], values={seed: float(value) for seed, value in metrics.items() if value is not None},
+            file=last["file"], values=read_metric(files, task, DEV), tests=read_metric(files, task, TEST),
             bytes=last["bytes"], p50_ms=timing["p50_ms"] if timing else None,
             passed=all(file["gate"] == "passed" for file in files.values()),
             verdicts=list(dict.fromkeys(map(_describe_verdict, filter(_has_reason, files.values())))),
@@ -352,13 +326,39 @@ def _only_seed(record: JsonObject) -> list[dict[str, Any]]:
         {
             "seed": record["seed"] or 0, "metrics": record["student"]["metrics"], "export": record["export"],
             "retention": record["retention"], "seconds": (record["training"] or {}).get("seconds"),
+            "baseline": record.get("baseline"), "comparison": record.get("comparison"),
         }
     ]  # fmt: skip
 
 
-def _metric(entry: JsonObject, metric: str) -> float | None:
-    value = entry["export"].get("fp32", entry)["metrics"].get(metric)
-    return None if value is None else float(value)
+def read_seeds(runs: Sequence[tuple[Path, JsonObject]]) -> dict[int, JsonObject]:
+    """Returns the results of each seed of a row."""
+    return {
+        int(entry["seed"]): entry for _, record in runs for entry in record.get("seeds") or _only_seed(record)
+    }  # fmt: skip
+
+
+def _read_task(runs: Sequence[tuple[Path, JsonObject]]) -> JsonObject:
+    """Returns the `task` of the last run that has one; empty without one."""
+    return next((record["task"] for _, record in reversed(runs) if record["task"]), {})
+
+
+def name_metric(task: JsonObject, split: str) -> str:
+    """Returns the name that the metric of a split has in run.json."""
+    return str(task["metric"]) if split == DEV else f"{split}/{task['metric']}"
+
+
+def read_metric(models: Mapping[int, JsonObject], task: JsonObject, split: str) -> dict[int, float]:
+    """Returns the task's metric of each seed: of the exported fp32 file, or of what has none.
+
+    Args:
+        models: by seed, the results of a student, a file or a baseline.
+    """
+    found = {
+        seed: ((models[seed].get("export") or {}).get("fp32") or models[seed])["metrics"].get(name_metric(task, split))
+        for seed in sorted(models)
+    }
+    return {seed: float(value) for seed, value in found.items() if value is not None}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -375,15 +375,33 @@ def _without_objective(options: Options) -> str:
     return json.dumps(rest, sort_keys=True, default=str)
 
 
-def _compare(row: Row, reference: Row | None) -> Row:
+def _compare(row: Row, reference: Row) -> Row:
     """Returns the row with its difference from the reference over the seeds that both have."""
-    if reference is None:
+    return replace(row, difference=compare_values(row.scores, reference.scores, row.examples))
+
+
+def _compare_itself(row: Row, runs: Sequence[tuple[Path, JsonObject]]) -> Row:
+    """Returns the row with its differences from its own baseline and teacher.
+
+    Those of one seed are of run.json, because its run compared the two on the same examples.
+    """
+    if not row.values:
         return row
-    seeds = [seed for seed in row.values if seed in reference.values]
-    if not seeds:
-        return row
-    values = [[of.values[seed] for seed in seeds] for of in (row, reference)]
-    return replace(row, difference=compare_seeds(*values))
+    teacher = row.teacher.on(row.split) if row.teacher else None
+    teachers = {} if teacher is None else dict.fromkeys(row.scores, teacher)
+    gain = compare_values(row.scores, row.baselines[row.split], row.examples)
+    from_teacher = compare_values(row.scores, teachers, row.examples)
+    recorded: JsonObject = {}
+    if len(row.scores) == 1:
+        entry = read_seeds(runs)[next(iter(row.scores))]
+        recorded = {
+            name: found for name, found in (entry.get("comparison") or {}).items()
+            if found.get("split", DEV) == row.split and found["over"] == "examples"
+        }  # fmt: skip
+    return replace(
+        row, gain=gain and recorded.get("baseline", gain),
+        from_teacher=from_teacher and recorded.get("teacher", from_teacher),
+    )  # fmt: skip
 
 
 def _order(row: Row) -> tuple[bool, str, float]:
@@ -392,22 +410,3 @@ def _order(row: Row) -> tuple[bool, str, float]:
     if found is None:
         return True, row.label, 0.0
     return False, str(row.task["name"]), found["mean"] if row.task.get("selects") == "min" else -found["mean"]
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    difference, shown = row.difference, MISSING
-    if difference is not None:
-        shown = format_points(difference["difference"], row.task)
-        if difference["interval"] is not None:
-            low, high = (format_points(end, row.task) for end in difference["interval"])
-            shown += f" ({low} to {high})"
-    small = row.files.get("int8")
-    size, p50 = (small.bytes, small.p50_ms) if small else (None, None)
-    before = row.teacher.p50_ms if row.teacher else None
-    return (
-        row.label, format_spread(row.spread()), str(len(row.values)),
-        MISSING if row.kept is None else f"{row.kept:.1%}", shown, format_spread(small.spread() if small else None),
-        MISSING if size is None else f"{size / 1e6:.1f}", MISSING if p50 is None else f"{p50:.2f}",
-        f"{before / p50:.1f}x" if before and p50 else MISSING, MISSING if row.seconds is None else f"{row.seconds:.0f}",
-        row.error or "",
-    )  # fmt: skip

@@ -41,12 +41,15 @@ def compare_trainings(runs: Mapping[str, Mapping[str, Curve]], *, metric: str) -
     figures = []
     scored = select(f"{DEV}{metric}")
     if len(scored) > 1 and max(map(len, scored.values())) > 1:  # One evaluation each is in the table.
-        figures.append(_draw(f"{metric} on dev over the training, of several rows", metric, scored))
+        figures.append(
+            _draw(f"{metric} on dev over the training, of several rows, the first seed of each", metric, scored)
+        )
     names = dict.fromkeys(name for curves in runs.values() for name in curves if name.startswith(TERM))
     for name in names:
         term = name.removeprefix(TERM)
         if term != TOTAL and len(losses := select(name)) > 1:
-            figures.append(_draw(f"Loss {term} over the training, of several rows", term, losses, is_loss=True))
+            caption = f"Loss {term} over the training, of several rows, the first seed of each"
+            figures.append(_draw(caption, term, losses, is_loss=True))
     return figures
 
 

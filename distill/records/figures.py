@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 LONGEST_IN_COLUMNS = 22  # Characters of a name in a legend of several columns.
 WIDTH, HEIGHT = 5.0, 3.2  # Inches. At this size the text is readable on a telephone.
+CUT = ", some of which end outside the figure"  # The words of a caption after its bars.
 # Colours that matplotlib writes -> the CSS variable of the page, and the colour of a figure outside a page.
 INK, GRID, PAPER = "#010101", "#020202", "#030303"
 SERIES = ("#0a0001", "#0a0002", "#0a0003", "#0a0004", "#0a0005", "#0a0006")
@@ -94,6 +95,21 @@ def set_logarithmic(axes: "Axes", direction: Literal["x", "y"], values: Sequence
     axis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high] or [values[0]]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def find_range(values: Sequence[float], ends: Sequence[float]) -> tuple[float, float, bool]:
+    """Returns the limits of an axis that shows all values, and whether they cut off an interval.
+
+    Intervals of two seeds are so wide that the values could not be told apart beside them.
+
+    Args:
+        ends: of the intervals.
+    """
+    low, high = min([*values, *ends]), max([*values, *ends])
+    room = max(max(values) - min(values), 0.25 * (high - low))
+    shown = max(low, min(values) - room), min(high, max(values) + room)
+    margin = 0.05 * (shown[1] - shown[0]) or 0.05 * abs(high) or 0.05
+    return shown[0] - margin, shown[1] + margin, low < shown[0] - margin or high > shown[1] + margin
 
 
 def standalone(figure: Figure) -> str:

@@ -1,7 +1,6 @@
 """Renders run.json as report.md, a model card and a terminal table."""
 
 import re
-import shlex
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from rich.table import Table
 from distill.edge.model_files import timed_name
 from distill.files import JsonObject
 from distill.records.licences import find_data_license, find_model_license, is_on_hub, join_licenses
+from distill.records.paths import hide_paths, show_command
 from distill.records.plain_text import list_text_results
 from distill.records.prediction_analysis import Analysis
 from distill.records.record import whole_section
@@ -56,6 +56,7 @@ def render_report(
         is_section: leaves out what concerns the whole run: its status, the training and the environment. Headings are
             those of a section.
     """
+    record = hide_paths(record)
     status = {"status": record.get("status"), "error": record.get("error")}
     if not record["task"] or not record["teacher"] or (record.get("job") == "distill" and not record["student"]):
         return render_template("unfinished.md.jinja", title=_title(record), **_sections(record), **status)
@@ -78,7 +79,7 @@ def render_template(template: str, /, **values: object) -> str:
 
 def section_heading(section: Record) -> str:
     """Returns the heading of the report of one of several tasks, without its marks."""
-    return _cell(_title(section))
+    return _cell(_title(hide_paths(section)))
 
 
 def task_sections(record: Record) -> dict[str, Record]:
@@ -94,7 +95,7 @@ def render_overview_card(record: Record, *, is_repository: bool = False) -> str:
     With `is_repository` it is that of a repository, which has the bundles in `bundle` and the heads in torch beside it.
     """
     return _render(
-        "overview_card.md.jinja", record, names=list(record["tasks"]), shared=record.get("shared") or {},
+        "overview_card.md.jinja", hide_paths(record), names=list(record["tasks"]), shared=record.get("shared") or {},
         is_repository=is_repository,
     )  # fmt: skip
 
@@ -107,6 +108,7 @@ def render_model_card(record: Record, labels: Sequence[str], *, auto_class: str 
     """
     task = record["task"]
     card = _card_data(record, is_torch=auto_class is not None)
+    record = hide_paths(record)
     body = _render(
         "model_card.md.jinja", record, name=_model(record)["name"], example=example_argument(task),
         prediction=task.get("prediction") or _default_prediction(task, labels), auto_class=auto_class,
@@ -180,7 +182,7 @@ def format_spread(spread: Record | None) -> str:
 
 def summary_table(record: Record) -> Table:
     """Returns `summary_rows` as a table for a terminal."""
-    table = Table(title=_title(record), title_justify="left", title_style="bold")
+    table = Table(title=_title(hide_paths(record)), title_justify="left", title_style="bold")
     for column in summary_columns(record):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for row in summary_rows(record):
@@ -376,7 +378,7 @@ def _card_data(record: Record, *, is_torch: bool) -> ModelCardData:
 
     `task["hub_id"]`, the Hub's data set and after a colon its configuration, is there only for data of the Hub.
     """
-    task, model, export = record["task"], _model(record), record["export"]
+    task, model, export = record["task"], _model(hide_paths(record)), record["export"]
     dataset, _, config = re.sub("@[^:]*", "", task.get("hub_id") or "").partition(":")
     pipeline_tag = task.get("pipeline_tag") or "text-classification"
     torch_model = (f"{model['name']}, torch" if export else model["name"], model["metrics"])
@@ -447,7 +449,7 @@ def _sections(record: Record) -> Record:
     sections = {name: record.get(name) or {} for name in SECTIONS}
     environment = sections["environment"]
     software = [f"{name} {environment[name]}" for name in SOFTWARE if environment.get(name)]
-    return {**sections, "software": software, "shell": shlex.join(map(str, sections["command"]))}
+    return {**sections, "software": software, "shell": show_command(sections["command"])}
 
 
 @cache

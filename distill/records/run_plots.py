@@ -5,7 +5,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distill.records.figures import GRID, HEIGHT, INK, SERIES, Figure, add_legend, draw, label, style_of
+from distill.records.figures import (
+    CUT,
+    GRID,
+    HEIGHT,
+    INK,
+    LINES,
+    MARKERS,
+    SERIES,
+    Figure,
+    add_legend,
+    draw,
+    find_range,
+    label,
+    style_of,
+)
+from distill.records.intervals import Estimate
 from distill.records.prediction_analysis import Calibration
 
 if TYPE_CHECKING:
@@ -14,7 +29,41 @@ if TYPE_CHECKING:
 POINTS = 400  # Of a scatter plot, which would be slow to open with more.
 
 
-def draw_seeds(models: Mapping[str, Sequence[float]], *, metric: str, teacher: float | None) -> Figure:
+def draw_models(models: Mapping[str, Estimate], *, metric: str, split: str, bars: str) -> Figure:
+    """Returns the metric of the models of a run below each other, with lines at the first one and at the baseline.
+
+    Args:
+        models: by name, in the order from the top.
+        bars: the words of the caption about the bars.
+    """
+    ends = [end for found in models.values() for end in found.interval or ()]
+    low, high, is_cut = find_range([found.value for found in models.values()], ends)
+
+    def plot(axes: "Axes") -> None:
+        for number, (name, found) in enumerate(models.items()):
+            below, above = found.errors()
+            color = SERIES[0] if name.startswith("student") else INK
+            if number == 0 or name.startswith("baseline"):
+                axes.axvline(
+                    found.value, color=INK, linestyle=LINES[1 + number % 3], linewidth=0.8, alpha=0.5, zorder=1
+                )
+            axes.errorbar(
+                [found.value], [number], xerr=[[below], [above]], color=color, marker=MARKERS[0], markersize=6,
+                elinewidth=1.4, linestyle="none",
+            )  # fmt: skip
+            axes.text(1.02, number, f"{found.value:.4f}", transform=axes.get_yaxis_transform(), va="center")
+        axes.set_yticks(range(len(models)), [label(name, longest=26) for name in models])
+        axes.set_ylim(len(models) - 0.4, -0.6)
+        axes.set_xlim(low, high)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(f"{label(metric)} on {split}")
+
+    cut = CUT if is_cut else ""
+    paired = ". A difference of two models is surer than their bars, because both saw the same examples" if bars else ""
+    return draw(f"{metric} on {split} of every model{bars}{cut}{paired}", plot, height=0.9 + 0.3 * len(models))
+
+
+def draw_seeds(models: Mapping[str, Sequence[float]], *, metric: str, teacher: float | None, caption: str) -> Figure:
     """Returns the metric of each model and seed, with the mean as a line."""
 
     def plot(axes: "Axes") -> None:
@@ -29,7 +78,7 @@ def draw_seeds(models: Mapping[str, Sequence[float]], *, metric: str, teacher: f
         axes.set_ylabel(label(metric))
         add_legend(axes)
 
-    return draw(f"{metric} on dev of every seed, with the mean", plot, height=2.6)
+    return draw(caption, plot, height=2.6)
 
 
 def draw_calibration(models: Mapping[str, Calibration]) -> Figure:

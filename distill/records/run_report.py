@@ -1,17 +1,19 @@
 """Writes the report of one run, report.md and report.html, from run.json and the files beside it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from distill.errors import UserError
 from distill.files import JsonObject, write_text
 from distill.records import curve_plots, run_plots, sweep_plots
-from distill.records.comparison import Row, compare_runs
+from distill.records.comparison import Row, compare_runs, name_metric, read_metric, read_seeds
 from distill.records.curves import read_curves
 from distill.records.figures import Figure
 from distill.records.headline import describe_result
+from distill.records.intervals import Values, describe_bars, name_seeds
 from distill.records.page import render_page
+from distill.records.paths import hide_in_text
 from distill.records.prediction_analysis import Analysis, analyze_predictions
 from distill.records.report import render_report, section_heading, task_sections
 from distill.records.shape import fill_record
@@ -50,7 +52,7 @@ def _describe_run(directory: Path, record: JsonObject, *, is_section: bool = Fal
     try:
         analysis = analyze_predictions(directory, answer=(record["task"] or {}).get("answer"))
     except UserError as error:
-        notes.append(str(error))
+        notes.append(hide_in_text(str(error)))
     [row] = compare_runs([(directory, record)])
     figures = draw_run(directory, record, row, analysis)
     sections = {
@@ -74,19 +76,45 @@ def draw_run(directory: Path, record: JsonObject, row: Row, analysis: Analysis |
     """Returns the figures of a run by the heading of their section."""
     task, curves = record["task"] or {}, read_curves(directory)
     figures: dict[str, list[Figure]] = {}
-    if cost := draw_files([row]):
-        figures[""] = [cost]
+    figures[""] = [figure for figure in (_draw_models(record, row), draw_files([row])) if figure]
     if len(record["seeds"]) > 1 and row.values:
-        teacher = row.teacher.metric if row.teacher else None
-        models = {name: list(file.values.values()) for name, file in row.files.items() if file.values}
-        models = {"student": list(row.values.values())} | {name: of for name, of in models.items() if name != "fp32"}
-        figures["Seeds"] = [run_plots.draw_seeds(models, metric=task["metric"], teacher=teacher)]
+        figures["Seeds"] = [_draw_seeds(row)]
     training = [losses] if (losses := curve_plots.draw_losses(curves)) else []
     if scored := curves.get(f"dev/{task.get('metric')}"):
         training.append(curve_plots.draw_dev(scored, metric=task["metric"]))
     figures["Training"] = training
     figures["Predictions"] = draw_predictions(analysis) if analysis else []
     return figures
+
+
+def _draw_models(record: JsonObject, row: Row) -> Figure | None:
+    """Returns the metric of all models of a run: teacher, best constant, baseline, student and exported files."""
+    if not row.values:
+        return None
+    metric = name_metric(row.task, row.split)
+    constant = (record["teacher"] or {}).get("constant") or {}
+    students = {seed: {"metrics": entry["metrics"]} for seed, entry in read_seeds([(Path(), record)]).items()}
+    values: dict[str, Values] = {
+        "teacher": _one_value(row.teacher.on(row.split) if row.teacher else None),
+        str(constant.get("answer") or ""): _one_value((constant.get("metrics") or {}).get(metric)),
+        "baseline, no teacher": row.baselines[row.split],
+        "student in torch": read_metric(students, row.task, row.split),
+        **{f"student {name}": file.on(row.split) for name, file in row.files.items()},
+    }
+    models = {name: found for name, of in values.items() if (found := row.estimate(of))}
+    bars = describe_bars(models.values(), sorted(row.scores), row.examples)
+    return run_plots.draw_models(models, metric=row.task["metric"], split=row.split, bars=bars)
+
+
+def _draw_seeds(row: Row) -> Figure:
+    """Returns the metric of every seed: of the student, its other files and the baseline."""
+    files = {name: file.on(row.split) for name, file in row.files.items() if name != "fp32"}
+    models = {"baseline": row.baselines[row.split], "student": row.scores, **files}
+    return run_plots.draw_seeds(
+        {name: list(values.values()) for name, values in models.items() if values}, metric=row.task["metric"],
+        teacher=row.teacher.on(row.split) if row.teacher else None,
+        caption=f"{row.task['metric']} on {row.split} of the {name_seeds(sorted(row.scores))}, with the mean",
+    )  # fmt: skip
 
 
 def draw_predictions(analysis: Analysis) -> list[Figure]:
@@ -113,28 +141,47 @@ def draw_files(rows: list[Row]) -> Figure | None:
     usual = max(dict.fromkeys(conditions), key=conditions.count, default=None)
     timed = [row for row in rows if row.conditions == usual] if usual else []
     metric = next((str(row.task["metric"]) for row in rows if row.task), "metric")
-    points = [
-        sweep_plots.Point(cost, spread["mean"], _series(row, name, rows), spread["std"])
-        for row in timed or rows
+    split, shown = rows[0].split if rows else "dev", timed or rows
+    files = [
+        (cost, found, _series(row, name, rows))
+        for row in shown
         for name, file in row.files.items()
-        if (spread := file.spread()) and (cost := file.p50_ms if usual else (file.bytes or 0) / 1e6)
+        if (found := row.estimate(file.on(split))) and (cost := file.p50_ms if usual else (file.bytes or 0) / 1e6)
     ]
-    if not points:
+    if not files:
         return None
-    teachers = {row.teacher.name: row.teacher for row in timed or rows if row.teacher}
-    for teacher in teachers.values():
-        cost = teacher.p50_ms if usual else (teacher.bytes or 0) / 1e6
-        if cost and teacher.metric is not None:
-            points.append(sweep_plots.Point(cost, teacher.metric, "teacher"))
-    metrics = {teacher.metric for teacher in teachers.values() if teacher.metric is not None}
+    # Of a teacher that several rows have, the last time.
+    teachers = {
+        (row.teacher.name, found): (cost, found, "teacher")
+        for row in shown
+        if row.teacher and (found := row.estimate(_one_value(row.teacher.on(split))))
+        if (cost := row.teacher.p50_ms if usual else (row.teacher.bytes or 0) / 1e6)
+    }
+    models = [*files, *teachers.values()]
+    points = [sweep_plots.Point(cost, found.value, name, found.interval) for cost, found, name in models]
     other = len(rows) - len(timed) if usual else 0
     left_out = f"; {other} row(s) without such a time are left out" if other else ""
+    seeds = sorted({seed for row in shown for seed in row.scores})
+    bars = describe_bars([found for _, found, _ in models], seeds, rows[0].examples)
+    against = f"latency: {usual}" if usual else "size, as nothing was timed"
     return sweep_plots.draw_cost(
         points, metric=metric, cost="p50 in ms" if usual else "MB",
-        caption=f"{metric} on dev against {f'latency: {usual}' if usual else 'size, as nothing was timed'}{left_out}",
-        reference=metrics.pop() if len(metrics) == 1 else None,
+        caption=f"{metric} on {split} against {against}{left_out}{bars}", references=find_references(shown),
         lower_is_better=any(row.task.get("selects") == "min" for row in rows if row.task),
     )  # fmt: skip
+
+
+def find_references(rows: Sequence[Row]) -> dict[str, float]:
+    """Returns the metric of the teacher and of the baseline, if all rows have the same one."""
+    teachers = {value for row in rows if row.teacher and (value := row.teacher.on(row.split)) is not None}
+    baselines = {round(found.value, 6) for row in rows if (found := row.estimate(row.baselines.get(row.split, {})))}
+    models = {"teacher's metric": teachers, "baseline's metric": baselines}
+    return {name: values.pop() for name, values in models.items() if len(values) == 1}
+
+
+def _one_value(value: float | None) -> Values:
+    """Returns the metric of a model that is not trained with several seeds."""
+    return {} if value is None else {0: value}
 
 
 def _series(row: Row, format: str, rows: list[Row]) -> str:

@@ -1,11 +1,25 @@
 """Figures of several models: metric against latency or size, and against each swept parameter."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distill.options import show_value
-from distill.records.figures import HEIGHT, INK, SERIES, Figure, add_legend, draw, label, set_logarithmic, style_of
+from distill.records.figures import (
+    CUT,
+    HEIGHT,
+    INK,
+    LINES,
+    SERIES,
+    Figure,
+    add_legend,
+    draw,
+    find_range,
+    label,
+    set_logarithmic,
+    style_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,23 +34,32 @@ class Point:
     Attributes:
         cost: ms or MB.
         metric: the mean over seeds.
-        deviation: the standard deviation over seeds; None for one seed.
         series: the name that the legend has, which several points may share.
+        interval: of the metric, at 95%; None where it is not known.
     """
 
     cost: float
     metric: float
     series: str
-    deviation: float | None = None
+    interval: tuple[float, float] | None = None
+
+    def ends(self) -> tuple[float, float]:
+        """Returns the ends of its bar."""
+        return self.interval or (self.metric, self.metric)
+
+    def errors(self) -> tuple[float, float]:
+        """Returns the lengths of its bar below and above the metric."""
+        low, high = self.ends()
+        return max(0.0, self.metric - low), max(0.0, high - self.metric)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A row of a sweep: the values of its parameters, and mean and deviation of the metric over seeds."""
+    """A row of a sweep: the values of its parameters, and the metric with the lengths of its bar below and above."""
 
     values: Mapping[str, object]
     mean: float
-    deviation: float | None
+    errors: tuple[float, float] = (0.0, 0.0)
 
 
 def find_pareto(points: Sequence[Point], *, lower_is_better: bool = False) -> list[Point]:
@@ -49,53 +72,115 @@ def find_pareto(points: Sequence[Point], *, lower_is_better: bool = False) -> li
     return front
 
 
+def find_behind(points: Sequence[Point], *, lower_is_better: bool = False) -> list[Point]:
+    """Returns the points that another one beats beyond noise, at no higher cost.
+
+    The bars of two points are taken as independent of each other, and a point without one beats none.
+    """
+    return [
+        point
+        for point in points
+        if any(other.cost <= point.cost and _beats(other, point, lower_is_better) for other in points)
+    ]
+
+
+def _beats(point: Point, other: Point, lower_is_better: bool) -> bool:
+    if point.interval is None or other.interval is None:
+        return False
+    if lower_is_better:
+        return other.metric - point.metric > math.hypot(point.errors()[1], other.errors()[0])
+    return point.metric - other.metric > math.hypot(point.errors()[0], other.errors()[1])
+
+
 def draw_cost(
     points: Sequence[Point],
     *,
     metric: str,
     cost: str,
     caption: str,
-    reference: float | None = None,
+    references: Mapping[str, float] | None = None,
     lower_is_better: bool = False,
 ) -> Figure:
-    """Returns the metric against a cost on a logarithmic axis, with the Pareto front.
+    """Returns the metric against a cost on a logarithmic axis, with the Pareto front and its band.
+
+    Points that are behind the front beyond noise are faint.
 
     Args:
         cost: the label of that axis, with its unit.
-        reference: the teacher's metric, as a dashed line.
+        references: metrics of models without a cost, as lines, by their name in the legend.
     """
     series = list(dict.fromkeys(point.series for point in points))
+    references = references or {}
+    front = find_pareto(points, lower_is_better=lower_is_better)
+    behind = find_behind(points, lower_is_better=lower_is_better)
+    ends = [end for point in points for end in point.ends()]
+    low, high, is_cut = find_range([*(point.metric for point in points), *references.values()], ends)
 
     def plot(axes: "Axes") -> None:
-        front = find_pareto(points, lower_is_better=lower_is_better)
-        axes.step(
-            [point.cost for point in front], [point.metric for point in front], where="post", color=INK, alpha=0.35,
-            linewidth=1.6, label="Pareto front" if len(front) > 1 else None, zorder=1,
-        )  # fmt: skip
+        _plot_front(axes, front)
         for number, name in enumerate(series):
             own = [point for point in points if point.series == name]
-            style = style_of(number) | {"linestyle": "none"}
-            axes.errorbar(
-                [point.cost for point in own], [point.metric for point in own],
-                yerr=[point.deviation or 0.0 for point in own], label=label(name), markersize=5, elinewidth=0.8,
-                **style,  # type: ignore[arg-type]
-            )  # fmt: skip
-        if reference is not None:
-            axes.axhline(reference, color=INK, linestyle="--", linewidth=1, label="teacher's metric", zorder=1)
+            for turn, point in enumerate(sorted(own, key=behind.__contains__)):
+                below, above = point.errors()
+                axes.errorbar(
+                    [point.cost], [point.metric], yerr=[[below], [above]], label=None if turn else label(name),
+                    markersize=5, elinewidth=1, alpha=0.3 if point in behind else 1.0,
+                    **style_of(number) | {"linestyle": "none"},
+                )  # fmt: skip
+        for number, (name, value) in enumerate(references.items(), 1):
+            axes.axhline(value, color=INK, linestyle=LINES[number], linewidth=1, label=label(name), zorder=1)
         set_logarithmic(axes, "x", [point.cost for point in points])
+        axes.set_ylim(low, high)
         axes.set_xlabel(cost)
         axes.set_ylabel(label(metric))
         add_legend(axes)
 
-    return draw(caption, plot, height=HEIGHT + 0.12 * len(series))
+    cut = CUT if is_cut else ""
+    return draw(
+        f"{caption}{cut}{_describe_front(points, front, behind)}",
+        plot,
+        height=HEIGHT + 0.12 * (len(series) + len(references)),
+    )
 
 
-def draw_parameter(settings: Sequence[Setting], name: str, *, metric: str, reference: float | None) -> Figure:
+def _plot_front(axes: "Axes", front: Sequence[Point]) -> None:
+    """Draws the Pareto front as a line of steps, in the band of its intervals if all of its points have one."""
+    if len(front) < 2:
+        return
+    costs = [point.cost for point in front]
+    axes.step(
+        costs, [point.metric for point in front], where="post", color=INK, alpha=0.35, linewidth=1.6,
+        label="Pareto front", zorder=1,
+    )  # fmt: skip
+    if all(point.interval for point in front):
+        lows, highs = zip(*(point.ends() for point in front), strict=True)
+        axes.fill_between(costs, lows, highs, step="post", color=INK, alpha=0.08, linewidth=0, zorder=0)
+
+
+def _describe_front(points: Sequence[Point], front: Sequence[Point], behind: Sequence[Point]) -> str:
+    """Returns the words of the caption about the points behind the front, which begin with `; `."""
+    if behind:
+        return "; faint points are behind the Pareto front beyond noise"
+    is_known = len(points) > len(front) and all(point.interval for point in points)
+    return "; no point is behind the Pareto front beyond noise" if is_known else ""
+
+
+def draw_parameter(
+    settings: Sequence[Setting],
+    name: str,
+    *,
+    metric: str,
+    caption: str,
+    references: Mapping[str, float] | None = None,
+) -> Figure:
     """Returns the metric against one parameter, a line for each combination of the others.
 
     Args:
-        reference: the teacher's metric, as a dashed line.
+        references: metrics of other models, as lines, by their name in the legend.
     """
+    references = references or {}
+    ends = [end for of in settings for end in (of.mean - of.errors[0], of.mean + of.errors[1])]
+    low, high, is_cut = find_range([*(of.mean for of in settings), *references.values()], ends)
     values = order_values([setting.values.get(name) for setting in settings])
     numeric = all(_is_number(value) for value in values)
     lines: dict[str, list[Setting]] = {}
@@ -116,12 +201,13 @@ def draw_parameter(settings: Sequence[Setting], name: str, *, metric: str, refer
             if several or not numeric:
                 style |= {"linestyle": "none"}
             axes.errorbar(
-                x, [setting.mean for setting in own], yerr=[setting.deviation or 0.0 for setting in own],
+                x, [setting.mean for setting in own], yerr=[*zip(*(setting.errors for setting in own), strict=True)],
                 label=label(rest) if rest and not several else None, capsize=3, markersize=5, elinewidth=1,
                 linewidth=1.2, **style,
             )  # fmt: skip
-        if reference is not None:
-            axes.axhline(reference, color=INK, linestyle="--", linewidth=1, label="teacher")
+        for number, (rest, value) in enumerate(references.items(), 1):
+            axes.axhline(value, color=INK, linestyle=LINES[number], linewidth=1, label=label(rest))
+        axes.set_ylim(low, high)
         if not numeric:
             slanted = len(values) > 4 or max(len(str(value)) for value in values) > 12
             names = [label(value, longest=22) for value in values]
@@ -133,10 +219,10 @@ def draw_parameter(settings: Sequence[Setting], name: str, *, metric: str, refer
         axes.set_ylabel(label(metric))
         add_legend(axes)
 
-    return draw(f"{metric} against {name}, with standard deviations over seeds", plot)
+    return draw(f"{caption}{CUT if is_cut else ''}", plot)
 
 
-def draw_heat_map(settings: Sequence[Setting], names: tuple[str, str], *, metric: str) -> Figure:
+def draw_heat_map(settings: Sequence[Setting], names: tuple[str, str], *, caption: str) -> Figure:
     """Returns the metric of each combination of two parameters as a table of shades."""
     rows, columns = (order_values([setting.values.get(name) for setting in settings]) for name in names)
     means = [setting.mean for setting in settings]
@@ -158,7 +244,6 @@ def draw_heat_map(settings: Sequence[Setting], names: tuple[str, str], *, metric
         axes.set_ylabel(label(names[0], longest=40))
         axes.set_xlabel(label(names[1], longest=48))
 
-    caption = f"{metric} by {names[0]} and {names[1]}, the mean over seeds"
     return draw(caption, plot, height=max(2.2, 1 + 0.35 * len(rows)))
 
 

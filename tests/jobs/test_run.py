@@ -151,7 +151,9 @@ def test_the_bundle_predicts_from_text(chain: dict[str, Any]) -> None:
     for prediction in predictions:
         assert sum(prediction["probabilities"].values()) == pytest.approx(1)  # type: ignore[attr-defined]
     card = (directory / "bundle" / "README.md").read_text()
-    assert record["teacher"]["resolved"] in card
+    path = Path(record["teacher"]["resolved"])
+    assert f"Distilled from **{path.name}**" in card
+    assert str(path.parent) not in card
     assert bundle.manifest["teacher"]["name"] == record["teacher"]["requested"]  # Not the directory of this machine.
 
 

@@ -11,7 +11,7 @@ import yaml
 from scipy import stats
 
 from distill.errors import UserError
-from distill.records import collection, comparison
+from distill.records import collection, comparison, row_table
 from distill.records.record import Run, create_record
 
 
@@ -82,17 +82,25 @@ def test_table_has_the_metric_the_difference_and_the_error_of_every_row(tmp_path
     write_run(tmp_path, 1, "supervised", {0: 0.70, 1: 0.71, 2: 0.72})
     write_run(tmp_path, 2, "broken", {}, error="UserError: it cannot learn this")
     rows = rows_of(tmp_path)
-    header, *cells = comparison.table(rows)
-    assert header[:2] == ("run", "accuracy")
-    # The differences 2, 5 and 2 points have a deviation of sqrt(3), so the interval is 3 +- 4.303.
+    header, *cells = row_table.table(rows)
+    assert header == (
+        "run", "accuracy", "95% interval", "seeds", "against the first", "against the teacher", "against supervised",
+        "seconds", "error",
+    )  # fmt: skip
+    # The differences 2, 5 and 2 points have a deviation of sqrt(3), so the interval is 3 +- 4.303. That of the mean of
+    # the first row is 4.303 * 2 / sqrt(3).
+    broken = ("objective=broken", "-", "-", "0", "-", "-", "-", "-", "UserError: it cannot learn this")
     assert cells == [
-        ("objective=hinton", "0.7400 ± 0.0200", "3", "92.5%", "+3.0 (-1.3 to +7.3)", "11", ""),
-        ("objective=supervised", "0.7100 ± 0.0100", "3", "88.7%", "-", "11", ""),
-        ("objective=broken", "-", "0", "-", "-", "-", "UserError: it cannot learn this"),
-    ]
-    table = comparison.terminal_table(rows)
-    assert list(zip(*(column.cells for column in table.columns), strict=True)) == cells
-    read = list(csv.DictReader(comparison.to_csv(rows).splitlines()))
+        ("objective=hinton", "0.7400 ± 0.0200", "0.6903 to 0.7897", "3", "first", "-6.0 (-11.0 to -1.0)",
+         "+3.0 (-1.3 to +7.3)", "11", ""),
+        ("objective=supervised", "0.7100 ± 0.0100", "0.6852 to 0.7348", "3", "-3.0 (-7.3 to +1.3), within noise",
+         "-9.0 (-11.5 to -6.5)", "-", "11", ""),
+        broken,
+    ]  # fmt: skip
+    table = row_table.terminal_table(rows)
+    assert [column.header for column in table.columns] == [name for name in header if name != "95% interval"]
+    assert list(zip(*(column.cells for column in table.columns), strict=True))[2] == broken[:2] + broken[3:]
+    read = list(csv.DictReader(row_table.to_csv(rows, tmp_path).splitlines()))
     assert [float(read[0][name]) for name in ("mean", "std", "difference")] == pytest.approx([0.74, 0.02, 0.03])
     assert (read[0]["seeds"], read[2]["error"], read[2]["mean"]) == ("0 1 2", "UserError: it cannot learn this", "")
 
@@ -108,7 +116,7 @@ def test_a_spreadsheet_reads_the_texts_of_the_table_as_texts(tmp_path: Path, tex
         task = {**record["task"], "name": text}
         Run(directory, {**record, "task": task, "status": "failed", "error": text}).save()
     rows = comparison.compare_runs(collection.find_runs(tmp_path).readable)
-    for row in csv.DictReader(io.StringIO(comparison.to_csv(rows), newline="")):
+    for row in csv.DictReader(io.StringIO(row_table.to_csv(rows, tmp_path), newline="")):
         expected = "'" + re.sub(r"\s", " ", text)
         assert (row["task"], row["error"]) == (expected, expected)
         assert row["run"].startswith("objective=")
@@ -162,7 +170,7 @@ def test_runs_from_python_with_one_seed_are_rows_by_their_directory(tmp_path: Pa
     for directory in directories:
         (directory / "config.yaml").unlink()
     rows = rows_of(tmp_path)
-    assert [row.label for row in rows] == [f"directory={directory}" for directory in reversed(directories)]
+    assert [row.label for row in rows] == [f"directory=…/{directory.name}" for directory in reversed(directories)]
     assert [row.values for row in rows] == [{0: 0.8}, {0: 0.7}]
 
 

@@ -12,9 +12,11 @@ from distill.errors import UserError
 from distill.records import curve_plots, figures, run_plots, sweep_plots
 from distill.records.collection import read_record
 from distill.records.curves import read_curves
+from distill.records.intervals import Estimate
 from distill.records.prediction_analysis import analyze_predictions
 from distill.records.run_report import write_report
 from tests.records.test_collection_report import save
+from tests.records.test_report import record
 
 CLASSES: dict[str, list[Any]] = {
     "split": ["dev"] * 4 + ["test"], "index": [0, 1, 2, 3, 0], "text": ["a b", "c", "d e f", "<i>|*g*", "not dev"],
@@ -125,7 +127,7 @@ def test_a_run_has_its_predictions_and_its_command_in_both_forms(tmp_path: Path)
         assert line in text
     html = page.read_text()
     assert "&lt;i&gt;|*g*" in html
-    assert html.count("<figure") == 4  # Cost, calibration, confusion, lengths.
+    assert html.count("<figure") == 5  # Models, cost, calibration, confusion, lengths.
 
 
 def test_curves_join_the_files_of_a_resumed_run_and_leave_out_what_was_cut_off(tmp_path: Path) -> None:
@@ -152,9 +154,70 @@ def test_a_point_that_costs_more_for_the_same_metric_is_not_on_the_pareto_front(
     assert [(point.cost, sign * point.metric) for point in front] == [(1.0, 0.7), (3.0, 0.9)]
 
 
+def test_points_within_noise_of_the_front_are_not_behind_it() -> None:
+    """The third point costs more than the first one and is worse by more than both bars, the second one by less."""
+    values = [(1.0, 0.8, (0.75, 0.85)), (2.0, 0.75, (0.7, 0.8)), (3.0, 0.7, (0.65, 0.75)), (4.0, 0.1, None)]
+    points = [sweep_plots.Point(cost, metric, "", interval) for cost, metric, interval in values]
+    assert [point.cost for point in sweep_plots.find_behind(points)] == [3.0]
+    mirrored = [
+        sweep_plots.Point(of.cost, -of.metric, "", of.interval and (-of.interval[1], -of.interval[0])) for of in points
+    ]
+    assert [point.cost for point in sweep_plots.find_behind(mirrored, lower_is_better=True)] == [3.0]
+    drawn = sweep_plots.draw_cost(points, metric="accuracy", cost="ms", caption="Cost")
+    assert drawn.caption == "Cost; faint points are behind the Pareto front beyond noise"
+    near = sweep_plots.draw_cost(points[:2], metric="accuracy", cost="ms", caption="Cost")
+    assert near.caption == "Cost; no point is behind the Pareto front beyond noise"
+    unknown = sweep_plots.draw_cost(points[3:], metric="accuracy", cost="ms", caption="Cost")
+    assert unknown.caption == "Cost"
+
+
+def test_an_axis_shows_all_values_and_cuts_wide_intervals() -> None:
+    assert figures.find_range([0.5, 0.6], [0.45, 0.65]) == (pytest.approx(0.44), pytest.approx(0.66), False)
+    low, high, is_cut = figures.find_range([0.5, 0.6], [0.0, 1.0])
+    assert is_cut
+    assert 0.0 < low < 0.5 < 0.6 < high < 1.0
+    assert figures.find_range([0.5], [])[:2] == (0.475, 0.525)
+
+
+@pytest.mark.usefixtures("drawn")
+def test_the_first_figure_has_every_model_with_its_interval(tmp_path: Path) -> None:
+    scored = {"accuracy": 0.9, "test/accuracy": 0.8}
+    export = record()["export"]
+    for file in export.values():
+        file["metrics"] = scored
+    constant = {"answer": "always yes", "metrics": {"accuracy": 0.5, "test/accuracy": 0.55}}
+    path = save(
+        tmp_path / "run", export=export, task=record()["task"] | {"examples": {"dev": 24, "test": 100}},
+        teacher=record()["teacher"] | {"metrics": scored, "constant": constant},
+        student=record()["student"] | {"metrics": scored}, baseline={"metrics": scored | {"test/accuracy": 0.7}},
+    )  # fmt: skip
+    html = write_report(path, read_record(path)).read_text()
+    first, cost = html.split("<figure")[1:3]
+    names = ("teacher", "always yes", "baseline, no teacher", "student in torch", "student fp32", "student int8")
+    assert all(f">{name}</text>" in first for name in names)
+    assert all(f">{value}</text>" in first for value in ("0.8000", "0.5500", "0.7000", "accuracy on test"))
+    assert "accuracy on test of every model; bars are 95% intervals over 100 examples for a single model" in first
+    assert ">baseline&#39;s metric</text>" in cost.replace("'s", "&#39;s")
+    assert "accuracy on test against latency: batch 1, length 32" in cost
+    assert "bars are 95% intervals over 100 examples" in cost
+
+
+@pytest.mark.usefixtures("drawn")
+def test_figures_of_several_seeds_name_them(tmp_path: Path) -> None:
+    seeds = [
+        {"seed": seed, "metrics": {"accuracy": value}, "export": {}, "baseline": {"metrics": {"accuracy": value - 0.1}}}
+        for seed, value in ((3, 0.7), (4, 0.8), (5, 0.75))
+    ]
+    path = save(tmp_path / "run", seeds=seeds, export={}, benchmark=[])
+    html = write_report(path, read_record(path)).read_text()
+    assert "bars are 95% intervals over the seeds 3, 4, 5 (Student&#39;s t) or over 24 examples for a single" in html
+    seeds_figure = html[html.index("accuracy on dev of the seeds 3, 4, 5, with the mean") :]
+    assert ">baseline</text>" in seeds_figure
+
+
 def test_only_parameters_that_were_varied_have_a_figure() -> None:
     def settings(*values: tuple[int, int]) -> list[sweep_plots.Setting]:
-        return [sweep_plots.Setting({"a": a, "b": b}, 0.5, None) for a, b in values]
+        return [sweep_plots.Setting({"a": a, "b": b}, 0.5) for a, b in values]
 
     assert sweep_plots.is_varied(settings((1, 1), (2, 1)), "a")
     assert not sweep_plots.is_varied(settings((1, 1), (2, 2)), "a")
@@ -165,18 +228,26 @@ def test_only_parameters_that_were_varied_have_a_figure() -> None:
 @pytest.mark.usefixtures("drawn")
 def test_every_figure_is_drawn_with_any_names() -> None:
     name = "_<b>&$x$ \x00" + "long " * 30
-    settings = [sweep_plots.Setting({name: a, "b": b}, 0.5 + a / 10, 0.1) for a in (1, 2) for b in ("x", None)]
+    settings = [sweep_plots.Setting({name: a, "b": b}, 0.5 + a / 10, (0.1, 0.2)) for a in (1, 2) for b in ("x", None)]
     drawn = [
-        run_plots.draw_seeds({name: [0.5, 0.6], "b": [0.5]}, metric=name, teacher=0.7),
+        run_plots.draw_seeds({name: [0.5, 0.6], "b": [0.5]}, metric=name, teacher=0.7, caption=name),
+        run_plots.draw_models(
+            {name: Estimate(0.5, (0.4, 0.6), "seeds"), "b": Estimate(0.5, None, "examples")},
+            metric=name,
+            split="dev",
+            bars="",
+        ),
         curve_plots.draw_losses({f"train/{name}": [(step, 1 / step) for step in range(1, 999)], "train/b": [(1, 0.0)]}),
         curve_plots.draw_dev([(1, 0.5)], metric=name),
         run_plots.draw_confusion([name, "b"], np.array([[3, 0], [0, 0]]), model=name),
         run_plots.draw_numbers(np.array([[1.0, 1.0]]), model=name),
         run_plots.draw_lengths([0]),
-        sweep_plots.draw_cost([sweep_plots.Point(2.0, 0.5, name)], metric=name, cost="ms", caption=name, reference=0.6),
-        sweep_plots.draw_parameter(settings, name, metric=name, reference=0.5),
-        sweep_plots.draw_parameter(settings, "b", metric=name, reference=None),
-        sweep_plots.draw_heat_map(settings, (name, "b"), metric=name),
+        sweep_plots.draw_cost(
+            [sweep_plots.Point(2.0, 0.5, name)], metric=name, cost="ms", caption=name, references={name: 0.6}
+        ),
+        sweep_plots.draw_parameter(settings, name, metric=name, caption=name, references={name: 0.5}),
+        sweep_plots.draw_parameter(settings, "b", metric=name, caption=name),
+        sweep_plots.draw_heat_map(settings, (name, "b"), caption=name),
     ]
     for figure in drawn:
         assert figure is not None

@@ -1,0 +1,72 @@
+"""Tests of the intervals that run.json alone allows, against values of the literature and of scipy."""
+
+import pytest
+from scipy import stats
+
+from distill.records import intervals
+from distill.training.statistics import compare_seeds
+
+
+def test_a_share_has_the_interval_of_wilson() -> None:
+    found = intervals.estimate([0.5], 100)
+    assert found is not None
+    assert (found.value, found.over) == (0.5, "examples")
+    assert found.interval == pytest.approx((0.4038, 0.5962), abs=1e-4)
+    # It is never empty, also where every example is right.
+    assert intervals.wilson_interval(1.0, 24) == pytest.approx((0.8620, 1.0), abs=1e-4)
+
+
+def test_several_seeds_have_the_interval_of_student() -> None:
+    values = [0.72, 0.76, 0.74]
+    found = intervals.estimate(values, 100)
+    assert found is not None
+    assert found.over == "seeds"
+    expected = stats.t.interval(0.95, 2, loc=0.74, scale=stats.sem(values))
+    assert found.interval == pytest.approx(expected)
+    assert found.errors() == pytest.approx((0.74 - expected[0], expected[1] - 0.74))
+
+
+def test_one_seed_of_another_metric_has_no_interval() -> None:
+    task = {"metric": "accuracy", "answer": "classes", "examples": {"dev": 9, "test": 24}}
+    assert intervals.count_examples(task, "test") == 24
+    assert intervals.count_examples(task | {"metric": "f1"}, "test") is None
+    assert intervals.count_examples(task | {"answer": "tags"}, "test") is None
+    found = intervals.estimate([0.5], None)
+    assert found is not None
+    assert (found.interval, found.errors()) == (None, (0.0, 0.0))
+    assert intervals.estimate([], 9) is None
+
+
+def test_models_are_paired_by_the_seeds_that_both_have() -> None:
+    found = intervals.compare_values({0: 0.8, 1: 0.9, 2: 0.1}, {0: 0.7, 1: 0.85, 3: 0.9}, 100)
+    assert found == compare_seeds([0.8, 0.9], [0.7, 0.85])
+    unpaired = intervals.compare_values({0: 0.8, 1: 0.9}, {2: 0.7, 3: 0.75}, 100)
+    assert unpaired is not None
+    expected = stats.ttest_ind([0.8, 0.9], [0.7, 0.75], equal_var=False)
+    assert (unpaired["p"], unpaired["number"]) == (pytest.approx(expected.pvalue), 2)
+    assert unpaired["interval"] is not None
+    assert unpaired["interval"][0] < 0 < 0.125 < unpaired["interval"][1]
+
+
+def test_one_seed_of_shares_is_compared_over_examples() -> None:
+    """Close to 56 of 70 against 48 of 80, whose interval is 0.0524 to 0.3339 (Newcombe, 1998, method 10)."""
+    found = intervals.compare_values({0: 0.8}, {1: 0.6}, 75)
+    assert found is not None
+    assert (found["over"], found["number"], found["difference"]) == ("examples", 75, pytest.approx(0.2))
+    assert found["interval"] == pytest.approx([0.0534, 0.3366], abs=2e-3)
+    assert not intervals.is_noise(found)
+    decided_nothing = intervals.compare_values({0: 0.8}, {0: 0.6}, None)
+    assert decided_nothing is not None
+    assert decided_nothing["interval"] is None
+    assert intervals.is_noise(decided_nothing)
+    assert intervals.is_noise(intervals.compare_values({0: 0.8}, {0: 0.75}, 75))
+    assert intervals.compare_values({}, {0: 0.8}, 75) is None
+
+
+def test_captions_name_what_the_bars_are() -> None:
+    both = [intervals.estimate([0.7, 0.8], None), intervals.estimate([0.7], 1200)]
+    assert intervals.describe_bars(both, [0, 1], 1200) == (
+        "; bars are 95% intervals over the seeds 0, 1 (Student's t) or over 1,200 examples for a single model (Wilson)"
+    )
+    assert intervals.describe_bars([intervals.estimate([0.7], None)], [0], None) == ""
+    assert [intervals.name_seeds(seeds) for seeds in ([3], range(9))] == ["seed 3", "9 seeds"]
