@@ -15,10 +15,11 @@ from distill.records.comparison import Row
 from distill.records.curves import read_curves
 from distill.records.figures import Figure
 from distill.records.headline import describe_result
+from distill.records.measures import MISSING
 from distill.records.page import render_page
 from distill.records.paper import PaperTable, compare_with_paper
 from distill.records.prediction_analysis import Analysis, analyze_predictions
-from distill.records.report import MISSING, SOFTWARE, render_template
+from distill.records.report import SOFTWARE, render_template
 from distill.records.run_report import MARKDOWN, PAGE, draw_files, draw_predictions, write_report
 
 CSV = "report.csv"

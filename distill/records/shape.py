@@ -1,7 +1,7 @@
 """Shape of a run.json: the fields that reports read, with their types."""
 
 from collections.abc import Mapping
-from typing import Any, Required
+from typing import Any, NotRequired, Required
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12.
@@ -21,9 +21,26 @@ class _Student(_Model):
     metrics: Required[Metrics]
 
 
-class _Teacher(_Model):
+class _Constant(TypedDict, total=False):
+    answer: str | None
+    metrics: Required[Metrics]
+
+
+class _Difference(TypedDict):
+    difference: float
+    interval: tuple[float, float] | None
+    p: float | None
+    over: str
+    number: int
+    split: NotRequired[str | None]
+
+
+class _Teacher(_Model, total=False):
     resolved: Required[str]
     metrics: Required[Metrics]
+    origin: str | None
+    constant: _Constant | None
+    against_constant: _Difference | None
 
 
 class _Task(TypedDict, total=False):
@@ -110,6 +127,12 @@ class _Rung(TypedDict, total=False):
 
 class _Baseline(TypedDict, total=False):
     metrics: Required[Metrics]
+    export: dict[str, _File] | None
+
+
+class _BaselineChoice(TypedDict, total=False):
+    trained: bool | None
+    reason: str | None
 
 
 class _Seed(TypedDict, total=False):
@@ -131,14 +154,6 @@ class _Summary(TypedDict, total=False):
     std: Required[float | None]
     files: dict[str, _Spread]
     baseline: _Spread | None
-
-
-class _Difference(TypedDict):
-    difference: float
-    interval: tuple[float, float] | None
-    p: float | None
-    over: str
-    number: int
 
 
 class _Term(TypedDict, total=False):
@@ -211,6 +226,7 @@ class _Record(TypedDict, total=False):
     teacher: _Teacher | None
     student: _Student | None
     baseline: _Baseline | None
+    baseline_choice: _BaselineChoice | None
     retention: dict[str, float | None] | None
     training: _Training | None
     export: dict[str, _File] | None

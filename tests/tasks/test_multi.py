@@ -17,7 +17,8 @@ from distill.edge.__main__ import main
 from distill.errors import Interrupted, OptionError, UserError
 from distill.models.heads import SeveralHeads, share_encoder
 from distill.records.record import Run
-from distill.records.report import render_overview_card, summary_rows
+from distill.records.report import render_overview_card
+from distill.records.tables import summary_rows
 from distill.tasks import Classification, MaskedLM, MultiTask, Regression
 from distill.teaching.several import check_teachers
 from distill.training.module import DistillationModule
