@@ -127,7 +127,7 @@ def _file_lines(record: Record) -> list[_Line]:
     owner = student or teacher
     if record["baseline"]:
         value = measure(record, "baseline", split)
-        lines.append(_Line("baseline (no teacher)", "baseline", owner.get("parameters"), value))
+        lines.append(_Line("baseline, no teacher", "baseline", owner.get("parameters"), value))
         for format, file in (record["baseline"].get("export") or {}).items():
             # Of several seeds the first one is exported, and its metric is not their mean.
             own = file["metrics"].get(metric_name(record["task"], split)) if not record.get("seeds") else None
@@ -258,7 +258,7 @@ def metric_table(record: Record) -> list[tuple[str, ...]]:
         *([(_constant_name(record), {}, constant["metrics"], "constant")] if constant.get("metrics") else []),
     ]
     if record["baseline"]:
-        models.append(("baseline (no teacher)", student, record["baseline"]["metrics"], "baseline"))
+        models.append(("baseline, no teacher", student, record["baseline"]["metrics"], "baseline"))
     if student:
         models.append((f"student{suffix}", student, student["metrics"], "student"))
     models += [(f"{exported} {format}", student, file["metrics"], format) for format, file in export.items()]

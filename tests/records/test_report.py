@@ -130,7 +130,7 @@ def test_the_summary_has_a_row_for_every_exported_file() -> None:
 
 def test_a_baseline_has_a_row_of_its_own() -> None:
     rows = tables.summary_rows(record(baseline={"metrics": {"accuracy": 0.45}}))
-    assert rows[2] == ("baseline (no teacher)", "10.0 M", "0.4500", "50.0%", "-", "-", "-", "-", "-")
+    assert rows[2] == ("baseline, no teacher", "10.0 M", "0.4500", "50.0%", "-", "-", "-", "-", "-")
     assert [row[4] for row in rows] == ["-", "-", "-", "+45.0", "+36.0"]
 
 
@@ -156,7 +156,7 @@ def test_several_seeds_are_shown_as_mean_and_deviation() -> None:
     assert [row[:4] for row in tables.summary_rows(content)] == [
         ("teacher (torch)", "20.0 M", "0.9000", "100.0%"),
         ("teacher fp32", "20.0 M", "-", "-"),
-        ("baseline (no teacher)", "10.0 M", "0.8400 ± 0.0050", "93.3%"),
+        ("baseline, no teacher", "10.0 M", "0.8400 ± 0.0050", "93.3%"),
         ("student fp32", "10.0 M", "0.8550 ± 0.0123", "95.0%"),
         ("student int8 (gate failed)", "10.0 M", "0.8100 ± 0.0200", "90.0%"),
     ]
@@ -193,7 +193,7 @@ def test_without_an_export_the_summary_has_all_metrics_of_every_model() -> None:
     assert tables.summary_columns(content) == ("", "parameters", "loss", "perplexity", "agreement_top1")
     assert tables.summary_rows(content) == [
         ("teacher", "20.0 M", "2.0000", "7.3890", "-"),
-        ("baseline (no teacher)", "10.0 M", "2.5000", "-", "-"),
+        ("baseline, no teacher", "10.0 M", "2.5000", "-", "-"),
         ("student", "10.0 M", "2.3000", "9.9740", "0.5000"),
     ]
 

@@ -351,3 +351,41 @@ def test_the_teachers_own_file_is_the_fastest_at_the_same_batch_length_and_threa
     )  # fmt: skip
     assert rows["teacher fp32"][5:] == ("80.1 MB", "16.00 ms", "1.2x", "0.3x")
     assert rows["student int8"][5:] == ("10.0 MB", "2.50 ms", "8.0x", "2.0x")
+
+
+def joint(*parts: dict[str, Any]) -> dict[str, Any]:
+    """A record of several tasks, with the means of their metrics."""
+    names = [f"task{number}" for number in range(len(parts))]
+    content = situation()
+    content |= {"export": {}, "comparison": {}, "shared": {}, "tasks": dict(zip(names, parts, strict=True))}
+    content["task"] |= {"metric": "mean", "tasks": names}
+    content["teacher"] = {"requested": "big", "resolved": "big", "metrics": {}}
+    for model in ("teacher", "student", "baseline"):
+        values = [part[model]["metrics"][part["task"]["metric"]] for part in parts]
+        content[model] |= {"metrics": {"mean": sum(values) / len(values)}}
+    return content
+
+
+def test_several_tasks_have_a_verdict_each_and_points_where_one_share_means_nothing() -> None:
+    worse = situation(baseline=0.9, against_baseline=difference(-5, -7, -3))
+    content = joint(situation(against_baseline=difference(5, 3, 7)), worse)
+    sentences = describe_verdict(content)
+    assert sentences[:2] == [
+        "task0: the teacher helps; task1: prefer the baseline.",
+        "On dev (24 examples, which chose the checkpoint too) the student has mean 0.850, level with the same student "
+        "trained without a teacher (0.850) and 5.0 points below its teacher (0.900; the student keeps 94.4% of it).",
+    ]
+    gates = "fp32 passed, int8 passed"
+    assert [tables.summary_columns(content), *tables.summary_rows(content)] == [
+        ("task", "metric", "teacher", "student", "baseline", "points against baseline", "of the teacher (fp32)",
+         "of the teacher (int8)", "gate"),
+        ("task0", "accuracy on dev", "0.9000", "0.8500", "0.8000", "+5.0", "94.4%", "94.4%", gates),
+        ("task1", "accuracy on dev", "0.9000", "0.8500", "0.9000", "-5.0", "94.4%", "94.4%", gates),
+        ("mean", "on dev", "0.9000", "0.8500", "0.8500", "+0.0", "94.4%", "94.4%", ""),
+    ]  # fmt: skip
+    above = joint(situation(), situation(student=0.95))
+    assert tables.summary_columns(above)[6] == "points against teacher (fp32)"
+    assert [row[6] for row in tables.summary_rows(above)] == ["-5.0", "+5.0", "+0.0"]
+    card = report.render_overview_card(content)
+    assert "**task0: the teacher helps; task1: prefer the baseline.** On dev" in card
+    assert "The column `metric` names the split of each task." in card
