@@ -37,13 +37,22 @@ OPINIONS: Mapping[str, str] = {
 
 
 def render_headline(record: JsonObject) -> str | None:
-    """Returns the verdict on a run as Markdown; None without a scored student."""
-    sentences = describe_verdict(record)
-    return " ".join([f"**{sentences[0]}**", *sentences[1:]]) if sentences else None
+    """Returns the verdict on a run as Markdown, files in a paragraph of their own; None without a scored student."""
+    sentences = _describe_student(record)
+    if not sentences:
+        return None
+    text = " ".join([f"**{sentences[0]}**", *sentences[1:]])
+    files = " ".join(_describe_files(record))
+    return f"{text}\n\n{files}" if files else text
 
 
 def describe_verdict(record: JsonObject) -> list[str]:
     """Returns the verdict on a run as sentences, a title first; none without a scored student."""
+    return [*_describe_student(record), *_describe_files(record)]
+
+
+def _describe_student(record: JsonObject) -> list[str]:
+    """Returns the sentences about the student and the other models, a title first; none without a scored student."""
     verdict = decide(record)
     if verdict is None:
         return []
@@ -51,8 +60,7 @@ def describe_verdict(record: JsonObject) -> list[str]:
         return _describe_tasks(record, verdict)
     return [
         f"{_title(verdict)}.", *_describe_weakness(record, verdict), _describe_result(record, verdict),
-        *_describe_savings(record, verdict), *_describe_files(record, verdict), *_describe_uncertainty(verdict),
-        *_advise(record, verdict),
+        *_describe_uncertainty(verdict), *_advise(record, verdict),
     ]  # fmt: skip
 
 
@@ -134,17 +142,15 @@ def _describe_interval(difference: float | None, interval: Sequence[float] | Non
     return ", ".join(words)
 
 
-def _describe_savings(record: JsonObject, verdict: Verdict) -> list[str]:
+def _describe_savings(record: JsonObject, format: str) -> list[str]:
     """Returns size and speed of the recommended file beside the teacher in torch and its own fastest file."""
-    if verdict.file is None:
-        return []
-    file, words = record["export"][verdict.file], []
+    file, words = record["export"][format], []
     whole, own = find_teacher_bytes(record), fastest_teacher_file(record)
     if whole:
         is_smaller = own is not None and own["bytes"] < whole
         smaller = f" ({own['bytes'] / 1e6:.1f} MB in {number_format(own)})" if own and is_smaller else ""
         words.append(f"has {file['bytes'] / 1e6:.1f} MB of the teacher's {whole / 1e6:.1f} MB{smaller}")
-    timing = select_timing(record, "student", timed_name(verdict.file, file["file"]))
+    timing = select_timing(record, "student", timed_name(format, file["file"]))
     in_torch = select_timing(record, "teacher", "torch")
     if timing and in_torch:
         words.append(f"is {in_torch['p50_ms'] / timing['p50_ms']:.1f}x as fast as the teacher in torch")
@@ -156,17 +162,19 @@ def _describe_savings(record: JsonObject, verdict: Verdict) -> list[str]:
     return [f"{file['file']} {joined}{conditions}."] if words else []
 
 
-def _describe_files(record: JsonObject, verdict: Verdict) -> list[str]:
-    """Returns why files did not pass their gates."""
+def _describe_files(record: JsonObject) -> list[str]:
+    """Returns what the recommended file saves, and why files did not pass their gates; none without a student."""
     export = record.get("export") or {}
-    words = [
+    if not export or decide(record) is None:
+        return []
+    chosen = verdicts.recommend(export)
+    none = ["No exported file passed its gate, so these numbers are those in torch."]
+    reasons = [
         f"{file['file']} {describe_gate(file)}."
         for file in export.values()
         if file["gate"] != "passed" and file.get("reason")
     ]
-    if export and verdict.file is None:
-        words.insert(0, "No exported file passed its gate, so these numbers are those in torch.")
-    return words
+    return [*(_describe_savings(record, chosen) if chosen else none), *reasons]
 
 
 def _describe_uncertainty(verdict: Verdict) -> list[str]:

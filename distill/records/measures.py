@@ -18,7 +18,9 @@ MISSING = "-"
 
 def format_points(value: float, task: Record) -> str:
     """Returns a difference with its sign, a share in points: `+0.8`."""
-    return f"{value:+.3f}" if task.get("selects") == "min" else f"{100 * value:+.1f}"
+    if task.get("selects") == "min":
+        return f"{round(value, 3) + 0.0:+.3f}"
+    return f"{round(100 * value, 1) + 0.0:+.1f}"  # The sum makes 0 of -0.
 
 
 def format_spread(spread: Record | None) -> str:
