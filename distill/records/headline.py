@@ -152,14 +152,15 @@ def _describe_savings(record: JsonObject, format: str) -> list[str]:
         words.append(f"has {file['bytes'] / 1e6:.1f} MB of the teacher's {whole / 1e6:.1f} MB{smaller}")
     timing = select_timing(record, "student", timed_name(format, file["file"]))
     in_torch = select_timing(record, "teacher", "torch")
-    if timing and in_torch:
-        words.append(f"is {in_torch['p50_ms'] / timing['p50_ms']:.1f}x as fast as the teacher in torch")
-    if timing and own:
-        factor = own["p50_ms"] / timing["p50_ms"]
-        words.append(f"{factor:.1f}x as fast as the teacher's own {number_format(own)} file")
-    conditions = f" ({describe_conditions(record)})" if timing and (in_torch or own) else ""
-    joined = f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
-    return [f"{file['file']} {joined}{conditions}."] if words else []
+    names = {"the teacher in torch": in_torch, **({f"the teacher's own {number_format(own)} file": own} if own else {})}
+    speeds = [
+        f"{reference['p50_ms'] / timing['p50_ms']:.1f}x as fast as {name}"
+        for name, reference in names.items()
+        if timing and reference
+    ]
+    if speeds:
+        words.append(f"is {' and '.join(speeds)} ({describe_conditions(record)})")
+    return [f"{file['file']} {', and '.join(words)}."] if words else []
 
 
 def _describe_files(record: JsonObject) -> list[str]:

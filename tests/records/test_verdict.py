@@ -2,13 +2,17 @@
 
 import copy
 import itertools
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from distill.export.gate import recommended
+from distill.part import Part
 from distill.records import report, tables, verdict
 from distill.records.headline import describe_verdict, render_headline
+from distill.records.record import Run
 from distill.records.shape import check_record, fill_record
 from tests.records.test_report import record
 
@@ -69,8 +73,8 @@ def says(content: dict[str, Any], *expected: str) -> str:
 
 
 SAVED = (
-    "model.int8.onnx has 10.0 MB of the teacher's 80.1 MB (60.0 MB in int8), is 8.0x as fast as the teacher in torch "
-    "and 2.0x as fast as the teacher's own int8 file (batch 1, length 32, 2 threads of a processor)."
+    "model.int8.onnx has 10.0 MB of the teacher's 80.1 MB (60.0 MB in int8), and is 8.0x as fast as the teacher in "
+    "torch and 2.0x as fast as the teacher's own int8 file (batch 1, length 32, 2 threads of a processor)."
 )
 
 
@@ -391,3 +395,16 @@ def test_several_tasks_have_a_verdict_each_and_points_where_one_share_means_noth
     card = report.render_overview_card(content)
     assert "**task0: the teacher helps; task1: prefer the baseline.** On dev" in card
     assert "The column `metric` names the split of each task." in card
+
+
+@pytest.mark.parametrize(("points", "place"), [(-2.5, "baseline/bundle"), (2.5, "bundle")])
+def test_the_terminal_names_the_bundle_to_take(
+    points: float, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = situation(against_baseline=difference(points, points - 1, points + 1))
+    content["baseline"]["export"] = content["export"]
+    anything: Any = SimpleNamespace(budget=SimpleNamespace(is_set=False))
+    Part("", anything, Run(tmp_path, content), anything, {}, anything).print_bundle()
+    lines = capsys.readouterr().out.splitlines()
+    assert f'Try it   python -m distill.edge {tmp_path / place} "a sentence"' in lines
+    assert (f"Prefer   {tmp_path / 'baseline/bundle'}  (the baseline is better)" in lines) == (points < 0)
