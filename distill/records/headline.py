@@ -18,7 +18,8 @@ from distill.records.measures import (
     select_timing,
     task_sections,
 )
-from distill.records.verdict import Against, Measured, Verdict, decide
+from distill.records.verdict import Against, Verdict, decide
+from distill.training.statistics import Spread
 
 TITLES: Mapping[str, str] = {
     verdicts.WEAK: "The teacher is weak",
@@ -215,8 +216,8 @@ def _describe_tasks(record: JsonObject, verdict: Verdict) -> list[str]:
     return [f"{'; '.join(titles)}.", _describe_result(record, verdict), *_describe_uncertainty(verdict)]
 
 
-def _value(value: Measured) -> str:
-    return f"{value.mean:.3f}" + ("" if value.std is None else f" ± {value.std:.3f}")
+def _value(value: Spread) -> str:
+    return f"{value['mean']:.3f}" + ("" if value["std"] is None else f" ± {value['std']:.3f}")
 
 
 def describe_result(row: Row, *, subject: str | None = None) -> str | None:

@@ -7,6 +7,7 @@ from jinja2 import Undefined
 
 from distill.files import JsonObject
 from distill.records.record import whole_section
+from distill.training.statistics import Spread
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -23,7 +24,7 @@ def format_points(value: float, task: Record) -> str:
     return f"{round(100 * value, 1) + 0.0:+.1f}"  # The sum makes 0 of -0.
 
 
-def format_spread(spread: Record | None) -> str:
+def format_spread(spread: Spread | None) -> str:
     """Returns a mean with its standard deviation: `0.9128 ± 0.0012`."""
     if spread is None:
         return MISSING
@@ -36,14 +37,17 @@ def format_number(value: Number, specification: str, unit: str = "") -> str:
 
 
 def is_missing(value: object) -> "TypeIs[Undefined | None]":
+    """Returns whether the record lacks a value."""
     return value is None or isinstance(value, Undefined)
 
 
 def format_megabytes(size: Number) -> str:
+    """Returns a size in bytes as `4.1 MB`."""
     return MISSING if is_missing(size) else f"{size / 1e6:.1f} MB"
 
 
 def format_millions(number: Number) -> str:
+    """Returns a number of parameters as `17.4 M`."""
     return MISSING if is_missing(number) else f"{number / 1e6:.1f} M"
 
 
@@ -62,6 +66,7 @@ def select_timing(record: Record, model: str, format: str) -> Record | None:
 
 
 def first_timing(rows: Sequence[Record]) -> Record | None:
+    """Returns the measurement at the smallest batch and length, None without one."""
     return min(rows, key=lambda row: (row["batch"], row["length"]), default=None)
 
 

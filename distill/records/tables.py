@@ -16,19 +16,20 @@ from distill.records.measures import (
     format_millions,
     format_number,
     format_points,
+    format_spread,
     number_format,
     select_timing,
     task_sections,
 )
 from distill.records.verdict import (
     DEV,
-    Measured,
     find_split,
     measure,
     measure_metric,
     metric_name,
     share_of_teacher,
 )
+from distill.training.statistics import Spread
 
 Record = JsonObject
 LONGEST_NAME = 28  # Characters of a constant prediction in the first column.
@@ -45,7 +46,7 @@ class _Line:
     name: str
     kind: str
     parameters: int | None = None
-    value: Measured | None = None
+    value: Spread | None = None
     bytes: int | None = None
     timing: Record | None = None
 
@@ -77,7 +78,7 @@ def _file_table(record: Record) -> list[tuple[str, ...]]:
     columns: list[tuple[str, Sequence[str]]] = [
         ("", [line.name for line in lines]),
         ("parameters", [format_millions(line.parameters) for line in lines]),
-        (f"{task['metric']} on {split}", [format_measured(line.value) for line in lines]),
+        (f"{task['metric']} on {split}", [format_spread(line.value) for line in lines]),
         _compare_with_teacher(record, lines),
     ]
     if baseline is not None:
@@ -101,9 +102,9 @@ def _compare_with_teacher(record: Record, lines: Sequence[_Line]) -> tuple[str, 
     """Returns the column of shares of the teacher's metric, or of points where one of them would mean nothing."""
     task, whole = record["task"], "teacher" if record["student"] else "model"
     reference = measure(record, "teacher", find_split(record))
-    values = [line.value.mean for line in lines if line.value and line.kind in ("student", "baseline")]
+    values = [line.value["mean"] for line in lines if line.value and line.kind in ("student", "baseline")]
     if values and reference and None not in [share_of_teacher(record, value) for value in values]:
-        shares = [line.value.mean / reference.mean if line.value else None for line in lines]
+        shares = [line.value["mean"] / reference["mean"] if line.value else None for line in lines]
         return f"of the {whole}", [format_number(share, ".1%") for share in shares]
     unit = "" if task.get("selects") == "min" else "points "
     return f"{unit}against {whole}", [
@@ -131,14 +132,14 @@ def _file_lines(record: Record) -> list[_Line]:
         for format, file in (record["baseline"].get("export") or {}).items():
             # Of several seeds the first one is exported, and its metric is not their mean.
             own = file["metrics"].get(metric_name(record["task"], split)) if not record.get("seeds") else None
-            value = None if own is None else Measured(own)
+            value = None if own is None else {"mean": own, "std": None}
             lines.append(_file_line(record, "baseline", "baseline", format, file, value))
     for format, file in record["export"].items():
         lines.append(_file_line(record, "student", exported, format, file, measure(record, format, split)))
     return lines
 
 
-def _file_line(record: Record, kind: str, name: str, format: str, file: Record, value: Measured | None) -> _Line:
+def _file_line(record: Record, kind: str, name: str, format: str, file: Record, value: Spread | None) -> _Line:
     mark = "" if file["gate"] == "passed" else f" (gate {file['gate']})"
     timing = select_timing(record, kind, timed_name(format, file["file"]))
     parameters = (record["student"] or record["teacher"]).get("parameters")
@@ -151,15 +152,8 @@ def _constant_name(record: Record) -> str:
     return answer if len(answer) <= LONGEST_NAME else f"{answer[: LONGEST_NAME - 1]}…"
 
 
-def _points(value: Measured | None, reference: Measured | None, task: Record) -> str:
-    return format_points(value.mean - reference.mean, task) if value and reference else MISSING
-
-
-def format_measured(value: Measured | None) -> str:
-    """Returns a metric, of several seeds with its standard deviation: `0.9128 ± 0.0012`."""
-    if value is None:
-        return MISSING
-    return f"{value.mean:.4f}" + ("" if value.std is None else f" ± {value.std:.4f}")
+def _points(value: Spread | None, reference: Spread | None, task: Record) -> str:
+    return format_points(value["mean"] - reference["mean"], task) if value and reference else MISSING
 
 
 def seed_table(record: Record) -> list[tuple[str, ...]]:
@@ -200,7 +194,7 @@ def _task_table(record: Record) -> list[tuple[str, ...]]:
     sections = task_sections(record)
     parts = {**sections, record["task"]["metric"]: record}
     formats = list(dict.fromkeys(format for section in sections.values() for format in section["export"]))
-    models: dict[str, list[Measured | None]] = {
+    models: dict[str, list[Spread | None]] = {
         model: [measure(part, model, find_split(part)) for part in parts.values()]
         for model in ("teacher", "student", "baseline")
     }
@@ -213,7 +207,7 @@ def _task_table(record: Record) -> list[tuple[str, ...]]:
         ("task", list(parts)),
         ("metric", [f"{'' if part is record else part['task']['metric']} on {find_split(part)}".strip()
                     for part in parts.values()]),
-        *((model, [format_measured(value) for value in values]) for model, values in models.items()),
+        *((model, [format_spread(value) for value in values]) for model, values in models.items()),
         ("points against baseline", [_points(value, other, part["task"]) for part, value, other in baselines]),
         *(_compare_files(format, values, list(parts.values())) for format, values in files.items()),
         ("gate", [", ".join(f"{format} {file['gate']}" for format, file in part["export"].items())
@@ -223,10 +217,10 @@ def _task_table(record: Record) -> list[tuple[str, ...]]:
     return [tuple(name for name, _ in used), *zip(*(cells for _, cells in used), strict=True)]
 
 
-def _compare_files(format: str, values: Sequence[Measured | None], parts: Sequence[Record]) -> tuple[str, list[str]]:
+def _compare_files(format: str, values: Sequence[Spread | None], parts: Sequence[Record]) -> tuple[str, list[str]]:
     """Returns the column of a file of every task: shares of the teacher's metric, or points where one means nothing."""
     pairs = list(zip(parts, values, strict=True))
-    shares = [share_of_teacher(part, value.mean) if value else None for part, value in pairs]
+    shares = [share_of_teacher(part, value["mean"]) if value else None for part, value in pairs]
     if None not in shares:
         return f"of the teacher ({format})", [format_number(share, ".1%") for share in shares]
     return f"points against teacher ({format})", [
@@ -234,12 +228,12 @@ def _compare_files(format: str, values: Sequence[Measured | None], parts: Sequen
     ]
 
 
-def _mean_of_tasks(record: Record, format: str) -> Measured | None:
+def _mean_of_tasks(record: Record, format: str) -> Spread | None:
     """Returns the mean over the tasks of a file's metric; None if one of them has none."""
     split = find_split(record)
     values = [measure(section, format, split) for section in task_sections(record).values()]
-    means = [value.mean for value in values if value is not None]
-    return Measured(sum(means) / len(means)) if means and len(means) == len(values) else None
+    means = [value["mean"] for value in values if value is not None]
+    return {"mean": sum(means) / len(means), "std": None} if means and len(means) == len(values) else None
 
 
 def metric_table(record: Record) -> list[tuple[str, ...]]:
@@ -272,7 +266,7 @@ def metric_table(record: Record) -> list[tuple[str, ...]]:
             *(format_millions(of.get(column)) for column in parameters),
             *(
                 format_number(values.get(metric), ".4f") if not model
-                else format_measured(measure_metric(record, model, metric))
+                else format_spread(measure_metric(record, model, metric))
                 for metric in metrics
             ),
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from distill.edge.model_files import needs_openvino
 from distill.files import JsonObject
+from distill.training.statistics import Spread
 
 TEST, DEV = "test", "dev"
 BUNDLE, BASELINE_BUNDLE = "bundle", "baseline/bundle"
@@ -16,14 +17,6 @@ BUNDLE, BASELINE_BUNDLE = "bundle", "baseline/bundle"
 WEAK, BETTER, EQUAL, WORSE = "weak teacher", "better", "equal", "worse"
 UNKNOWN, NO_BASELINE, UNTAUGHT = "unknown", "no baseline", "untaught"
 SUPERVISED = "supervised"  # The objective without a teacher.
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A metric of a model: that of the run, or the mean over its seeds with the standard deviation."""
-
-    mean: float
-    std: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +78,7 @@ class Verdict:
 
     split: str
     case: str
-    student: Measured
+    student: Spread
     baseline: Against | None
     teacher: Against | None
     weakness: Weakness | None
@@ -110,7 +103,7 @@ def decide(record: JsonObject) -> Verdict | None:
     exported = BASELINE_BUNDLE if prefers_baseline and baseline_export else BUNDLE if export else None
     return Verdict(
         split=split, case=case, student=student, baseline=baseline, teacher=teacher, weakness=weakness,
-        share=share_of_teacher(record, student.mean), file=recommend(export), bundle=exported,
+        share=share_of_teacher(record, student["mean"]), file=recommend(export), bundle=exported,
         seeds=max(1, len(record.get("seeds") or [])),
     )  # fmt: skip
 
@@ -132,12 +125,12 @@ def metric_name(task_record: JsonObject, split: str) -> str:
     return str(task_record["metric"]) if split == DEV else f"{split}/{task_record['metric']}"
 
 
-def measure(record: JsonObject, model: str, split: str) -> Measured | None:
+def measure(record: JsonObject, model: str, split: str) -> Spread | None:
     """Returns the task's metric of a model; None if it is not known."""
     return measure_metric(record, model, metric_name(record["task"], split))
 
 
-def measure_metric(record: JsonObject, model: str, metric: str) -> Measured | None:
+def measure_metric(record: JsonObject, model: str, metric: str) -> Spread | None:
     """Returns a metric by its name in run.json of a model: of several seeds their mean with the standard deviation.
 
     Args:
@@ -148,10 +141,10 @@ def measure_metric(record: JsonObject, model: str, metric: str) -> Measured | No
     spreads = {"student": summary if "mean" in summary else None, "baseline": summary.get("baseline")}
     spread = (spreads | (summary.get("files") or {})).get(model)
     if spread:
-        return Measured(float(spread["mean"]), spread.get("std"))
+        return {"mean": float(spread["mean"]), "std": spread.get("std")}
     owner = (record.get("teacher") or {}).get(model) if model == "constant" else files.get(model) or record.get(model)
     value = ((owner or {}).get("metrics") or {}).get(metric)
-    return None if value is None else Measured(float(value))
+    return None if value is None else {"mean": float(value), "std": None}
 
 
 def recommend(export: Mapping[str, Any]) -> str | None:
@@ -174,12 +167,12 @@ def find_weakness(record: JsonObject) -> Weakness | None:
     of_teacher, constant = (measure(record, model, split) for model in ("teacher", "constant"))
     if of_teacher is None or constant is None:
         return None
-    difference = known.get("difference", of_teacher.mean - constant.mean)
+    difference = known.get("difference", of_teacher["mean"] - constant["mean"])
     outcome = _outcome({"interval": None, **known, "difference": difference}, task)
     if outcome == BETTER or (outcome == UNKNOWN and _advantage(difference, task) > 0):
         return None
     answer = str((teacher.get("constant") or {}).get("answer") or "always the same")
-    return Weakness(answer, of_teacher.mean, constant.mean, split, difference, _interval(known))
+    return Weakness(answer, of_teacher["mean"], constant["mean"], split, difference, _interval(known))
 
 
 def share_of_teacher(record: JsonObject, value: float) -> float | None:
@@ -190,11 +183,11 @@ def share_of_teacher(record: JsonObject, value: float) -> float | None:
     """
     task, split = record["task"], find_split(record)
     teacher, constant = (measure(record, model, split) for model in ("teacher", "constant"))
-    if task.get("selects") == "min" or teacher is None or teacher.mean <= 0 or find_weakness(record) is not None:
+    if task.get("selects") == "min" or teacher is None or teacher["mean"] <= 0 or find_weakness(record) is not None:
         return None
-    if constant is not None and teacher.mean <= constant.mean:
+    if constant is not None and teacher["mean"] <= constant["mean"]:
         return None
-    share = value / teacher.mean
+    share = value / teacher["mean"]
     return share if 0 <= share <= 1 else None
 
 
@@ -206,7 +199,7 @@ def _compare(record: JsonObject, name: str, split: str) -> Against | None:
     known = (record.get("comparison") or {}).get(name)
     is_here = known is not None and (known.get("split") or DEV) == split
     return Against(
-        metric=other.mean, difference=known["difference"] if is_here else student.mean - other.mean,
+        metric=other["mean"], difference=known["difference"] if is_here else student["mean"] - other["mean"],
         interval=_interval(known) if is_here else None, elsewhere=None if is_here else known,
         outcome=UNKNOWN if known is None else _outcome(known, record["task"]),
     )  # fmt: skip
