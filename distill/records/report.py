@@ -159,11 +159,12 @@ def describe_difference(difference: Record, task: Record) -> str:
 def summary_table(record: Record) -> Table:
     """Returns `summary_rows` as a table for a terminal, with headers of several lines, so that it fits 120 columns."""
     table = Table(
-        title=_title(record), title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False, pad_edge=False
-    )
-    for column in summary_columns(record):
+        title=_title(record), title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False,
+        pad_edge=False, padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    for place, column in enumerate(summary_columns(record)):
         header = textwrap.fill(column, HEADER_WIDTH, break_long_words=False)
-        table.add_column(header, justify="right" if column else "left", no_wrap=True, vertical="bottom")
+        table.add_column(header, justify="right" if place else "left", overflow="fold", vertical="bottom")
     for row in summary_rows(record):
         table.add_row(*row)
     return table

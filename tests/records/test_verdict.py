@@ -1,12 +1,14 @@
 """Tests that the headline, the tables, the cards and the terminal lines of a run say the same, in ten situations."""
 
 import copy
+import io
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from distill.export.gate import recommended
 from distill.part import Part
@@ -53,6 +55,14 @@ def situation(
     compared = {"baseline": against_baseline, "teacher": against_teacher}
     content["comparison"] = {name: of for name, of in compared.items() if of is not None}
     return fill_record(content)
+
+
+def with_seeds(content: dict[str, Any]) -> dict[str, Any]:
+    """The record with three seeds, whose metrics have deviations."""
+    entry = {"metrics": content["student"]["metrics"], "export": content["export"], "baseline": content["baseline"]}
+    files = {"int8": {"mean": 0.846, "std": 0.012}}
+    summary = {"mean": 0.848, "std": 0.01, "files": files, "baseline": {"mean": 0.8, "std": 0.02}}
+    return content | {"seeds": [entry | {"seed": seed} for seed in range(3)], "summary": {"accuracy": summary}}
 
 
 def documents(content: dict[str, Any]) -> list[str]:
@@ -260,12 +270,7 @@ def test_10_one_seed_is_named_as_such_and_several_have_their_intervals(seeds: in
     if seeds == 1:
         assert several not in says(content, one, "accuracy 0.850 (0.850 in model.int8.onnx)")
         return
-    entry = {"metrics": content["student"]["metrics"], "export": content["export"], "baseline": content["baseline"]}
-    files = {"int8": {"mean": 0.846, "std": 0.012}}
-    content |= {
-        "seeds": [entry | {"seed": seed} for seed in range(seeds)],
-        "summary": {"accuracy": {"mean": 0.848, "std": 0.01, "files": files, "baseline": {"mean": 0.8, "std": 0.02}}},
-    }
+    content = with_seeds(content)
     text = says(content, several, "accuracy 0.848 ± 0.010 (mean of 3 seeds; 0.846 ± 0.012 in model.int8.onnx)")
     assert one not in text
 
@@ -357,6 +362,17 @@ def test_the_teachers_own_file_is_the_fastest_at_the_same_batch_length_and_threa
     )  # fmt: skip
     assert rows["teacher fp32"][5:] == ("80.1 MB", "16.00 ms", "1.2x", "0.3x")
     assert rows["student int8"][5:] == ("10.0 MB", "2.50 ms", "8.0x", "2.0x")
+
+
+def test_every_row_of_the_terminal_table_is_one_line_of_120_columns() -> None:
+    content = with_seeds(with_own_file(situation()))
+    content["export"]["int8"] |= {"gate": "undecided", "reason": "dev is small"}
+    console = Console(width=120, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(report.summary_table(content))
+    lines = captured.get().splitlines()
+    for row in tables.summary_rows(content):
+        assert any(line.split() == " ".join(row).split() for line in lines)
 
 
 def joint(*parts: dict[str, Any]) -> dict[str, Any]:
