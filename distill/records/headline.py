@@ -106,10 +106,11 @@ def _describe_result(record: JsonObject, verdict: Verdict) -> str:
     if file and exported:
         further.append(f"{_value(exported)} in {record['export'][file]['file']}")
     shown = _value(verdict.student) + (f" ({'; '.join(further)})" if further else "")
+    teacher = "the teacher" if verdict.case == verdicts.UNTAUGHT else "its teacher"
     against = [
         *([_describe_against(verdict.baseline, "the same student trained without a teacher", task)]
           if verdict.baseline else []),
-        *([_describe_against(verdict.teacher, "its teacher", task, share=verdict.share)] if verdict.teacher else []),
+        *([_describe_against(verdict.teacher, teacher, task, share=verdict.share)] if verdict.teacher else []),
     ]  # fmt: skip
     compared = "".join(f", {words}" for words in [" and ".join(against)] if words)
     return (
@@ -126,7 +127,8 @@ def _describe_against(against: Against, other: str, task: JsonObject, *, share: 
         details.append(_describe_interval(None, against.interval, task))
     elif against.elsewhere:
         known = against.elsewhere
-        details.append(f"on dev {_describe_interval(known['difference'], known.get('interval'), task)}")
+        interval = _describe_interval(known["difference"], known.get("interval"), task)
+        details.append(f"on {known.get('split') or verdicts.DEV} {interval}")
     amount = format_points(abs(against.difference), task)[1:]
     unit = "" if task.get("selects") == "min" else " points"
     side = "above" if against.difference > 0 else "below"
@@ -181,13 +183,10 @@ def _describe_files(record: JsonObject) -> list[str]:
 
 def _describe_uncertainty(verdict: Verdict) -> list[str]:
     """Returns what the intervals leave out."""
+    has_interval = any(of and (of.interval or of.elsewhere) for of in (verdict.baseline, verdict.teacher))
     if verdict.seeds > 1:
-        return [f"The intervals are over {verdict.seeds} seeds."] if _has_interval(verdict) else []
-    return ["One seed: training noise is not in the intervals." if _has_interval(verdict) else "One seed."]
-
-
-def _has_interval(verdict: Verdict) -> bool:
-    return any(of and (of.interval or of.elsewhere) for of in (verdict.baseline, verdict.teacher))
+        return [f"The intervals are over {verdict.seeds} seeds."] if has_interval else []
+    return ["One seed: training noise is not in the intervals." if has_interval else "One seed, without an interval."]
 
 
 def _advise(record: JsonObject, verdict: Verdict) -> list[str]:

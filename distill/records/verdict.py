@@ -27,7 +27,7 @@ class Against:
         metric: of the other model, on the split of the verdict.
         difference: the student's metric minus this one.
         interval: of the difference, at 95%; None where the split has none.
-        elsewhere: the difference on dev, as in run.json, where it has no interval on the split of the verdict.
+        elsewhere: the difference of run.json, where it is that on another split, which is dev.
         outcome: BETTER, EQUAL or WORSE than the other model by the interval of either split; UNKNOWN without one.
     """
 
