@@ -188,7 +188,6 @@ class Part:
         preferred, verdict = self.bundle, decide(self.run.whole())
         if verdict is not None and verdict.bundle == BASELINE_BUNDLE:
             preferred = self.run.root / BASELINE_BUNDLE / self.name
-            print_line(f"Prefer   {preferred}  (the baseline is better)")
         print_line(f"Try it   python -m distill.edge {preferred} {report.example_argument(self.run.record['task'])}")
 
     @property

@@ -116,6 +116,7 @@ def _file_lines(record: Record) -> list[_Line]:
     """Returns the rows of the table of files: the teacher and its files, the constant, the baseline, the student's."""
     split, student, teacher = find_split(record), record["student"], record["teacher"]
     whole, exported = ("teacher", "student") if student else ("model", "model")
+    exported = "baseline" if (student or {}).get("untaught") else exported
     in_torch, parameters = select_timing(record, "teacher", "torch"), teacher.get("parameters")
     size = in_torch["bytes"] if in_torch else find_teacher_bytes(record)
     lines = [_Line(f"{whole} (torch)", "teacher", parameters, measure(record, "teacher", split), size, in_torch)]

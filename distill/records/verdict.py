@@ -206,7 +206,8 @@ def _compare(record: JsonObject, name: str, split: str) -> Against | None:
 
 
 def _choose_case(record: JsonObject, baseline: Against | None, weakness: Weakness | None) -> str:
-    if (record.get("objective") or {}).get("name") == SUPERVISED:
+    # The card of an exported baseline is about a student that is `untaught`.
+    if (record.get("objective") or {}).get("name") == SUPERVISED or record["student"].get("untaught"):
         return UNTAUGHT
     if weakness is not None:
         return WEAK
