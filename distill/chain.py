@@ -27,6 +27,7 @@ from distill.models import checks
 from distill.models.heads import check_encoder, share_encoder
 from distill.part import BASELINE, Part, joint_record, task_record
 from distill.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
+from distill.records.headline import describe_verdict
 from distill.records.record import Run
 from distill.stages import Stages
 from distill.teaching import teacher as teaching
@@ -268,6 +269,11 @@ class Result:
     def comparison(self) -> dict[str, Any]:
         """The student's difference from its baseline and its teacher, with 95% interval and p."""
         return cast(dict[str, Any], self.record["comparison"])
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on the student in plain words, as the report and the model card have it."""
+        return " ".join(describe_verdict(self.record))
 
     @property
     def bundle(self) -> Bundle:

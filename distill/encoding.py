@@ -18,7 +18,6 @@ from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training import auto
 from distill.training.settings import TrainerSettings
 
-_UNTRAINED = ("as it is", "rescaled")  # Origins of a teacher that the run does not fine-tune.
 _BATCH_SIZE = 32  # Examples that a batch of a number of tokens is counted as.
 
 
@@ -121,9 +120,7 @@ class Encoding:
         facts = auto.Facts(rows, _steps_per_epoch(trainer, rows), *auto.describe_student(student), scored=scored)
         mixed = replace(facts, steps_per_epoch=_steps_per_epoch(trainer, rows, share=share))
         shown = 0
-        if self.source.finetune is not None and any(member.origin not in _UNTRAINED for member in teacher.members):
-            start = "whole" if self.source.features is None else "recurrent"
-            finetune, _ = auto.resolve_finetuning(self.source.finetune, rows, option=self.source.trainer, start=start)
+        for finetune in filter(None, (member.trained_by for member in teacher.members)):
             shown = finetune.total_steps(_steps_per_epoch(finetune, rows)) * _step_size(finetune)
         return auto_text.measure_room(
             rows=rows, student=_examples_shown(trainer, facts), mixed=_examples_shown(trainer, mixed), teacher=shown,

@@ -41,11 +41,13 @@ from distill.models.forward import exported_inputs
 from distill.models.pooling import write_modules
 from distill.plan import Plan
 from distill.records import report
+from distill.records.measures import share_kept
 from distill.records.paths import hide_paths
 from distill.records.plain_text import warn_of_text
 from distill.records.predictions import write_predictions
 from distill.records.record import Run, create_results
 from distill.records.shape import first_split
+from distill.records.verdict import BASELINE_BUNDLE, decide
 from distill.teaching.outputs import ComputedOutputs, measure_sureness
 from distill.teaching.teacher import PreparedTeacher
 from distill.training.evaluate import split_metrics
@@ -209,8 +211,9 @@ class Part:
         self.replace_cards()
 
     def replace_cards(self) -> None:
-        """Writes the model cards of the bundle and the student again, with what the record has by now."""
-        replace_file(self.bundle, "README.md", self.model_card())
+        """Writes the model cards of the student and, if there is one, the bundle again, with what the record has."""
+        if self.run.record["export"]:
+            replace_file(self.bundle, "README.md", self.model_card())
         replace_file(self.student, "README.md", self.student_card())
 
     def model_card(self) -> str:
@@ -239,7 +242,10 @@ class Part:
             sentence = describe_sensitivity(file["file"], file["batch_sensitivity"], file["batch_size"])
             print_line(f"Batches  {sentence}")
         print_line(f"Bundle   {self.bundle}" + (f"  (recommended: {formats[chosen]['file']})" if chosen else ""))
-        print_line(f"Try it   python -m distill.edge {self.bundle} {report.example_argument(self.run.record['task'])}")
+        preferred, verdict = self.bundle, decide(self.run.whole())
+        if verdict is not None and verdict.bundle == BASELINE_BUNDLE:
+            preferred = self.run.root / BASELINE_BUNDLE / self.name
+        print_line(f"Try it   python -m distill.edge {preferred} {report.example_argument(self.run.record['task'])}")
 
     def print_baseline(self) -> None:
         """Prints the directory of a baseline that is better than the student."""
@@ -296,11 +302,11 @@ class Part:
 
 
 def measure_retention(record: JsonObject, task: Task, formats: Mapping[str, ExportedFile]) -> dict[str, float | None]:
-    """The share of the teacher's metric that each file keeps, as `report.share_kept`."""
+    """The share of the teacher's metric that each file keeps, as `share_kept`."""
     metric, teacher = task.metric, record["teacher"]["metrics"][task.metric]
     values = {"torch": record["student"]["metrics"][metric]}
     values |= {name: row["metrics"][metric] for name, row in formats.items()}
-    return {name: report.share_kept(value, teacher, record["task"]) for name, value in values.items()}
+    return {name: share_kept(value, teacher, record["task"]) for name, value in values.items()}
 
 
 def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str, Any]:

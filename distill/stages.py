@@ -25,6 +25,7 @@ from distill.models.heads import heads_of
 from distill.part import BASELINE, Part, data_digest
 from distill.plan import Plan
 from distill.records import report
+from distill.records.headline import describe_verdict
 from distill.records.loggers import OpenLoggers
 from distill.records.record import Run
 from distill.records.run_report import write_report
@@ -299,12 +300,11 @@ class Stages:
         run = self.run
         page = write_report(run.directory, {**run.record, "status": "finished"})
         for part in self.parts:
-            # The first of several students was published before the others were trained.
-            if part.run.record["export"] and self.plan.seeds > 1:
-                part.replace_cards()
+            # They were written before the baseline, the timing or further seeds.
+            part.replace_cards()
         console.print()
         console.print(report.summary_table(run.record))
-        for sentence in report.comparison_sentences(run.record):
+        for sentence in (*describe_verdict(run.record), *report.seed_sentences(run.record)):
             print_line(sentence)
         print_line(f"Report   {page}")
         for part in self.parts:

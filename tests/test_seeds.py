@@ -134,8 +134,13 @@ def test_summary_and_comparison_follow_from_the_seeds(several: tuple[d.Result, s
     assert printed.count("Before training") == 1
     low, high = (f"{100 * end:+.1f}" for end in compared["interval"])
     sentence = f"With the teacher: {100 * compared['difference']:+.1f} points of accuracy, 95% interval {low} to {high}"
-    for text in (printed, result.report(), (result.directory / "bundle" / "README.md").read_text()):
+    documents = [result.report(), (result.directory / "bundle" / "README.md").read_text()]
+    for text in documents:
         assert f"{sentence}, 3 seeds" in text
+        assert result.verdict.partition(". ")[2] in text  # After the title, which is bold.
+    for text in (printed, *documents):
+        assert f"; 95% interval {low} to {high})" in text
+        assert "(mean of 3 seeds; " in text
         assert f"{summary['mean']:.4f} ± {summary['std']:.4f}" in text
         assert "are those of seed 3, the first one and not the best" in text
 

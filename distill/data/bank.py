@@ -8,8 +8,8 @@ import numpy as np
 
 from distill.console import print_line
 from distill.data.auto_text import MOST_IN_BANK
+from distill.data.columns import read_text_column
 from distill.data.readers import Table
-from distill.data.tables import read_text_column
 from distill.data.unlabelled import USUAL, Unlabelled, UnlabelledTables
 from distill.errors import UserError
 from distill.sentences import split_sentences

@@ -31,8 +31,9 @@ from distill.jobs.overrides import refuse_other_options
 from distill.jobs.trust import read_trust
 from distill.models.forward import exported_inputs
 from distill.records.figures import standalone
+from distill.records.measures import MISSING
 from distill.records.record import RECORD, create_run
-from distill.records.report import MISSING, render_table
+from distill.records.report import render_table
 from distill.records.sweep_plots import Point, draw_cost
 from distill.tasks import find_auto_class
 

@@ -285,7 +285,7 @@ def _read_bytes(record: JsonObject) -> float | None:
 
 def _read_latency(record: JsonObject) -> float | None:
     from distill.edge.model_files import timed_name
-    from distill.records.report import select_timing
+    from distill.records.measures import select_timing
 
     chosen = _choose_file(record)
     if chosen is None:

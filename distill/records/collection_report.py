@@ -14,12 +14,13 @@ from distill.records.curves import read_curves
 from distill.records.figures import Figure
 from distill.records.headline import describe_result
 from distill.records.intervals import describe_bars, name_seeds
+from distill.records.measures import MISSING
 from distill.records.page import render_page
 from distill.records.paper import PaperTable, compare_with_paper
 from distill.records.paths import ELLIPSIS, hide_in_text, hide_paths, relative_path, show_command
 from distill.records.prediction_analysis import Analysis, analyze_predictions
 from distill.records.ranking import describe_ranking
-from distill.records.report import MISSING, SOFTWARE, render_template
+from distill.records.report import SOFTWARE, render_template
 from distill.records.run_report import (
     MARKDOWN,
     PAGE,

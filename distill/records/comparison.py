@@ -15,8 +15,15 @@ from distill.errors import UserError
 from distill.files import JsonObject
 from distill.options import show_value
 from distill.records.intervals import Estimate, Values, compare_values, count_examples, estimate
+from distill.records.measures import (
+    describe_conditions,
+    describe_gate,
+    fastest_teacher_file,
+    find_teacher_bytes,
+    number_format,
+    select_timing,
+)
 from distill.records.paths import hide_paths, hide_values
-from distill.records.report import find_teacher_bytes, select_timing
 from distill.records.saved_config import CONFIG, read_plain
 from distill.training.statistics import Difference, Spread, spread
 
@@ -62,13 +69,17 @@ class FileResult:
 
 @dataclass(frozen=True)
 class TeacherResult:
-    """The teacher of a row: name, metric on dev, p50 in ms in torch, bytes of its weights, and metric on test."""
+    """The teacher of a row: name, metric on dev, p50 in ms in torch, bytes of its weights, and metric on test.
+
+    `fastest` has the number format and the p50 in ms of its own fastest ONNX file; None without one.
+    """
 
     name: str
     metric: float | None
     p50_ms: float | None
     bytes: int | None
     test: float | None = None
+    fastest: tuple[str, float] | None = None
 
     def on(self, split: str) -> float | None:
         """Returns its metric on dev or test."""
@@ -263,7 +274,7 @@ def _create_row(options: Options, shown: Options, runs: Sequence[tuple[Path, Jso
         directories=[directory for directory, _ in runs], files=_collect_files(entries, task, timed), teacher=teacher,
         values=scored[DEV], tests=scored[TEST],
         baselines={split: read_metric(untaught, task, split) for split in (DEV, TEST)},
-        conditions=_describe_conditions(timed), kept=_mean(shares),
+        conditions=describe_conditions(timed), kept=_mean(shares),
         seconds=_mean([entry.get("seconds") for entry in entries.values()]),
     )  # fmt: skip
 
@@ -272,26 +283,12 @@ def _describe_teacher(record: JsonObject, task: JsonObject) -> TeacherResult | N
     teacher = record["teacher"]
     if not teacher or not task:
         return None
-    timing = select_timing(record, "teacher", "torch")
+    timing, own = select_timing(record, "teacher", "torch"), fastest_teacher_file(record)
     return TeacherResult(
         str(teacher["resolved"]), teacher["metrics"].get(task["metric"]), timing["p50_ms"] if timing else None,
         find_teacher_bytes(record), teacher["metrics"].get(name_metric(task, TEST)),
+        (number_format(own), own["p50_ms"]) if own else None,
     )  # fmt: skip
-
-
-def _describe_conditions(record: JsonObject) -> str | None:
-    """Returns batch size, length, threads and processor of the times of a run, and whether it was busy with other work.
-
-    None without times.
-    """
-    timing = min(record.get("benchmark") or (), key=lambda row: (row["batch"], row["length"]), default=None)
-    if timing is None:
-        return None
-    processor = (record.get("environment") or {}).get("cpu") or "an unknown processor"
-    shape = timing["batch"], timing["length"]
-    busy = any(row.get("disturbed") for row in record["benchmark"] if (row["batch"], row["length"]) == shape)
-    where = f"{timing['threads']} thread(s) of {processor}{', busy with other work' if busy else ''}"
-    return f"batch {timing['batch']}, length {timing['length']}, {where}"
 
 
 def _collect_files(entries: Mapping[int, JsonObject], task: JsonObject, timed: JsonObject) -> dict[str, FileResult]:
@@ -305,18 +302,13 @@ def _collect_files(entries: Mapping[int, JsonObject], task: JsonObject, timed: J
             file=last["file"], values=read_metric(files, task, DEV), tests=read_metric(files, task, TEST),
             bytes=last["bytes"], p50_ms=timing["p50_ms"] if timing else None,
             passed=all(file["gate"] == "passed" for file in files.values()),
-            verdicts=list(dict.fromkeys(map(_describe_verdict, filter(_has_reason, files.values())))),
+            verdicts=list(dict.fromkeys(map(describe_gate, filter(_has_reason, files.values())))),
         )  # fmt: skip
     return found
 
 
 def _has_reason(file: JsonObject) -> bool:
     return file["gate"] != "passed" and bool(file.get("reason"))
-
-
-def _describe_verdict(file: JsonObject) -> str:
-    """Returns why a file did not pass its gate, as a sentence about it goes on after its name."""
-    return f"{'failed its gate' if file['gate'] == 'failed' else 'is ' + file['gate']}: {file['reason']}"
 
 
 def _only_seed(record: JsonObject) -> list[dict[str, Any]]:

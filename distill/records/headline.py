@@ -1,13 +1,228 @@
-"""One sentence about a result: what was kept, what was saved, and the evidence."""
+"""The verdict on a result in words."""
 
+from collections.abc import Mapping, Sequence
+
+from distill.edge.model_files import timed_name
+from distill.files import JsonObject
+from distill.records import verdict as verdicts
 from distill.records.comparison import FileResult, Row
-from distill.records.report import format_spread
+from distill.records.measures import (
+    describe_conditions,
+    describe_gate,
+    fastest_teacher_file,
+    find_teacher_bytes,
+    format_number,
+    format_points,
+    format_spread,
+    number_format,
+    select_timing,
+    task_sections,
+)
+from distill.records.verdict import Against, Verdict, decide
+from distill.training.statistics import Spread
+
+TITLES: Mapping[str, str] = {
+    verdicts.WEAK: "The teacher is weak",
+    verdicts.BETTER: "The teacher helps",
+    verdicts.EQUAL: "No measurable gain from the teacher",
+    verdicts.WORSE: "Prefer the baseline",
+    verdicts.UNKNOWN: "Whether the teacher helps is not certain",
+    verdicts.UNTAUGHT: "The student learned without a teacher",
+}
+OPINIONS: Mapping[str, str] = {
+    verdicts.BETTER: "The student is better than its teacher",
+    verdicts.EQUAL: "The student is as good as its teacher, within noise",
+    verdicts.WORSE: "The student is below its teacher",
+    verdicts.UNKNOWN: "The gain from the teacher is not known",
+}
+
+
+def render_headline(record: JsonObject) -> str | None:
+    """Returns the verdict on a run as Markdown, files in a paragraph of their own; None without a scored student."""
+    sentences = _describe_student(record)
+    if not sentences:
+        return None
+    text = " ".join([f"**{sentences[0]}**", *sentences[1:]])
+    files = " ".join(_describe_files(record))
+    return f"{text}\n\n{files}" if files else text
+
+
+def describe_verdict(record: JsonObject) -> list[str]:
+    """Returns the verdict on a run as sentences, a title first; none without a scored student."""
+    return [*_describe_student(record), *_describe_files(record)]
+
+
+def _describe_student(record: JsonObject) -> list[str]:
+    """Returns the sentences about the student and the other models, a title first; none without a scored student."""
+    verdict = decide(record)
+    if verdict is None:
+        return []
+    if record.get("tasks"):
+        return _describe_tasks(record, verdict)
+    return [
+        f"{_title(verdict)}.", *_describe_weakness(record, verdict), _describe_result(record, verdict),
+        *_describe_uncertainty(verdict), *_advise(record, verdict),
+    ]  # fmt: skip
+
+
+def _title(verdict: Verdict) -> str:
+    """Returns the verdict in a few words, without its full stop."""
+    is_worse = verdict.baseline is not None and verdict.baseline.outcome == verdicts.WORSE
+    if verdict.case == verdicts.WEAK and is_worse:
+        return "Prefer the baseline: the teacher is weak"
+    if verdict.case == verdicts.NO_BASELINE:
+        return OPINIONS[verdict.teacher.outcome if verdict.teacher else verdicts.UNKNOWN]
+    return TITLES[verdict.case]
+
+
+def _describe_weakness(record: JsonObject, verdict: Verdict) -> list[str]:
+    """Returns what the teacher has beside a constant prediction, and what to set."""
+    weakness, task = verdict.weakness, record["task"]
+    if weakness is None or verdict.case != verdicts.WEAK:
+        return []
+    values = f"{weakness.metric:.3f} against {weakness.constant:.3f} of a constant prediction ({weakness.answer})"
+    noise = "which is no better"
+    if weakness.difference and (weakness.difference > 0) != (task.get("selects") == "min"):
+        noise = f"which is within noise ({_describe_interval(weakness.difference, weakness.interval, task)})"
+    train = "set a higher teacher.finetune.max_epochs, label more rows, or take a larger teacher"
+    check = "check that its labels mean the task's, or take another teacher"
+    advice = train if (record["teacher"].get("origin") or "fine-tuned") in ("fine-tuned", "kept") else check
+    return [
+        f"On {weakness.split} it has {task['metric']} {values}, {noise}.",
+        f"{advice[0].upper()}{advice[1:]}.",
+    ]
+
+
+def _describe_result(record: JsonObject, verdict: Verdict) -> str:
+    """Returns the metric of the student, beside that of its baseline and its teacher."""
+    task, file = record["task"], verdict.file
+    unit = "sequences" if task.get("packing") else "examples"
+    counted = f"{format_number((task.get('examples') or {}).get(verdict.split), ',')} {unit}"
+    chose = "which chose the checkpoint too" if verdict.split == verdicts.DEV else "dev chose the checkpoint"
+    separator = ", " if verdict.split == verdicts.DEV else "; "
+    lesser = " (less is better)" if task.get("selects") == "min" else ""
+    further = [f"mean of {verdict.seeds} seeds"] if verdict.seeds > 1 else []
+    exported = verdicts.measure(record, file, verdict.split) if file else None
+    if file and exported:
+        further.append(f"{_value(exported)} in {record['export'][file]['file']}")
+    shown = _value(verdict.student) + (f" ({'; '.join(further)})" if further else "")
+    teacher = "the teacher" if verdict.case == verdicts.UNTAUGHT else "its teacher"
+    against = [
+        *([_describe_against(verdict.baseline, "the same student trained without a teacher", task)]
+          if verdict.baseline else []),
+        *([_describe_against(verdict.teacher, teacher, task, share=verdict.share)] if verdict.teacher else []),
+    ]  # fmt: skip
+    compared = "".join(f", {words}" for words in [" and ".join(against)] if words)
+    return (
+        f"On {verdict.split} ({counted}{separator}{chose}) the student has {task['metric']}{lesser} {shown}{compared}."
+    )
+
+
+def _describe_against(against: Against, other: str, task: JsonObject, *, share: float | None = None) -> str:
+    """Returns `2.9 points above its teacher (0.814; 95% interval +1.2 to +4.6)`."""
+    details = [f"{against.metric:.3f}"]
+    if share is not None:
+        details.append(f"the student keeps {share:.1%} of it")
+    if against.interval:
+        details.append(_describe_interval(None, against.interval, task))
+    elif against.elsewhere:
+        known = against.elsewhere
+        interval = _describe_interval(known["difference"], known.get("interval"), task)
+        details.append(f"on {known.get('split') or verdicts.DEV} {interval}")
+    amount = format_points(abs(against.difference), task)[1:]
+    unit = "" if task.get("selects") == "min" else " points"
+    side = "above" if against.difference > 0 else "below"
+    place = f"{amount}{unit} {side}" if float(amount) else "level with"
+    return f"{place} {other} ({'; '.join(details)})"
+
+
+def _describe_interval(difference: float | None, interval: Sequence[float] | None, task: JsonObject) -> str:
+    """Returns `+1.0 points, 95% interval -0.5 to +2.5`, without the points if they are said before."""
+    unit = "" if task.get("selects") == "min" else " points"
+    words = [] if difference is None else [f"{format_points(difference, task)}{unit}"]
+    if interval:
+        words.append(f"95% interval {format_points(interval[0], task)} to {format_points(interval[1], task)}")
+    return ", ".join(words)
+
+
+def _describe_savings(record: JsonObject, format: str) -> list[str]:
+    """Returns size and speed of the recommended file beside the teacher in torch and its own fastest file."""
+    file, words = record["export"][format], []
+    whole, own = find_teacher_bytes(record), fastest_teacher_file(record)
+    if whole:
+        is_smaller = own is not None and own["bytes"] < whole
+        smaller = f" ({own['bytes'] / 1e6:.1f} MB in {number_format(own)})" if own and is_smaller else ""
+        words.append(f"has {file['bytes'] / 1e6:.1f} MB of the teacher's {whole / 1e6:.1f} MB{smaller}")
+    timing = select_timing(record, "student", timed_name(format, file["file"]))
+    in_torch = select_timing(record, "teacher", "torch")
+    names = {"the teacher in torch": in_torch, **({f"the teacher's own {number_format(own)} file": own} if own else {})}
+    speeds = [
+        f"{reference['p50_ms'] / timing['p50_ms']:.1f}x as fast as {name}"
+        for name, reference in names.items()
+        if timing and reference
+    ]
+    if speeds:
+        words.append(f"is {' and '.join(speeds)} ({describe_conditions(record)})")
+    return [f"{file['file']} {', and '.join(words)}."] if words else []
+
+
+def _describe_files(record: JsonObject) -> list[str]:
+    """Returns what the recommended file saves, and why files did not pass their gates; none without a student."""
+    export = record.get("export") or {}
+    if not export or decide(record) is None:
+        return []
+    chosen = verdicts.recommend(export)
+    none = ["No exported file passed its gate, so these numbers are those in torch."]
+    reasons = [
+        f"{file['file']} {describe_gate(file)}."
+        for file in export.values()
+        if file["gate"] != "passed" and file.get("reason")
+    ]
+    return [*(_describe_savings(record, chosen) if chosen else none), *reasons]
+
+
+def _describe_uncertainty(verdict: Verdict) -> list[str]:
+    """Returns what the intervals leave out."""
+    has_interval = any(of and (of.interval or of.elsewhere) for of in (verdict.baseline, verdict.teacher))
+    if verdict.seeds > 1:
+        return [f"The intervals are over {verdict.seeds} seeds."] if has_interval else []
+    return ["One seed: training noise is not in the intervals." if has_interval else "One seed, without an interval."]
+
+
+def _advise(record: JsonObject, verdict: Verdict) -> list[str]:
+    """Returns which bundle to take, and what would show or raise the gain from the teacher."""
+    choice, task = record.get("baseline_choice") or {}, record["task"]
+    words = []
+    if verdict.baseline and verdict.baseline.outcome == verdicts.WORSE:
+        is_exported = verdict.bundle == verdicts.BASELINE_BUNDLE
+        words.append(
+            f"The baseline is exported in {verdicts.BASELINE_BUNDLE}." if is_exported
+            else "The baseline is not exported: objective=supervised trains and exports such a student."
+        )  # fmt: skip
+    if verdict.case in (verdicts.EQUAL, verdicts.WORSE) and not (task.get("unlabelled") or task.get("packing")):
+        words.append("More text for the teacher to label may help: set task.unlabelled.")
+    is_over = choice.get("trained") is False or (not choice and record.get("status") != "running")
+    if verdict.case == verdicts.NO_BASELINE and is_over:
+        reason = f" ({choice['reason']})" if choice.get("reason") else ""
+        words.append(f"No baseline was trained{reason}, so the gain from the teacher is not known: set baseline=true.")
+    return words
+
+
+def _describe_tasks(record: JsonObject, verdict: Verdict) -> list[str]:
+    """Returns the verdict on each of several tasks in a few words, and the mean over them."""
+    sections = {name: decide(section) for name, section in task_sections(record).items()}
+    titles = [f"{name}: {_title(of)[0].lower()}{_title(of)[1:]}" for name, of in sections.items() if of]
+    return [f"{'; '.join(titles)}.", _describe_result(record, verdict), *_describe_uncertainty(verdict)]
+
+
+def _value(value: Spread) -> str:
+    return f"{value['mean']:.3f}" + ("" if value["std"] is None else f" ± {value['std']:.3f}")
 
 
 def describe_result(row: Row, *, subject: str | None = None) -> str | None:
-    """Returns the sentence about the smallest file that passed its gate, else about the student in torch.
+    """Returns the sentence about a row of several runs: its smallest file that passed, else the student in torch.
 
-    It ends with the verdicts on files that did not pass.
+    The metric is that on dev, by which rows are compared. It ends with the reasons of files that did not pass.
 
     Args:
         subject: the name of the student; None for the label of the row.
@@ -20,29 +235,28 @@ def describe_result(row: Row, *, subject: str | None = None) -> str | None:
     spread = chosen.spread() if chosen else row.spread()
     if spread is None or row.teacher is None or row.teacher.metric is None:
         return None
-    metric, name, before = row.task["metric"], subject or row.label, row.teacher.metric
-    seeds = len(chosen.values if chosen else row.values)
+    before, seeds = row.teacher.metric, len(chosen.values if chosen else row.values)
     examples = f"{row.task['examples'].get('dev', 0):,} examples of dev"
     counted = f"{examples}, {seeds} seeds" if seeds > 1 else f"{examples}, one seed"
-    if row.task.get("selects") == "min" or before <= 0:
-        kept = f"{name} has a {metric} of {format_spread(spread)}, and its teacher {before:.4f} ({counted})"
-    else:
-        values = f"{format_spread(spread)} of {before:.4f} on {counted}"
-        kept = f"{name} keeps {spread['mean'] / before:.1%} of its teacher's {metric} ({values})"
-    saved = _describe_savings(row, chosen) if chosen else []
+    against = Against(before, spread["mean"] - before, None, None, verdicts.UNKNOWN)
+    compared = _describe_against(against, "its teacher", row.task)
+    kept = f"{subject or row.label} has {row.task['metric']} {format_spread(spread)}, {compared}, on {counted}"
+    saved = _describe_row_savings(row, chosen) if chosen else []
     if row.files and not chosen:
         saved = ["no exported file passed its gate, so these numbers are those in torch"]
-    verdicts = [f"{file.file} {verdict}" for file in row.files.values() for verdict in file.verdicts]
-    return f"**{'; '.join([kept, *([', '.join(saved)] if saved else []), *verdicts])}.**"
+    reasons = [f"{file.file} {verdict}" for file in row.files.values() for verdict in file.verdicts]
+    return f"**{'; '.join([kept, *([' and '.join(saved)] if saved else []), *reasons])}.**"
 
 
-def _describe_savings(row: Row, file: FileResult) -> list[str]:
-    """Returns size and speed of a file relative to the teacher, as far as they were measured."""
+def _describe_row_savings(row: Row, file: FileResult) -> list[str]:
+    """Returns size and speed of a file beside the teacher, as far as they were measured."""
     teacher, saved = row.teacher, []
     if teacher and teacher.bytes and file.bytes:
-        sizes = f"{file.bytes / 1e6:.1f} MB of {teacher.bytes / 1e6:.1f} MB"
-        saved.append(f"{file.file} has {file.bytes / teacher.bytes:.0%} of its size ({sizes})")
+        saved.append(f"{file.file} has {file.bytes / 1e6:.1f} MB of the teacher's {teacher.bytes / 1e6:.1f} MB")
     if teacher and teacher.p50_ms and file.p50_ms:
-        times = f"{file.p50_ms:.2f} ms for {teacher.p50_ms:.2f} ms: {row.conditions}"
-        saved.append(f"and is {teacher.p50_ms / file.p50_ms:.1f}x as fast ({times})")
+        words = f"is {teacher.p50_ms / file.p50_ms:.1f}x as fast as the teacher in torch"
+        if teacher.fastest:
+            format, p50_ms = teacher.fastest
+            words += f" and {p50_ms / file.p50_ms:.1f}x as fast as the teacher's own {format} file"
+        saved.append(f"{words} ({row.conditions})")
     return saved

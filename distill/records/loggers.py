@@ -28,7 +28,9 @@ from distill.edge.model_files import timed_name
 from distill.errors import UserError, first_line
 from distill.files import JsonObject, write_json
 from distill.options import STRICT, raise_option_errors, require_package
-from distill.records.report import render_table, select_timing, summary_columns, summary_rows, task_sections
+from distill.records.measures import select_timing, task_sections
+from distill.records.report import render_table
+from distill.records.tables import summary_columns, summary_rows
 
 LEAVE_OUT = ", or leave it out"
 WandbMode = Literal["online", "offline", "disabled"]

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12.
 
 from distill.records.comparison import Row, read_config
-from distill.records.report import MISSING, format_number, format_points, format_spread
+from distill.records.measures import MISSING, format_number, format_points, format_spread
 
 
 class Paper(TypedDict):

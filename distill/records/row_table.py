@@ -10,9 +10,9 @@ from rich.table import Table
 
 from distill.records.comparison import DEV, REFERENCE, TEST, FileResult, Row
 from distill.records.intervals import Values, is_noise
+from distill.records.measures import MISSING, format_points, format_spread
 from distill.records.paths import relative_path
 from distill.records.ranking import compare_with_first
-from distill.records.report import MISSING, format_points, format_spread
 from distill.training.statistics import Difference, spread
 
 NOTE = (

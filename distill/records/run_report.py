@@ -10,12 +10,12 @@ from distill.records import curve_plots, run_plots, sweep_plots
 from distill.records.comparison import Row, compare_runs, name_metric, read_metric, read_seeds
 from distill.records.curves import read_curves
 from distill.records.figures import Figure
-from distill.records.headline import describe_result
 from distill.records.intervals import Values, describe_bars, name_seeds
+from distill.records.measures import task_sections
 from distill.records.page import render_page
 from distill.records.paths import hide_in_text
 from distill.records.prediction_analysis import Analysis, analyze_predictions
-from distill.records.report import render_report, section_heading, task_sections
+from distill.records.report import render_report, section_heading
 from distill.records.shape import fill_record
 
 MARKDOWN, PAGE = "report.md", "report.html"
@@ -60,9 +60,8 @@ def _describe_run(directory: Path, record: JsonObject, *, is_section: bool = Fal
         for name, section in task_sections(record).items()
     }
     markdown = render_report(
-        record, headline=describe_result(row, subject=(record["student"] or {}).get("name")), analysis=analysis,
-        sections=[section.markdown for section in sections.values()], is_section=is_section,
-    )  # fmt: skip
+        record, analysis=analysis, sections=[section.markdown for section in sections.values()], is_section=is_section
+    )
     markdown += "".join(f"\n> **Notice.** {note}\n" for note in notes)
     # The page draws those of a task at the end of its section, which has no headings of the same level.
     of_tasks = {

@@ -21,9 +21,9 @@ class _Student(_Model):
     metrics: Required[Metrics]
 
 
-class _Constant(TypedDict):
-    answer: str
-    metrics: Metrics
+class _Constant(TypedDict, total=False):
+    answer: str | None
+    metrics: Required[Metrics]
 
 
 class _Difference(TypedDict):
@@ -32,12 +32,13 @@ class _Difference(TypedDict):
     p: float | None
     over: str
     number: int
-    split: NotRequired[str]
+    split: NotRequired[str | None]
 
 
-class _Teacher(_Model):
+class _Teacher(_Model, total=False):
     resolved: Required[str]
     metrics: Required[Metrics]
+    origin: str | None
     constant: _Constant | None
     against_constant: _Difference | None
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from distill.records import report
+from distill.records import report, tables
 from distill.records.plain_text import warn_of_text
 
 
@@ -133,17 +133,21 @@ def card_of(content: dict[str, Any], labels: list[str]) -> ModelCard:
 
 
 def test_the_summary_has_a_row_for_every_exported_file() -> None:
-    assert report.summary_columns(record())[2] == "accuracy"
-    assert report.summary_rows(record()) == [
-        ("teacher (torch)", "20.0 M", "0.9000", "100.0%", "80.1 MB", "20.00 ms", "1.0x"),
-        ("student fp32", "10.0 M", "0.9000", "100.0%", "40.0 MB", "8.00 ms", "2.5x"),
-        ("student int8 (gate failed)", "10.0 M", "0.8100", "90.0%", "10.0 MB", "2.50 ms", "8.0x"),
+    assert tables.summary_columns(record()) == (
+        "", "parameters", "accuracy on dev", "of the teacher", "size", "p50", "speed-up (torch)", "speed-up (fp32)",
+    )  # fmt: skip
+    assert tables.summary_rows(record()) == [
+        ("teacher (torch)", "20.0 M", "0.9000", "100.0%", "80.0 MB", "20.00 ms", "1.0x", "0.8x"),
+        ("teacher fp32", "20.0 M", "-", "-", "80.1 MB", "16.00 ms", "1.2x", "1.0x"),
+        ("student fp32", "10.0 M", "0.9000", "100.0%", "40.0 MB", "8.00 ms", "2.5x", "2.0x"),
+        ("student int8 (gate failed)", "10.0 M", "0.8100", "90.0%", "10.0 MB", "2.50 ms", "8.0x", "6.4x"),
     ]
 
 
 def test_a_baseline_has_a_row_of_its_own() -> None:
-    rows = report.summary_rows(record(baseline={"metrics": {"accuracy": 0.45}}))
-    assert rows[-1] == ("baseline, no teacher (torch)", "10.0 M", "0.4500", "50.0%", "-", "-", "-")
+    rows = tables.summary_rows(record(baseline={"metrics": {"accuracy": 0.45}}))
+    assert rows[2] == ("baseline, no teacher", "10.0 M", "0.4500", "50.0%", "-", "-", "-", "-", "-")
+    assert [row[4] for row in rows] == ["-", "-", "-", "+45.0", "+36.0"]
 
 
 def several_seeds() -> dict[str, Any]:
@@ -165,27 +169,31 @@ def several_seeds() -> dict[str, Any]:
 
 def test_several_seeds_are_shown_as_mean_and_deviation() -> None:
     content = several_seeds()
-    assert [row[:4] for row in report.summary_rows(content)] == [
+    assert [row[:4] for row in tables.summary_rows(content)] == [
         ("teacher (torch)", "20.0 M", "0.9000", "100.0%"),
+        ("teacher fp32", "20.0 M", "-", "-"),
+        ("baseline, no teacher", "10.0 M", "0.8400 ± 0.0050", "93.3%"),
         ("student fp32", "10.0 M", "0.8550 ± 0.0123", "95.0%"),
         ("student int8 (gate failed)", "10.0 M", "0.8100 ± 0.0200", "90.0%"),
-        ("baseline, no teacher (torch)", "10.0 M", "0.8400 ± 0.0050", "93.3%"),
     ]
     assert "| 5 | 0.8600 | 0.9000 | 0.8100 | 0.8000 |" in report.render_report(content)
     without_export = content | {"export": {}, "seeds": [entry | {"export": {}} for entry in content["seeds"]]}
-    assert ("student", "10.0 M", "0.8600 ± 0.0100") in report.summary_rows(without_export)
+    assert ("student", "10.0 M", "0.8600 ± 0.0100") in tables.summary_rows(without_export)
 
 
 def test_comparisons_are_plain_sentences() -> None:
     content = several_seeds()
-    spread, with_teacher, against = report.comparison_sentences(content)
+    [spread] = report.seed_sentences(content)
+    with_teacher, against = report.comparison_sentences(content)
     assert "over the seeds 4, 5, 6; student/ and bundle/ are those of seed 4, the first one and not the best" in spread
-    assert with_teacher == ("With the teacher: +0.8 points of accuracy, 95% interval +0.2 to +1.4, 3 seeds, p = 0.021.")
-    assert against == "Against the teacher itself: -4.5 points of accuracy, 3 seeds."
+    assert with_teacher == (
+        "With the teacher: +0.8 points of accuracy, 95% interval +0.2 to +1.4, 3 seeds on dev, p = 0.021."
+    )
+    assert against == "Against the teacher itself: -4.5 points of accuracy, 3 seeds on dev."
     for text in (report.render_report(content), report.render_model_card(content, ["no", "yes"])):
         for sentence in (spread, with_teacher, against):
             assert f"- {sentence}\n" in text
-    assert report.comparison_sentences(record()) == []
+    assert report.seed_sentences(record()) == report.comparison_sentences(record()) == []
 
 
 def test_comparison_over_examples_and_of_a_metric_of_which_less_is_better() -> None:
@@ -198,23 +206,23 @@ def test_comparison_over_examples_and_of_a_metric_of_which_less_is_better() -> N
 
 def test_without_an_export_the_summary_has_all_metrics_of_every_model() -> None:
     content = language_model_record(baseline={"metrics": {"loss": 2.5}})
-    assert report.summary_columns(content) == ("", "parameters", "loss", "perplexity", "agreement_top1")
-    assert report.summary_rows(content) == [
+    assert tables.summary_columns(content) == ("", "parameters", "loss", "perplexity", "agreement_top1")
+    assert tables.summary_rows(content) == [
         ("teacher", "20.0 M", "2.0000", "7.3890", "-"),
+        ("baseline, no teacher", "10.0 M", "2.5000", "-", "-"),
         ("student", "10.0 M", "2.3000", "9.9740", "0.5000"),
-        ("baseline, no teacher (torch)", "10.0 M", "2.5000", "-", "-"),
     ]
 
 
 def test_a_teacher_trained_without_a_student_is_compared_with_its_start() -> None:
     teacher = language_model_record()["teacher"] | {"before": {"loss": 4.0, "perplexity": 54.598}}
     content = language_model_record(student=None, teacher=teacher)
-    assert report.summary_rows(content) == [
+    assert tables.summary_rows(content) == [
         ("model, before training", "20.0 M", "4.0000", "54.5980"),
         ("model", "20.0 M", "2.0000", "7.3890"),
     ]
     assert report.render_report(content).startswith("# big on mlm\n")
-    assert report.summary_rows(content | {"teacher": teacher | {"before": None}})[0][0] == "model"
+    assert tables.summary_rows(content | {"teacher": teacher | {"before": None}})[0][0] == "model"
 
 
 def test_without_an_export_the_report_has_no_files_and_no_latency() -> None:
@@ -236,19 +244,22 @@ def test_without_an_export_the_report_has_no_files_and_no_latency() -> None:
 def test_the_terminal_table_has_the_rows_of_the_summary() -> None:
     for content in (record(), language_model_record()):
         table = report.summary_table(content)
-        assert tuple(column.header for column in table.columns) == report.summary_columns(content)
-        assert list(zip(*(column.cells for column in table.columns), strict=True)) == report.summary_rows(content)
+        headers = [str(column.header) for column in table.columns]
+        assert tuple(" ".join(header.split()) for header in headers) == tables.summary_columns(content)
+        assert list(zip(*(column.cells for column in table.columns), strict=True)) == tables.summary_rows(content)
 
 
 @pytest.mark.parametrize("metric", [0.0, -0.1])
 def test_a_teacher_at_zero_or_below_gives_no_shares(metric: float) -> None:
     teacher = record()["teacher"] | {"metrics": {"accuracy": metric}}
-    assert {row[3] for row in report.summary_rows(record(teacher=teacher))} == {"-"}
+    content = record(teacher=teacher)
+    assert tables.summary_columns(content)[3] == "points against teacher"
+    assert not [row[3] for row in tables.summary_rows(content) if "%" in row[3]]
 
 
 def test_without_a_benchmark_the_report_has_no_latency() -> None:
     content = record(benchmark=[])
-    assert {row[5:] for row in report.summary_rows(content)} == {("-", "-")}
+    assert {row[5:] for row in tables.summary_rows(content)} == {("-",)}
     text = report.render_report(content)
     assert "No latency was measured." in text
     assert "## Latency" not in text
@@ -260,21 +271,19 @@ def test_without_the_teachers_timings_the_report_has_no_speed_up() -> None:
 
     rows = record()["benchmark"]
     student = record(benchmark=[row for row in rows if row["model"] == "student"])
-    assert [row[4:] for row in report.summary_rows(student)] == [
-        ("-", "-", "-"), ("40.0 MB", "8.00 ms", "-"), ("10.0 MB", "2.50 ms", "-"),
+    assert [row[4:] for row in tables.summary_rows(student)] == [
+        ("80.0 MB", "-"), ("40.0 MB", "8.00 ms"), ("10.0 MB", "2.50 ms"),
     ]  # fmt: skip
     for text in texts(student):
-        assert "p50 is for batch 1 and length 32, with 2 thread(s) of a processor.\n" in text
+        assert "p50 is for batch 1 and length 32, with 2 threads of a processor.\n" in text
         assert "The teacher was not timed.\n" in text
         assert "speed-up is" not in text
-        assert "size is that of its ONNX file" not in text
         assert "No latency" not in text
     in_torch = record(benchmark=[row for row in rows if row["model"] == "student" or row["format"] == "torch"])
-    assert report.summary_rows(in_torch)[0][4:] == ("-", "20.00 ms", "1.0x")
+    assert tables.summary_rows(in_torch)[0][4:] == ("80.0 MB", "20.00 ms", "1.0x")
     for text in texts(in_torch):
         assert "p50 and speed-up are for batch 1 and length 32" in text
         assert "The speed-up is relative to the teacher in torch.\n" in text
-        assert "size is that of its ONNX file" not in text
 
 
 def test_documents_name_a_substitute_teacher() -> None:
@@ -297,20 +306,21 @@ def test_documents_show_the_notices_about_a_teacher() -> None:
 def test_the_metrics_of_other_splits_have_a_table_of_their_own() -> None:
     assert "## All metrics" not in report.render_report(record())
     several = record()
+    several["task"]["examples"]["test"] = 12
     for metrics in (several["teacher"]["metrics"], several["student"]["metrics"]):
         metrics["test/accuracy"] = 0.8
     for exported in several["export"].values():
         exported["metrics"]["test/accuracy"] = 0.7
     text = report.render_report(several)
-    assert "|  | accuracy | test/accuracy |" in text
-    assert "| teacher (torch) | 0.9000 | 0.8000 |" in text
-    assert f"| student int8 | {several['export']['int8']['metrics']['accuracy']:.4f} | 0.7000 |" in text
+    assert "|  | test/accuracy | accuracy |" in text
+    assert "| teacher (torch) | 0.8000 | 0.9000 |" in text
+    assert f"| student int8 | 0.7000 | {several['export']['int8']['metrics']['accuracy']:.4f} |" in text
     results = card_of(several, ["no", "yes"]).data.eval_results
     assert [(r.dataset_split, r.metric_name, r.metric_value) for r in results] == [
-        ("dev", "accuracy (model.onnx)", 0.9),
-        ("dev", "accuracy (model.int8.onnx)", 0.81),
         ("test", "accuracy (model.onnx)", 0.7),
         ("test", "accuracy (model.int8.onnx)", 0.7),
+        ("dev", "accuracy (model.onnx)", 0.9),
+        ("dev", "accuracy (model.int8.onnx)", 0.81),
     ]
 
 
@@ -324,7 +334,7 @@ def test_every_row_of_a_markdown_table_has_the_cells_of_its_header() -> None:
             tables[-1].append(line.replace("\\|", ""))
         elif tables[-1]:
             tables.append([])
-    assert [len(table) for table in tables if table] == [5, 4, 7]  # Header, rule and rows.
+    assert [len(table) for table in tables if table] == [6, 4, 7]  # Header, rule and rows.
     assert all(len({line.count("|") for line in table}) == 1 for table in tables if table)
 
 

@@ -1,0 +1,230 @@
+"""The decision from which the headline, tables, cards and terminal lines of a run are made.
+
+Its numbers are those of the first split: test where a run has one with labels, because dev chose the checkpoint.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distill.edge.model_files import needs_openvino
+from distill.files import JsonObject
+from distill.records.shape import first_split
+from distill.training.statistics import Spread
+
+TEST, DEV = "test", "dev"
+BUNDLE, BASELINE_BUNDLE = "bundle", "baseline/bundle"
+# Cases. In the last three there is no interval, no baseline, and no teacher that the student learned from.
+WEAK, BETTER, EQUAL, WORSE = "weak teacher", "better", "equal", "worse"
+UNKNOWN, NO_BASELINE, UNTAUGHT = "unknown", "no baseline", "untaught"
+SUPERVISED = "supervised"  # The objective without a teacher.
+
+
+@dataclass(frozen=True)
+class Against:
+    """The student in torch beside another model.
+
+    Attributes:
+        metric: of the other model, on the split of the verdict.
+        difference: the student's metric minus this one.
+        interval: of the difference, at 95%; None where the split has none.
+        elsewhere: the difference of run.json, where it is that on another split, which is dev.
+        outcome: BETTER, EQUAL or WORSE than the other model by the interval of either split; UNKNOWN without one.
+    """
+
+    metric: float
+    difference: float
+    interval: tuple[float, float] | None
+    elsewhere: JsonObject | None
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Weakness:
+    """A teacher that is not known to be better than the best constant prediction.
+
+    Attributes:
+        answer: the constant prediction in words.
+        metric: of the teacher.
+        constant: that of the constant prediction.
+        split: of the two.
+        difference: the teacher minus the constant.
+        interval: of the difference, at 95%; None without one.
+    """
+
+    answer: str
+    metric: float
+    constant: float
+    split: str
+    difference: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The decision about a student.
+
+    Attributes:
+        split: that stands first, `test` or `dev`.
+        case: one of the cases above.
+        student: its metric in torch.
+        baseline: the student beside its baseline; None without one.
+        teacher: the student beside its teacher; None if it was not scored.
+        weakness: None for a teacher that is better than a constant prediction, or not compared with one.
+        share: of the teacher's metric that the student keeps, from 0 to 1; None where it means nothing.
+        file: the format of the recommended file; None if none passed.
+        bundle: directory of the bundle to deploy, `bundle` or `baseline/bundle`; None if there is none.
+        seeds: number of students.
+    """
+
+    split: str
+    case: str
+    student: Spread
+    baseline: Against | None
+    teacher: Against | None
+    weakness: Weakness | None
+    share: float | None
+    file: str | None
+    bundle: str | None
+    seeds: int
+
+
+def decide(record: JsonObject) -> Verdict | None:
+    """Returns the verdict on the student of a run, or on one of its several tasks; None without a scored student."""
+    split = find_split(record)
+    student = measure(record, "student", split)
+    if student is None:
+        return None
+    baseline, teacher = (_compare(record, name, split) for name in ("baseline", "teacher"))
+    weakness = find_weakness(record)
+    case = _choose_case(record, baseline, weakness)
+    export = record.get("export") or {}
+    prefers_baseline = baseline is not None and baseline.outcome == WORSE
+    baseline_export = (record.get("baseline") or {}).get("export")
+    exported = BASELINE_BUNDLE if prefers_baseline and baseline_export else BUNDLE if export else None
+    return Verdict(
+        split=split, case=case, student=student, baseline=baseline, teacher=teacher, weakness=weakness,
+        share=share_of_teacher(record, student["mean"]), file=recommend(export), bundle=exported,
+        seeds=max(1, len(record.get("seeds") or [])),
+    )  # fmt: skip
+
+
+def find_split(record: JsonObject) -> str:
+    """Returns `first_split`, or dev for a run whose model has no metric on test."""
+    task, model = record["task"], record.get("student") or record.get("teacher") or {}
+    split = first_split(task)
+    return split if metric_name(task, split) in (model.get("metrics") or {}) else DEV
+
+
+def metric_name(task_record: JsonObject, split: str) -> str:
+    """Returns the name that the task's metric on a split has in run.json."""
+    return str(task_record["metric"]) if split == DEV else f"{split}/{task_record['metric']}"
+
+
+def measure(record: JsonObject, model: str, split: str) -> Spread | None:
+    """Returns the task's metric of a model; None if it is not known."""
+    return measure_metric(record, model, metric_name(record["task"], split))
+
+
+def measure_metric(record: JsonObject, model: str, metric: str) -> Spread | None:
+    """Returns a metric by its name in run.json of a model: of several seeds their mean with the standard deviation.
+
+    Args:
+        model: `teacher`, `constant`, `student` (in torch), `baseline` (in torch), or the format of a student's file.
+    """
+    summary = (record.get("summary") or {}).get(metric) or {}
+    files = record.get("export") or {}
+    spreads = {"student": summary if "mean" in summary else None, "baseline": summary.get("baseline")}
+    spread = (spreads | (summary.get("files") or {})).get(model)
+    if spread:
+        return {"mean": float(spread["mean"]), "std": spread.get("std")}
+    owner = (record.get("teacher") or {}).get(model) if model == "constant" else files.get(model) or record.get(model)
+    value = ((owner or {}).get("metrics") or {}).get(metric)
+    return None if value is None else {"mean": float(value), "std": None}
+
+
+def recommend(export: Mapping[str, Any]) -> str | None:
+    """Returns the format that the bundle recommends: the smallest that passed its gate, else the smallest undecided."""
+    for gate in ("passed", "undecided"):
+        names = [name for name, file in export.items() if file["gate"] == gate and not needs_openvino(file["file"])]
+        if names:
+            return min(names, key=lambda name: int(export[name]["bytes"]))
+    return None
+
+
+def find_weakness(record: JsonObject) -> Weakness | None:
+    """Returns the teacher beside the best constant prediction if it is not better by more than noise.
+
+    Both are compared on the split of their difference, which is dev.
+    """
+    task, teacher = record["task"], record.get("teacher") or {}
+    known = teacher.get("against_constant") or {}
+    split = known.get("split") or DEV
+    of_teacher, constant = (measure(record, model, split) for model in ("teacher", "constant"))
+    if of_teacher is None or constant is None:
+        return None
+    difference = known.get("difference", of_teacher["mean"] - constant["mean"])
+    outcome = _outcome({"interval": None, **known, "difference": difference}, task)
+    if outcome == BETTER or (outcome == UNKNOWN and _advantage(difference, task) > 0):
+        return None
+    answer = str((teacher.get("constant") or {}).get("answer") or "always the same")
+    return Weakness(answer, of_teacher["mean"], constant["mean"], split, difference, _interval(known))
+
+
+def share_of_teacher(record: JsonObject, value: float) -> float | None:
+    """Returns the share of the teacher's metric on the first split that a model keeps, from 0 to 1.
+
+    None where it means nothing: of a metric of which less is better, of a teacher that is not above 0 or no better than
+    a constant prediction, and of a model that is better than its teacher.
+    """
+    task, split = record["task"], find_split(record)
+    teacher, constant = (measure(record, model, split) for model in ("teacher", "constant"))
+    if task.get("selects") == "min" or teacher is None or teacher["mean"] <= 0 or find_weakness(record) is not None:
+        return None
+    if constant is not None and teacher["mean"] <= constant["mean"]:
+        return None
+    share = value / teacher["mean"]
+    return share if 0 <= share <= 1 else None
+
+
+def _compare(record: JsonObject, name: str, split: str) -> Against | None:
+    """Returns the student beside its baseline or its teacher; None without that, or without a metric of it."""
+    student, other = measure(record, "student", split), measure(record, name, split)
+    if student is None or other is None:
+        return None
+    known = (record.get("comparison") or {}).get(name)
+    is_here = known is not None and (known.get("split") or DEV) == split
+    return Against(
+        metric=other["mean"],
+        difference=known["difference"] if known is not None and is_here else student["mean"] - other["mean"],
+        interval=_interval(known) if is_here else None, elsewhere=None if is_here else known,
+        outcome=UNKNOWN if known is None else _outcome(known, record["task"]),
+    )  # fmt: skip
+
+
+def _choose_case(record: JsonObject, baseline: Against | None, weakness: Weakness | None) -> str:
+    # The card of an exported baseline is about a student that is `untaught`.
+    if (record.get("objective") or {}).get("name") == SUPERVISED or record["student"].get("untaught"):
+        return UNTAUGHT
+    if weakness is not None:
+        return WEAK
+    return NO_BASELINE if baseline is None else baseline.outcome
+
+
+def _outcome(difference: JsonObject, task: JsonObject) -> str:
+    """Returns whether the first model of a difference is better than the second one, equal within noise, or worse."""
+    ends = _interval(difference)
+    if ends is None:
+        return EQUAL if difference["difference"] == 0 else UNKNOWN
+    low, high = sorted(_advantage(end, task) for end in ends)
+    return BETTER if low > 0 else WORSE if high < 0 else EQUAL
+
+
+def _advantage(difference: float, task: JsonObject) -> float:
+    """Returns a difference of which more is better."""
+    return -difference if task.get("selects") == "min" else difference
+
+
+def _interval(difference: JsonObject | None) -> tuple[float, float] | None:
+    low, high = (difference or {}).get("interval") or (None, None)
+    return None if low is None or high is None else (float(low), float(high))

@@ -1,0 +1,433 @@
+"""Tests that the headline, the tables, the cards and the terminal lines of a run say the same, in ten situations."""
+
+import copy
+import io
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from distill.export.gate import recommended
+from distill.part import Part
+from distill.records import report, tables, verdict
+from distill.records.headline import describe_verdict, render_headline
+from distill.records.record import Run
+from distill.records.shape import check_record, fill_record
+from tests.records.test_report import record
+
+
+def difference(points: float, low: float | None, high: float | None, **changes: Any) -> dict[str, Any]:
+    """A difference of run.json from points and the ends of its interval in points."""
+    interval = None if low is None or high is None else [low / 100, high / 100]
+    content = {"difference": points / 100, "interval": interval, "p": 0.03, "over": "examples", "number": 24}
+    return content | {"split": "dev"} | changes
+
+
+def situation(
+    *, metric: str = "accuracy", student: float = 0.85, teacher: float = 0.9, baseline: float | None = 0.8,
+    constant: float | None = 0.5, against_baseline: Any = None, against_teacher: Any = None,
+    against_constant: Any = None, split: str = "dev", answer: str = "always no", **task: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """A record whose models have this metric on the split, and 0.7 on dev if it is test."""
+    prefix = "" if split == "dev" else f"{split}/"
+
+    def scored(value: float) -> dict[str, float]:
+        return {metric: 0.7, f"{prefix}{metric}": value}
+
+    content = record()
+    content["task"] |= {"metric": metric, "selects": "max", **task}
+    if split == "test":
+        content["task"]["examples"] = content["task"]["examples"] | {"test": 1861}
+    content["teacher"] |= {"metrics": scored(teacher), "origin": "fine-tuned"}
+    if constant is not None:
+        content["teacher"] |= {
+            "constant": {"answer": answer, "metrics": scored(constant)},
+            "against_constant": against_constant or difference(40, 30, 50),
+        }
+    content["student"]["metrics"] = scored(student)
+    for file in content["export"].values():
+        file |= {"metrics": scored(student), "gate": "passed"}
+    if baseline is not None:
+        content["baseline"] = {"metrics": scored(baseline), "seconds": 1.0}
+    compared = {"baseline": against_baseline, "teacher": against_teacher}
+    content["comparison"] = {name: of for name, of in compared.items() if of is not None}
+    return fill_record(content)
+
+
+def with_seeds(content: dict[str, Any]) -> dict[str, Any]:
+    """The record with three seeds, whose metrics have deviations."""
+    entry = {"metrics": content["student"]["metrics"], "export": content["export"], "baseline": content["baseline"]}
+    files = {"int8": {"mean": 0.846, "std": 0.012}}
+    summary = {"mean": 0.848, "std": 0.01, "files": files, "baseline": {"mean": 0.8, "std": 0.02}}
+    return content | {"seeds": [entry | {"seed": seed} for seed in range(3)], "summary": {"accuracy": summary}}
+
+
+def documents(content: dict[str, Any]) -> list[str]:
+    return [report.render_report(content), report.render_model_card(content, ["no", "yes"])]
+
+
+def says(content: dict[str, Any], *expected: str) -> str:
+    """Checks that every document has the sentences of the verdict, and returns them as one text."""
+    check_record(content | {"job": "distill"})
+    title, *sentences = describe_verdict(content)
+    text = " ".join([title, *sentences])
+    for part in expected:
+        assert part in text
+    for document in documents(content):
+        joined = document.replace(".\n\nmodel.", ". model.").replace(".\n\nNo exported", ". No exported")
+        assert f"\n**{title}** {' '.join(sentences)}\n" in joined
+    return text
+
+
+SAVED = (
+    "model.int8.onnx has 10.0 MB of the teacher's 80.1 MB (60.0 MB in int8), and is 8.0x as fast as the teacher in "
+    "torch and 2.0x as fast as the teacher's own int8 file (batch 1, length 32, 2 threads of a processor)."
+)
+
+
+def with_own_file(content: dict[str, Any]) -> dict[str, Any]:
+    """Adds the time of the teacher's int8 file, which is faster than its fp32 file."""
+    own = copy.deepcopy(content["benchmark"][1]) | {"format": "onnx-int8", "p50_ms": 5.0, "bytes": 60_000_000}
+    return content | {"benchmark": [*content["benchmark"], own]}
+
+
+def test_1_a_teacher_within_noise_of_the_constant_is_weak_and_has_no_percentage() -> None:
+    content = situation(
+        teacher=0.51, student=0.5, baseline=0.49, against_constant=difference(1, -3, 5),
+        against_baseline=difference(1, -2, 4), against_teacher=difference(-1, -3, 1), answer="always positive",
+    )  # fmt: skip
+    text = says(
+        content,
+        "The teacher is weak. On dev it has accuracy 0.510 against 0.500 of a constant prediction (always positive), "
+        "which is within noise (+1.0 points, 95% interval -3.0 to +5.0). Set a higher teacher.finetune.max_epochs, "
+        "label more rows, or take a larger teacher. On dev (24 examples, which chose the checkpoint too) the student "
+        "has accuracy 0.500 (0.500 in model.int8.onnx), 1.0 points above the same student trained without a teacher "
+        "(0.490; 95% interval -2.0 to +4.0) and 1.0 points below its teacher (0.510; 95% interval -3.0 to +1.0).",
+    )
+    assert "keeps" not in text
+    assert "of the teacher" not in tables.summary_columns(content)
+    assert ("always positive", "-", "0.5000", "-1.0") in [row[:4] for row in tables.summary_rows(content)]
+    loaded = content | {"teacher": content["teacher"] | {"origin": "as it is"}}
+    says(loaded, "Check that its labels mean the task's, or take another teacher.")
+
+
+def test_2_a_teacher_that_always_predicts_the_same_is_named_so() -> None:
+    content = situation(
+        teacher=0.5, student=0.62, baseline=0.66, against_constant=difference(0, -1, 1),
+        against_baseline=difference(-4, -7, -1), answer="always 5",
+    )  # fmt: skip
+    text = says(
+        content,
+        "Prefer the baseline: the teacher is weak. On dev it has accuracy 0.500 against 0.500 of a constant prediction "
+        "(always 5), which is no better.",
+        "12.0 points above its teacher (0.500)",
+    )
+    assert "124" not in text  # Percent.
+
+
+def test_3_a_student_worse_than_its_baseline_gives_way_to_it() -> None:
+    content = situation(
+        student=0.865, teacher=0.624, baseline=0.89, against_baseline=difference(-2.5, -4.4, -0.6),
+        against_teacher=difference(24.1, 20.2, 28.0),
+    )  # fmt: skip
+    text = says(
+        content,
+        "Prefer the baseline. On dev",
+        "2.5 points below the same student trained without a teacher (0.890; 95% interval -4.4 to -0.6) and 24.1 "
+        "points above its teacher (0.624; 95% interval +20.2 to +28.0)",
+        "The baseline is not exported: objective=supervised trains and exports such a student.",
+    )
+    assert "138.6%" not in text + "".join(documents(content))
+    assert verdict.decide(content).bundle == "bundle"  # type: ignore[union-attr]
+    content["baseline"]["export"] = {"int8": content["export"]["int8"] | {"metrics": {"accuracy": 0.888}}}
+    says(content, "The baseline is exported in baseline/bundle.")
+    assert verdict.decide(content).bundle == "baseline/bundle"  # type: ignore[union-attr]
+    rows = {row[0]: row for row in tables.summary_rows(content)}
+    assert rows["baseline int8"][2:6] == ("0.8880", "+26.4", "-", "10.0 MB")
+    assert rows["student int8"][2:6] == ("0.8650", "+24.1", "-2.5", "10.0 MB")
+
+
+def test_4_a_student_within_noise_of_its_baseline_has_no_measurable_gain() -> None:
+    content = situation(
+        student=0.806, baseline=0.8, against_baseline=difference(0.6, -0.8, 2.1),
+        against_teacher=difference(-9.4, -12.2, -6.6),
+    )  # fmt: skip
+    says(
+        content,
+        "No measurable gain from the teacher. On dev",
+        "0.6 points above the same student trained without a teacher (0.800; 95% interval -0.8 to +2.1) and 9.4 points "
+        "below its teacher (0.900; the student keeps 89.6% of it; 95% interval -12.2 to -6.6)",
+        "More text for the teacher to label may help: set task.unlabelled.",
+    )
+    assert tables.summary_columns(content)[2:5] == ("accuracy on dev", "of the teacher", "points against baseline")
+    fed = content | {"task": content["task"] | {"unlabelled": {"examples": 9}}}
+    assert "task.unlabelled" not in says(fed)
+
+
+def test_5_test_stands_first_and_dev_is_named_as_what_chose_the_checkpoint() -> None:
+    content = with_own_file(
+        situation(
+            split="test", student=0.843, baseline=0.814, teacher=0.839,
+            against_baseline=difference(2.9, 1.2, 4.6, split="test", number=1861),
+            against_teacher=difference(0.4, -0.8, 1.6, split="test", number=1861),
+        )
+    )  # fmt: skip
+    says(
+        content,
+        "The teacher helps. On test (1,861 examples; dev chose the checkpoint) the student has accuracy 0.843 (0.843 "
+        "in model.int8.onnx), 2.9 points above the same student trained without a teacher (0.814; 95% interval +1.2 to "
+        "+4.6) and 0.4 points above its teacher (0.839; 95% interval -0.8 to +1.6). One seed: training noise is not in "
+        "the intervals. " + SAVED,
+    )
+    assert tables.summary_columns(content) == (
+        "", "parameters", "accuracy on test", "points against teacher", "points against baseline", "size", "p50",
+        "speed-up (torch)", "speed-up (int8)",
+    )  # fmt: skip
+    for document in documents(content):
+        assert "Metrics are measured on the test split (1,861 examples), by which nothing was chosen.\n" in document
+        assert "The dev split (24 examples) chose the checkpoint.\n" in document
+        assert "+2.9 points of accuracy, 95% interval +1.2 to +4.6, 1,861 test examples" in document
+        assert "`speed-up (int8)` to its own int8 file, the fastest of its ONNX files" in document
+    assert "|  | test/accuracy | accuracy |" in documents(content)[0]
+    card = report.render_model_card(content, ["no", "yes"])
+    assert card.index("split: test") < card.index("split: dev")
+
+
+def test_6_a_regression_has_no_percentage_of_a_teacher_below_zero_and_one_of_errors_no_points() -> None:
+    content = situation(
+        metric="pearson", student=0.05, teacher=-0.1, baseline=0.01, constant=None,
+        against_baseline=difference(4, -2, 9), against_teacher=difference(15, 8, 21),
+    )  # fmt: skip
+    assert "keeps" not in says(content, "pearson 0.050", "15.0 points above its teacher (-0.100; 95% interval +8.0")
+    assert "of the teacher" not in tables.summary_columns(content)
+    content = situation(
+        metric="rmse", selects="min", student=0.71, teacher=0.65, baseline=0.75, constant=1.2,
+        answer="always 3.2", against_constant=difference(-55, -60, -50), against_baseline=difference(-4, -6, -2),
+        against_teacher=difference(6, 1, 11),
+    )  # fmt: skip
+    text = says(
+        content,
+        "The teacher helps. On dev",
+        "the student has rmse (less is better) 0.710 (0.710 in model.int8.onnx), 0.040 below the same student trained "
+        "without a teacher (0.750; 95% interval -0.060 to -0.020) and 0.060 above its teacher (0.650; 95% interval "
+        "+0.010 to +0.110)",
+    )
+    assert " points" not in text
+    assert "%" not in text.replace("95% interval", "")
+    assert tables.summary_columns(content)[2:5] == ("rmse on dev", "against teacher", "against baseline")
+    assert ("always 3.2", "-", "1.2000", "+0.550", "-") in [row[:5] for row in tables.summary_rows(content)]
+
+
+def test_7_several_labels_without_an_interval_have_points_and_no_certainty() -> None:
+    content = situation(metric="micro_f1", student=0.61, teacher=0.7, baseline=0.58)
+    says(
+        content,
+        "Whether the teacher helps is not certain. On dev",
+        "micro_f1 0.610 (0.610 in model.int8.onnx), 3.0 points above the same student trained without a teacher "
+        "(0.580) and 9.0 points below its teacher (0.700; the student keeps 87.1% of it). ",
+        "One seed, without an interval.",
+    )
+
+
+def test_8_a_ranking_without_a_baseline_says_that_the_gain_is_not_known() -> None:
+    content = situation(
+        metric="ndcg@10", student=0.62, teacher=0.64, baseline=None, constant=None,
+        against_teacher=difference(-2, -3, -1),
+    )  # fmt: skip
+    content["baseline_choice"] = {"trained": False, "reason": "a retrieval task"}
+    says(
+        content,
+        "The student is below its teacher. On dev",
+        "ndcg@10 0.620 (0.620 in model.int8.onnx), 2.0 points below its teacher (0.640; the student keeps 96.9% of it; "
+        "95% interval -3.0 to -1.0)",
+        "No baseline was trained (a retrieval task), so the gain from the teacher is not known: set baseline=true.",
+    )
+    running = content | {"baseline_choice": None, "status": "running"}
+    assert "No baseline" not in says(running)
+    better = content | {"comparison": {"teacher": difference(-2, 1, 3)}}
+    says(better, "The student is better than its teacher.")
+    same = content | {"comparison": {"teacher": difference(-2, -3, 1)}}
+    says(same, "The student is as good as its teacher, within noise.")
+
+
+def test_9_tags_with_a_student_above_its_teacher_have_points_in_place_of_a_percentage() -> None:
+    content = situation(
+        metric="f1", student=0.92, teacher=0.9, baseline=0.86, constant=0.0, answer="always O",
+        against_baseline=difference(6, 4, 8), against_teacher=difference(2, 0.5, 3.5),
+    )  # fmt: skip
+    text = says(content, "The teacher helps.", "2.0 points above its teacher (0.900; 95% interval +0.5 to +3.5)")
+    assert "102.2%" not in text + "".join(documents(content))
+    assert [row[3] for row in tables.summary_rows(content)] == ["-", "-", "-90.0", "-4.0", "+2.0", "+2.0"]
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_10_one_seed_is_named_as_such_and_several_have_their_intervals(seeds: int) -> None:
+    content = situation(against_baseline=difference(5, 3, 7, over="seeds" if seeds > 1 else "examples"))
+    one, several = "One seed: training noise is not in the intervals.", "The intervals are over 3 seeds."
+    if seeds == 1:
+        assert several not in says(content, one, "accuracy 0.850 (0.850 in model.int8.onnx)")
+        return
+    content = with_seeds(content)
+    text = says(content, several, "accuracy 0.848 ± 0.010 (mean of 3 seeds; 0.846 ± 0.012 in model.int8.onnx)")
+    assert one not in text
+
+
+def test_differences_of_dev_in_an_older_record_are_named_beside_the_points_on_test() -> None:
+    content = situation(split="test", student=0.82, baseline=0.83, teacher=0.9, constant=None)
+    content["comparison"] = {"baseline": difference(-2, -13.5, 9.6)}
+    del content["comparison"]["baseline"]["split"]
+    says(
+        content,
+        "No measurable gain from the teacher.",
+        "1.0 points below the same student trained without a teacher (0.830; on dev -2.0 points, 95% interval -13.5 "
+        "to +9.6)",
+    )
+
+
+def test_metrics_of_dev_stand_first_where_the_student_has_none_on_test() -> None:
+    content = situation()
+    content["task"]["examples"] = {"train": 9, "dev": 24, "test": 7}
+    says(content, "On dev (24 examples")
+    assert verdict.first_split(content["task"]) == "test"
+    assert verdict.first_split({"examples": {"dev": 24, "test": 0}}) == "dev"
+
+
+@pytest.mark.parametrize(
+    ("teacher", "constant", "share"),
+    [(0.9, 0.5, 0.85 / 0.9), (0.8, 0.5, None), (0.9, 0.9, None), (0.9, None, 0.85 / 0.9), (0.0, None, None)],
+)
+def test_a_share_is_from_0_to_1_and_of_a_teacher_above_the_constant(
+    teacher: float, constant: float | None, share: float | None
+) -> None:
+    content = situation(teacher=teacher, constant=constant)
+    assert verdict.share_of_teacher(content, 0.85) == (share and pytest.approx(share))
+
+
+def test_a_constant_without_an_interval_is_compared_by_its_value() -> None:
+    for teacher, is_weak in ((0.5, True), (0.51, False)):
+        content = situation(teacher=teacher)
+        content["teacher"]["against_constant"] = None
+        assert (verdict.find_weakness(content) is not None) == is_weak
+
+
+def test_a_student_of_hard_labels_alone_is_said_to_have_no_teacher() -> None:
+    content = situation(baseline=None) | {"objective": {"name": "supervised"}}
+    text = says(content, "The student learned without a teacher. On dev", "5.0 points below the teacher (0.900;")
+    assert "baseline" not in text
+
+
+def test_the_card_of_a_baseline_says_that_it_learned_without_a_teacher() -> None:
+    content = situation(baseline=None)
+    content["student"]["untaught"] = difference(2.5, 1, 4)
+    content["baseline_choice"] = {"trained": True, "reason": "baseline=true"}
+    says(content, "The student learned without a teacher. On dev")
+    assert tables.summary_rows(content)[-1][0] == "baseline int8"
+
+
+def test_a_run_without_a_student_or_a_metric_has_no_verdict() -> None:
+    content = situation()
+    assert describe_verdict(content | {"student": None}) == []
+    content["student"]["metrics"] = {}
+    assert render_headline(content) is None
+
+
+def test_files_that_did_not_pass_are_named_and_the_verdict_is_that_in_torch() -> None:
+    content = situation()
+    for file in content["export"].values():
+        file |= {"gate": "failed", "reason": "it is wrong"}
+    says(
+        content,
+        "the student has accuracy 0.850, 5.0 points above",
+        "No exported file passed its gate, so these numbers are those in torch. model.onnx failed its gate: it is "
+        "wrong. model.int8.onnx failed its gate: it is wrong.",
+    )
+
+
+def test_the_file_of_the_verdict_is_the_one_that_the_bundle_recommends() -> None:
+    gates = ("passed", "undecided", "failed", "unchecked")
+    for chosen in itertools.product(gates, repeat=3):
+        files = {
+            name: {"gate": gate, "bytes": size, "file": file}
+            for gate, (name, size, file) in zip(
+                chosen, [("fp32", 9, "a.onnx"), ("int8", 3, "b.onnx"), ("openvino", 1, "c.xml")], strict=True
+            )
+        }
+        assert verdict.recommend(files) == recommended(files)  # type: ignore[arg-type]
+
+
+def test_the_teachers_own_file_is_the_fastest_at_the_same_batch_length_and_threads() -> None:
+    content = with_own_file(situation())
+    for change in ({"batch": 8}, {"length": 64}, {"threads": 1}):
+        other = content["benchmark"][-1] | change | {"p50_ms": 0.1}
+        assert "2.0x as fast as the teacher's own int8 file" in says(
+            content | {"benchmark": [*content["benchmark"], other]}
+        )
+    rows = {row[0]: row for row in tables.summary_rows(content)}
+    assert rows["teacher int8"] == (
+        "teacher int8", "20.0 M", "-", "-", "-", "60.0 MB", "5.00 ms", "4.0x", "1.0x",
+    )  # fmt: skip
+    assert rows["teacher fp32"][5:] == ("80.1 MB", "16.00 ms", "1.2x", "0.3x")
+    assert rows["student int8"][5:] == ("10.0 MB", "2.50 ms", "8.0x", "2.0x")
+
+
+def test_every_row_of_the_terminal_table_is_one_line_of_120_columns() -> None:
+    content = with_seeds(with_own_file(situation()))
+    content["export"]["int8"] |= {"gate": "undecided", "reason": "dev is small"}
+    console = Console(width=120, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(report.summary_table(content))
+    lines = captured.get().splitlines()
+    for row in tables.summary_rows(content):
+        assert any(line.split() == " ".join(row).split() for line in lines)
+
+
+def joint(*parts: dict[str, Any]) -> dict[str, Any]:
+    """A record of several tasks, with the means of their metrics."""
+    names = [f"task{number}" for number in range(len(parts))]
+    content = situation()
+    content |= {"export": {}, "comparison": {}, "shared": {}, "tasks": dict(zip(names, parts, strict=True))}
+    content["task"] |= {"metric": "mean", "tasks": names}
+    content["teacher"] = {"requested": "big", "resolved": "big", "metrics": {}}
+    for model in ("teacher", "student", "baseline"):
+        values = [part[model]["metrics"][part["task"]["metric"]] for part in parts]
+        content[model] |= {"metrics": {"mean": sum(values) / len(values)}}
+    return content
+
+
+def test_several_tasks_have_a_verdict_each_and_points_where_one_share_means_nothing() -> None:
+    worse = situation(baseline=0.9, against_baseline=difference(-5, -7, -3))
+    content = joint(situation(against_baseline=difference(5, 3, 7)), worse)
+    sentences = describe_verdict(content)
+    assert sentences[:2] == [
+        "task0: the teacher helps; task1: prefer the baseline.",
+        "On dev (24 examples, which chose the checkpoint too) the student has mean 0.850, level with the same student "
+        "trained without a teacher (0.850) and 5.0 points below its teacher (0.900; the student keeps 94.4% of it).",
+    ]
+    gates = "fp32 passed, int8 passed"
+    assert [tables.summary_columns(content), *tables.summary_rows(content)] == [
+        ("task", "metric", "teacher", "student", "baseline", "points against baseline", "of the teacher (fp32)",
+         "of the teacher (int8)", "gate"),
+        ("task0", "accuracy on dev", "0.9000", "0.8500", "0.8000", "+5.0", "94.4%", "94.4%", gates),
+        ("task1", "accuracy on dev", "0.9000", "0.8500", "0.9000", "-5.0", "94.4%", "94.4%", gates),
+        ("mean", "on dev", "0.9000", "0.8500", "0.8500", "+0.0", "94.4%", "94.4%", ""),
+    ]  # fmt: skip
+    above = joint(situation(), situation(student=0.95))
+    assert tables.summary_columns(above)[6] == "points against teacher (fp32)"
+    assert [row[6] for row in tables.summary_rows(above)] == ["-5.0", "+5.0", "+0.0"]
+    card = report.render_overview_card(content)
+    assert "**task0: the teacher helps; task1: prefer the baseline.** On dev" in card
+    assert "The column `metric` names the split of each task." in card
+
+
+@pytest.mark.parametrize(("points", "place"), [(-2.5, "baseline/bundle"), (2.5, "bundle")])
+def test_the_terminal_names_the_bundle_to_take(
+    points: float, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = situation(against_baseline=difference(points, points - 1, points + 1))
+    content["baseline"]["export"] = content["export"]
+    anything: Any = SimpleNamespace(budget=SimpleNamespace(is_set=False))
+    Part("", anything, Run(tmp_path, content), anything, {}, anything).print_bundle()
+    assert capsys.readouterr().out.endswith(f'Try it   python -m distill.edge {tmp_path / place} "a sentence"\n')
