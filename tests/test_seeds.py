@@ -137,7 +137,7 @@ def test_summary_and_comparison_follow_from_the_seeds(several: tuple[d.Result, s
     documents = [result.report(), (result.directory / "bundle" / "README.md").read_text()]
     for text in documents:
         assert f"{sentence}, 3 seeds" in text
-        assert result.verdict.partition(". ")[2] in text  # After the title, which is bold.
+        assert result.verdict.partition(". ")[2] in " ".join(text.split())  # After the title, which is bold.
     for text in (printed, *documents):
         assert f"; 95% interval {low} to {high})" in text
         assert "(mean of 3 seeds; " in text

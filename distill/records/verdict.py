@@ -193,11 +193,10 @@ def _compare(record: JsonObject, name: str, split: str) -> Against | None:
     if student is None or other is None:
         return None
     known = (record.get("comparison") or {}).get(name)
-    is_here = known is not None and (known.get("split") or DEV) == split
+    here = known if known is not None and (known.get("split") or DEV) == split else None
     return Against(
-        metric=other["mean"],
-        difference=known["difference"] if known is not None and is_here else student["mean"] - other["mean"],
-        interval=_interval(known) if is_here else None, elsewhere=None if is_here else known,
+        metric=other["mean"], difference=student["mean"] - other["mean"] if here is None else here["difference"],
+        interval=_interval(here), elsewhere=known if here is None else None,
         outcome=UNKNOWN if known is None else _outcome(known, record["task"]),
     )  # fmt: skip
 
