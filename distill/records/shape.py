@@ -153,6 +153,7 @@ class _Seed(TypedDict, total=False):
     export: Required[dict[str, _File]]
     retention: dict[str, float | None] | None
     baseline: _Baseline | None
+    comparison: "dict[str, _Difference] | None"
     seconds: float | None
 
 

@@ -209,17 +209,20 @@ def draw_parameter(
             axes.axhline(value, color=INK, linestyle=LINES[number], linewidth=1, label=label(rest))
         axes.set_ylim(low, high)
         if not numeric:
-            slanted = len(values) > 4 or max(len(str(value)) for value in values) > 12
-            names = [label(value, longest=22) for value in values]
-            axes.set_xticks(
-                range(len(values)), names, rotation=35 if slanted else 0, ha="right" if slanted else "center"
-            )
-            axes.set_xlim(-0.5, len(values) - 0.5)
+            _name_values(axes, values)
         axes.set_xlabel(label(name, longest=48))
         axes.set_ylabel(label(metric))
         add_legend(axes)
 
     return draw(f"{caption}{CUT if is_cut else ''}", plot)
+
+
+def _name_values(axes: "Axes", values: Sequence[object]) -> None:
+    """Names the values of the horizontal axis, which are no numbers."""
+    slanted = len(values) > 4 or max(len(str(value)) for value in values) > 12
+    names = [label(value, longest=22) for value in values]
+    axes.set_xticks(range(len(values)), names, rotation=35 if slanted else 0, ha="right" if slanted else "center")
+    axes.set_xlim(-0.5, len(values) - 0.5)
 
 
 def draw_heat_map(settings: Sequence[Setting], names: tuple[str, str], *, caption: str) -> Figure:
