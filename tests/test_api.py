@@ -73,7 +73,7 @@ def test_every_python_block_runs(
 def distill_by_api(teacher_dir: Path, data: Any, root: Path, **options: Any) -> d.Result:
     known = {"labels": LABELS, "metrics": ["accuracy"]}
     task = d.tasks.Classification(text="sentence", name="sst2", max_length=64, **known, **data)
-    teacher = d.Teacher.from_pretrained(teacher_dir, cache_dir=root / "cache")
+    teacher = d.Teacher.from_pretrained(teacher_dir, accept_weak=True, cache_dir=root / "cache")
     trainer = d.TrainerSettings(max_epochs=2, seed=3, **QUICK)
     return d.distill(
         teacher,
@@ -94,7 +94,8 @@ def test_the_api_and_the_command_give_the_same_results(
     assert b"final/int8/accuracy" in events
     assert b'"student": "distilbert"' in events
     arguments = [
-        "distill", "+teacher=pretrained", f"teacher.path={teacher_dir}", "+student=distilbert", "task=sst2",
+        "distill", "+teacher=pretrained", f"teacher.path={teacher_dir}", "teacher.accept_weak=true",
+        "+student=distilbert", "task=sst2",
         f"task.data_dir={data_dir}", "task.max_length=64", "trainer=fixed", "trainer.max_epochs=2", "seed=3",
         "benchmark.enabled=false", *LOOSE_OPTIONS, f"cache_dir={tmp_path / 'other'}", f"output_dir={tmp_path / 'runs'}",
         *(f"trainer.{name}={value}" for name, value in QUICK.items()),
@@ -201,7 +202,7 @@ def test_loaded_models_are_distilled_and_not_modified(
     start = {name: tensor.clone() for name, tensor in student.state_dict().items()}
     task = d.tasks.Classification(text="sentence", labels=LABELS, data=data_dir, max_length=64)
     result = d.distill(
-        d.Teacher(teacher, tokenizer, cache_dir=tmp_path / "cache"), student, task,
+        d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache"), student, task,
         trainer=d.TrainerSettings(max_steps=2, **QUICK), benchmark=TIMING, export=LOOSE, directory=tmp_path / "run",
     )  # fmt: skip
     assert result.record["teacher"]["origin"] == "as it is"
@@ -209,8 +210,8 @@ def test_loaded_models_are_distilled_and_not_modified(
     assert all(torch.equal(teacher.state_dict()[name], tensor) for name, tensor in before.items())
     assert all(torch.equal(student.state_dict()[name], tensor) for name, tensor in start.items())
     again = d.distill(
-        d.Teacher(teacher, tokenizer, cache_dir=tmp_path / "cache"), student, task, directory=tmp_path / "run",
-        resume=True,
+        d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache"), student, task,
+        directory=tmp_path / "run", resume=True,
     )  # fmt: skip
     assert again.record == result.record
 

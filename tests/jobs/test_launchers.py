@@ -15,7 +15,7 @@ from tests.conftest import run_here
 
 OPTIONS = (
     "job=finetune", "+teacher=pretrained", "task=sst2", "task.max_length=32", "teacher.finetune.max_epochs=1",
-    "teacher.finetune.batch_size=16", "cache_dir=cache",
+    "teacher.finetune.batch_size=16", "teacher.accept_weak=true", "cache_dir=cache",
 )  # fmt: skip
 
 

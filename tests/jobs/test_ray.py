@@ -55,6 +55,7 @@ def finetune(data_dir: Path, encoder_dir: Path) -> tuple[str, ...]:
     return (
         "job=finetune", "+teacher=pretrained", f"teacher.path={encoder_dir}", "task=sst2", f"task.data_dir={data_dir}",
         "task.max_length=32", "teacher.finetune.batch_size=16", "teacher.finetune.checkpoint_steps=3",
+        "teacher.accept_weak=true",
     )  # fmt: skip
 
 

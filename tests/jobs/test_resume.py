@@ -22,7 +22,7 @@ from tests.jobs.conftest import Command
 
 FINETUNE = (
     "job=finetune", "+teacher=pretrained", "task=sst2", "task.max_length=32", "teacher.finetune.max_epochs=8",
-    "teacher.finetune.learning_rate=3e-3", "teacher.finetune.batch_size=16",
+    "teacher.finetune.learning_rate=3e-3", "teacher.finetune.batch_size=16", "teacher.accept_weak=true",
 )  # fmt: skip
 
 

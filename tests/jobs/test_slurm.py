@@ -21,7 +21,7 @@ with_slurm = pytest.mark.skipif(
 )
 OPTIONS = (
     "job=finetune", "+teacher=pretrained", "task=sst2", "task.max_length=32", "teacher.finetune.batch_size=16",
-    "teacher.finetune.checkpoint_steps=3",
+    "teacher.finetune.checkpoint_steps=3", "teacher.accept_weak=true",
 )  # fmt: skip
 SLURM = ("hydra/launcher=submitit_slurm", "hydra.launcher.cpus_per_task=1", "hydra.launcher.timeout_min=60")
 CONFIGURATION = """\

@@ -214,7 +214,7 @@ def test_a_student_learns_the_margins_of_a_cross_encoder(tokenizer: PreTrainedTo
         cross_encoder=tmp_path / "model", unlabelled=[*GOOD, *BAD],
     )  # fmt: skip
     encoder = toy_bert(len(tokenizer), layers=2, initializer_range=0.05).bert
-    teacher = d.Teacher(encoder, tokenizer, cache_dir=tmp_path / "cache")
+    teacher = d.Teacher(encoder, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
     objective = d.Objective(margins=d.MarginMSE(scale=0.1), embedding=d.EmbeddingMSE(weight=0.01))
     result = d.distill(
         teacher, d.students.distilbert(), task, objective=objective, directory=tmp_path / "run",

@@ -627,7 +627,7 @@ def result(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPath
         train={"text": texts}, dev=pairs(48, seed=1), test=pairs(24, seed=2), max_length=24,
         unlabelled=[*(f"{good} {bad}" for good in GOOD for bad in BAD), texts[0]],
     )  # fmt: skip
-    teacher = d.Teacher(toy_encoder(len(tokenizer)), tokenizer, cache_dir=root / "cache")
+    teacher = d.Teacher(toy_encoder(len(tokenizer)), tokenizer, accept_weak=True, cache_dir=root / "cache")
     return d.distill(
         teacher, toy_encoder(len(tokenizer), layers=2, width=16, seed=1), task, directory=root / "run",
         trainer=d.TrainerSettings(**SETTINGS), export=d.ExportSettings(min_agreement=0.8, max_drop=0.05),

@@ -130,7 +130,7 @@ def test_a_student_learns_translations(tokenizer: PreTrainedTokenizerBase, tmp_p
     encoder.save_pretrained(tmp_path / "source")
     tokenizer.save_pretrained(tmp_path / "source")
     task = task_of(translations(48), source_encoder=tmp_path / "source", unlabelled=[*GOOD, *BAD])
-    teacher = d.Teacher(encoder, tokenizer, cache_dir=tmp_path / "cache")
+    teacher = d.Teacher(encoder, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
     objective = d.Objective(
         first=d.EmbeddingMSE(targets="first"), source=d.EmbeddingMSE(targets="source_encoder", weight=0.5)
     )
