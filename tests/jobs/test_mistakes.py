@@ -726,14 +726,14 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     ),
     "a question without choices": (
         _choices(choices=[]),
-        "train.jsonl, example 8: column choices is [], no choices, expected at least two",
+        "train.jsonl, line 8: column choices is [], no choices, expected at least two",
     ),
-    "a question with one choice": (_choices(choices=["one"]), "example 8: column choices is ['one'], one choice, expe"),
+    "a question with one choice": (_choices(choices=["one"]), "line 8: column choices is ['one'], one choice, expe"),
     "an answer outside of the choices": (
         _choices(answer=2),
-        "train.jsonl, example 8: answer 2 is none of its 2 choices, expected an index from 0 to 1",
+        "train.jsonl, line 8: answer 2 is none of its 2 choices, expected an index from 0 to 1",
     ),
-    "an empty choice": (_choices(choices=["one", ""]), "example 8: column choices: choice 2 is '', expected text"),
+    "an empty choice": (_choices(choices=["one", ""]), "line 8: column choices: choice 2 is '', expected text"),
     "a missing column of choices": (
         _choices("task.choices=[a,b]"),
         "train.jsonl has no column a, b: it has question, choices, answer; name yours with task.question=..., ",
