@@ -58,6 +58,8 @@ def print_profile(profile: Profile, data: str) -> None:
     console.print(_tabulate_columns(profile))
     if profile.classes:
         console.print(_tabulate_classes(profile))
+    if profile.is_guess:
+        print_line("Columns  text and label are guesses from names and values: text=NAME and label=NAME choose others")
     for line in _describe_labels_and_texts(profile):
         print_line(line)
     _print_problems(profile)

@@ -104,7 +104,6 @@ def read_splits(files: Mapping[str, FileColumns], chosen: Chosen) -> tuple[dict[
     """Returns the texts and the labels of each split, and the columns and lists that cannot be read as problems."""
     splits, problems = dict[str, SplitRows](), list[Problem]()
     for split, file in files.items():
-        labels = [name for name in chosen.label if name in file.columns]
         missing = [name for name in (*chosen.text, *chosen.label) if name not in file.columns]
         if missing and not (split == "test" and set(missing) <= set(chosen.label)):
             problems.append(
@@ -116,9 +115,9 @@ def read_splits(files: Mapping[str, FileColumns], chosen: Chosen) -> tuple[dict[
             )
         empty = [None] * len(file)
         texts = tuple(file.columns.get(name, empty) for name in chosen.text)
-        values = file.columns[labels[0]] if labels else empty
-        is_labelled = labels and not all(map(is_without_label, values))
-        splits[split] = SplitRows(file, texts, values if is_labelled else None)
+        has_labels = bool(chosen.label) and all(name in file.columns for name in chosen.label)
+        values = file.columns[chosen.label[0]] if has_labels else empty
+        splits[split] = SplitRows(file, texts, None if all(map(is_without_label, values)) else values)
     if chosen.task == "multi_label":
         try:
             splits = _read_label_lists(splits, chosen)

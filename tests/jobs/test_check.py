@@ -32,7 +32,8 @@ def test_a_check_prints_columns_classes_texts_and_a_command(command: Command, tm
         ("bad", "30", "50.0%"),
     ):
         assert any(set(cells) <= {cell.strip() for cell in line.split("│")} for line in lines), cells
-    assert lines[-5:] == [
+    assert lines[-6:] == [
+        "Columns  text and label are guesses from names and values: text=NAME and label=NAME choose others",
         "Lengths  median 7 words, 95% up to 7, longest 7; no row exceeds 128 tokens",
         "Scripts  Latin 100.0%; looks like English",
         "No problems",

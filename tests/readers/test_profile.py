@@ -143,6 +143,9 @@ def test_columns_of_0_and_1_are_several_labels(tmp_path: Path) -> None:
     found = profile(write_rows(tmp_path / "rows.csv", [["text", "rude", "threat"], *rows]))
     assert (found.chosen.label, found.chosen.task) == (("rude", "threat"), "multi_label")
     assert found.classes == {"rude": {"data": 30}, "threat": {"data": 20}}
+    dev = write_rows(tmp_path / "dev.csv", [["text", "rude"], ["an unseen text", 1]])
+    found = profile_files({"train": tmp_path / "rows.csv", "dev": dev})
+    assert problems(found)[0].startswith(f"error: {dev} has no column threat: it has text, rude")
 
 
 def test_lists_of_labels_are_counted_by_label(tmp_path: Path) -> None:
