@@ -107,7 +107,7 @@ def count_work(stage: Stages, student: PreTrainedModel, source: TeacherSource) -
     """
     plan, without = stage.plan, stage.without_unlabelled()
     parameters = plan.seeds * _count_parameters(next(iter(heads_of(student).values())))
-    files = 1 + len(plan.export.formats) if plan.exports else 0
+    files = len(plan.export.formats) if plan.exports else 0
     return Work(
         teacher=sum(_count_fine_tuning(part) for part in stage.parts),
         outputs=_count_outputs(stage, source),
