@@ -298,8 +298,7 @@ def distill(
         benchmark: what to time.
         budget: limits of the exported student; its deepest version within them is trained.
         record: what the run's directory holds; `RecordSettings(texts=False)` leaves out the texts of the data.
-        augment: makes copies of the texts, which the teacher labels, such as `TangAugmentation()`; `auto` makes those
-            that suit small data, for a task with `unlabelled="auto"`.
+        augment: makes copies of the texts for the teacher, such as `TangAugmentation()`; `auto` suits small data.
         logger: one or several of `loggers`, beside metrics.csv, for example `loggers.TensorBoard()`.
         seed: of the fresh weights, the order of the examples, and dropout; by default that of `trainer`, or 0.
         seeds: number of students, with `seed`, `seed` + 1, ...; the first one is the student of the result.

@@ -427,13 +427,12 @@ def test_the_report_has_the_cost_of_the_teachers_outputs(
 
 
 def test_the_best_constant_prediction_is_a_row_of_every_table() -> None:
-    constant = {"answer": "always positive", "metrics": {"accuracy": 0.54}}
     content = record(baseline={"metrics": {"accuracy": 0.45}})
-    content["teacher"]["constant"] = constant
-    expected = ("always positive", "-", "0.5400", "60.0%", "-", "-", "-")
-    assert report.summary_rows(content)[-1] == expected
-    assert "| always positive | - | 0.5400 | 60.0% |" in report.render_report(content)
-    assert report.summary_rows(content | {"export": {}})[-1] == ("always positive", "-", "0.5400")
+    content["teacher"]["constant"] = {"answer": "always positive", "metrics": {"accuracy": 0.54}}
+    [row] = [row for row in tables.summary_rows(content) if row[0] == "always positive"]
+    assert row[2] == "0.5400"
+    assert "| always positive | - | 0.5400 |" in report.render_report(content)
+    assert ("always positive", "-", "0.5400") in tables.summary_rows(content | {"export": {}})
 
 
 def test_the_report_says_how_the_weights_and_the_options_were_chosen() -> None:
