@@ -101,8 +101,9 @@ def distill(tokenizer: PreTrainedTokenizerBase, with_test: Path, tmp_path_factor
         teacher = d.Teacher(
             model if fits else model.base_model, tokenizer, cache_dir=root / "cache", accept_weak=True, **name
         )
+        ready = teacher if fits else teacher.fit(task, max_epochs=4, evaluations=1, **QUICK)
         return d.distill(
-            teacher if fits else teacher.fit(task, max_epochs=4, **QUICK), d.students.distilbert(layers=[0]), task,
+            ready, d.students.distilbert(layers=[0]), task,
             trainer=d.TrainerSettings(max_steps=steps, **QUICK), directory=root / directory,
             **({"objective": EQUAL, "export": LOOSE, "benchmark": NO_TIMING} | options),
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """Classification of one text or a pair of texts, with one label or several: `logits [B, C]`, one item an example.
 
 >>> from distill.tasks import Classification
->>> task = Classification(text="sentence", train=(["good", "bad"] * 8, [1, 0] * 8), dev=(["fine", "poor"], [1, 0]))
+>>> task = Classification(text="sentence", train=(["good", "bad"] * 10, [1, 0] * 10), dev=(["fine", "poor"], [1, 0]))
 >>> task.read(None).labels
 ('0', '1')
 """

@@ -953,6 +953,7 @@ def test_a_directory_is_removed_if_the_disk_is_full(user_files: UserFiles) -> No
 def test_ctrl_c_reports_the_checkpoint_and_how_to_resume(user_files: UserFiles, trained: bool) -> None:
     options = [
         "teacher.finetune.max_steps=2",
+        "teacher.accept_weak=true",
         "trainer.max_epochs=2000",
         "trainer.batch_size=8",
         "trainer.evaluations=4",

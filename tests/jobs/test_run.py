@@ -65,11 +65,11 @@ def chain(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir:
     arguments = (
         "+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=distilbert", "task=sst2",
         f"task.data_dir={data_dir}", f"cache_dir={root / 'cache'}", f"output_dir={root / 'runs'}", *SMALL, *TEACHER,
-        *LOOSE_OPTIONS,
+        *LOOSE_OPTIONS, "augment=none",
     )  # fmt: skip
     first = run_command(*arguments, "baseline=true", cwd=root)
     second = run_command(*arguments, "logger=wandb", cwd=root)
-    ignored = ("+student", "trainer", "export", "benchmark")
+    ignored = ("+student", "trainer", "export", "benchmark", "augment")
     finetune = ("job=finetune", *(argument for argument in arguments if not argument.startswith(ignored)))
     return {
         "root": root,
@@ -411,7 +411,7 @@ def test_the_built_in_task_runs_with_a_substitute_teacher_and_reports_it(tmp_pat
         f"cache_dir={tmp_path}", f"output_dir={tmp_path / 'runs'}", *SMALL, "substitute.hidden_size=32",
         "substitute.layers=2", "substitute.vocabulary=500", "substitute.finetune.max_epochs=6",
         "substitute.finetune.learning_rate=3e-3", "trainer.max_epochs=1", *LOOSE_OPTIONS,
-        cwd=tmp_path, HF_HOME=str(tmp_path / "hf"),
+        "teacher.accept_weak=true", "augment=none", cwd=tmp_path, HF_HOME=str(tmp_path / "hf"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "ANOTHER TEACHER TEACHES" in done.stdout

@@ -195,6 +195,7 @@ def test_a_student_of_a_language_model_is_distilled_again_on_a_classification(
     code, text, directory = run(
         *teacher, "+student=pretrained", f"student.path={student}", "task=sst2", f"task.data_dir={data_dir}",
         "teacher.finetune.max_epochs=1", "trainer.max_epochs=1", "export.enabled=false", "benchmark.enabled=false",
+        "teacher.accept_weak=true",
     )  # fmt: skip
     assert code == 0, text
     assert "DistilBertForSequenceClassification" in text
