@@ -32,10 +32,11 @@ from distill.console import silence_libraries
 from distill.contracts import Examples
 from distill.data import batching
 from distill.data.mixing import labelled_only
+from distill.encoding import Encoding
 from distill.jobs import build
 from distill.models.forward import run_model
 from distill.part import Part
-from distill.plan import Encoding, check_plan, choose_training
+from distill.plan import check_plan, choose_augmentation, choose_training
 from distill.records.record import create_run
 from distill.stages import Stages
 from distill.teaching import teacher as teaching
@@ -75,7 +76,7 @@ def refit_head(student: PreTrainedModel, teacher: PreTrainedModel, examples: Exa
 def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
     """Trains one student; returns the metrics on dev of teacher, start and student."""
     config = compose("config", [*overrides, f"seed={seed}"])
-    plan, source = build.plan(config), build.source(config)
+    plan, source = choose_augmentation(build.plan(config)), build.source(config)
     task = plan.task
     check_plan(source, plan)
     splits = task.read(plan.cache_dir)
@@ -86,9 +87,9 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
             device=plan.trainer.device(),
         )  # fmt: skip
         teacher = teaching.prepare(source, preparation, requested=source.weights.name, substituted=False)
-        examples = Encoding(plan, splits)(teacher.tokenizer)
         L.seed_everything(plan.seed, verbose=False)
         student = build.student(config).make(teacher.model, task)
+        examples = Encoding(plan, splits, source)(teacher, student)
         loaders = batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
         rows, steps = splits.sizes()["train"], len(loaders["train"])
         scored = len(cast(Examples, examples["dev"]))
