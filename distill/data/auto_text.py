@@ -12,8 +12,8 @@ BANK_ROOM = 0.5  # Share of the room that a bank has before the copies, 1 if cop
 CANDIDATES = 2  # Near sentences for each one that is taken, so that the predicted classes can be balanced.
 TIME = 1.5  # The time of a run with further text, as a multiple of the time without.
 BACKWARD = 3  # Forward passes that take as long as a forward and a backward pass.
-# The best known reason to give text, for a run that has none.
-GAIN = "on 2,500 rows of SST-2, 30,000 sentences of film reviews raised a student's accuracy by 3 points"
+# The best measured reason to give text, for a run that has none (docs/results.md).
+GAIN = "on 500 rows of SST-2, 30,000 sentences of film reviews raised a student's accuracy from 0.806 to 0.816"
 
 
 @dataclass(frozen=True)
