@@ -132,7 +132,8 @@ def run_one(directory: Path, key: Mapping[str, Any], options: Sequence[str]) -> 
         command = [
             sys.executable, "-m", "distill", "task=classification", f"task.data_dir={directory}",
             f"task.text=[{','.join(text)}]", f"task.label={label}", f"task.metrics=[{metric}]", "baseline=true",
-            "export.enabled=false", "benchmark.enabled=false", f"seed={key['seed']}", f"output_dir={runs}",
+            "export.enabled=false", "benchmark.enabled=false", "teacher.accept_weak=true",
+            f"seed={key['seed']}", f"output_dir={runs}",
             *(option.replace("{set}", key["data"]) for option in options),
         ]  # fmt: skip
         begin = time.perf_counter()
