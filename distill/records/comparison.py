@@ -25,13 +25,13 @@ from distill.records.measures import (
 )
 from distill.records.paths import hide_paths, hide_values
 from distill.records.saved_config import CONFIG, read_plain
+from distill.records.shape import DEV, TEST, metric_name
 from distill.training.statistics import Difference, Spread, spread
 
 REFERENCE = "supervised"
 # Options that differ between runs of one row.
 NOT_COMPARED = ("seed", "seeds", "trainer.seed", "resume", "output_dir", "cache_dir", "dry_run", "job.name")
 _GROUPS_NOT_COMPARED = ("logger.", "paper.")
-DEV, TEST = "dev", "test"
 Options = Mapping[str, object]
 
 
@@ -286,7 +286,7 @@ def _describe_teacher(record: JsonObject, task: JsonObject) -> TeacherResult | N
     timing, own = select_timing(record, "teacher", "torch"), fastest_teacher_file(record)
     return TeacherResult(
         str(teacher["resolved"]), teacher["metrics"].get(task["metric"]), timing["p50_ms"] if timing else None,
-        find_teacher_bytes(record), teacher["metrics"].get(name_metric(task, TEST)),
+        find_teacher_bytes(record), teacher["metrics"].get(metric_name(task, TEST)),
         (number_format(own), own["p50_ms"]) if own else None,
     )  # fmt: skip
 
@@ -335,11 +335,6 @@ def _read_task(runs: Sequence[tuple[Path, JsonObject]]) -> JsonObject:
     return next((record["task"] for _, record in reversed(runs) if record["task"]), {})
 
 
-def name_metric(task: JsonObject, split: str) -> str:
-    """Returns the name that the metric of a split has in run.json."""
-    return str(task["metric"]) if split == DEV else f"{split}/{task['metric']}"
-
-
 def read_metric(models: Mapping[int, JsonObject], task: JsonObject, split: str) -> dict[int, float]:
     """Returns the task's metric of each seed: of the exported fp32 file, or of what has none.
 
@@ -347,7 +342,7 @@ def read_metric(models: Mapping[int, JsonObject], task: JsonObject, split: str) 
         models: by seed, the results of a student, a file or a baseline.
     """
     found = {
-        seed: ((models[seed].get("export") or {}).get("fp32") or models[seed])["metrics"].get(name_metric(task, split))
+        seed: ((models[seed].get("export") or {}).get("fp32") or models[seed])["metrics"].get(metric_name(task, split))
         for seed in sorted(models)
     }
     return {seed: float(value) for seed, value in found.items() if value is not None}

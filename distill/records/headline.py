@@ -18,6 +18,7 @@ from distill.records.measures import (
     select_timing,
     task_sections,
 )
+from distill.records.shape import DEV
 from distill.records.verdict import Against, Verdict, decide
 from distill.training.statistics import Spread
 
@@ -98,8 +99,8 @@ def _describe_result(record: JsonObject, verdict: Verdict) -> str:
     task, file = record["task"], verdict.file
     unit = "sequences" if task.get("packing") else "examples"
     counted = f"{format_number((task.get('examples') or {}).get(verdict.split), ',')} {unit}"
-    chose = "which chose the checkpoint too" if verdict.split == verdicts.DEV else "dev chose the checkpoint"
-    separator = ", " if verdict.split == verdicts.DEV else "; "
+    chose = "which chose the checkpoint too" if verdict.split == DEV else "dev chose the checkpoint"
+    separator = ", " if verdict.split == DEV else "; "
     lesser = " (less is better)" if task.get("selects") == "min" else ""
     further = [f"mean of {verdict.seeds} seeds"] if verdict.seeds > 1 else []
     exported = verdicts.measure(record, file, verdict.split) if file else None
@@ -128,7 +129,7 @@ def _describe_against(against: Against, other: str, task: JsonObject, *, share: 
     elif against.elsewhere:
         known = against.elsewhere
         interval = _describe_interval(known["difference"], known.get("interval"), task)
-        details.append(f"on {known.get('split') or verdicts.DEV} {interval}")
+        details.append(f"on {known.get('split') or DEV} {interval}")
     amount = format_points(abs(against.difference), task)[1:]
     unit = "" if task.get("selects") == "min" else " points"
     side = "above" if against.difference > 0 else "below"

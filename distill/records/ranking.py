@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from distill.records.comparison import TEST, Row
+from distill.records.comparison import Row
 from distill.records.intervals import compare_values, is_noise, name_seeds
 from distill.records.measures import format_points, format_spread
+from distill.records.shape import TEST
 from distill.training.statistics import Difference, Spread, spread
 
 MOST_NAMES = 5  # Rows that a sentence names.

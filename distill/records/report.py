@@ -28,8 +28,9 @@ from distill.records.measures import (
 from distill.records.paths import hide_paths, show_command
 from distill.records.plain_text import list_text_results
 from distill.records.prediction_analysis import Analysis
+from distill.records.shape import DEV
 from distill.records.tables import breakdown_table, metric_table, seed_table, summary_columns, summary_rows
-from distill.records.verdict import DEV, find_split
+from distill.records.verdict import find_split
 
 HEADER_WIDTH = 10  # Characters of a line of a header in a terminal.
 LONGEST_TEXT = 300  # Characters of a text of the data.

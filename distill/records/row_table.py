@@ -8,11 +8,12 @@ from pathlib import Path
 
 from rich.table import Table
 
-from distill.records.comparison import DEV, REFERENCE, TEST, FileResult, Row
+from distill.records.comparison import REFERENCE, FileResult, Row
 from distill.records.intervals import Values, is_noise
 from distill.records.measures import MISSING, format_points, format_spread
 from distill.records.paths import relative_path
 from distill.records.ranking import compare_with_first
+from distill.records.shape import DEV, TEST
 from distill.training.statistics import Difference, spread
 
 NOTE = (

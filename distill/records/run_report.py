@@ -7,7 +7,7 @@ from pathlib import Path
 from distill.errors import UserError
 from distill.files import JsonObject, write_text
 from distill.records import curve_plots, run_plots, sweep_plots
-from distill.records.comparison import Row, compare_runs, name_metric, read_metric, read_seeds
+from distill.records.comparison import Row, compare_runs, read_metric, read_seeds
 from distill.records.curves import read_curves
 from distill.records.figures import Figure
 from distill.records.intervals import Values, describe_bars, name_seeds
@@ -16,7 +16,7 @@ from distill.records.page import render_page
 from distill.records.paths import hide_in_text
 from distill.records.prediction_analysis import Analysis, analyze_predictions
 from distill.records.report import render_report, section_heading
-from distill.records.shape import fill_record
+from distill.records.shape import fill_record, metric_name
 
 MARKDOWN, PAGE = "report.md", "report.html"
 
@@ -90,7 +90,7 @@ def _draw_models(record: JsonObject, row: Row) -> Figure | None:
     """Returns the metric of all models of a run: teacher, best constant, baseline, student and exported files."""
     if not row.values:
         return None
-    metric = name_metric(row.task, row.split)
+    metric = metric_name(row.task, row.split)
     constant = (record["teacher"] or {}).get("constant") or {}
     students = {seed: {"metrics": entry["metrics"]} for seed, entry in read_seeds([(Path(), record)]).items()}
     values: dict[str, Values] = {

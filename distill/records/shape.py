@@ -1,11 +1,12 @@
 """Shape of a run.json: the fields that reports read, with their types."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NotRequired, Required
+from typing import Any, NotRequired, Required
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12.
 
+TEST, DEV = "test", "dev"  # Splits that may stand first.
 Metrics = dict[str, float | None]
 
 
@@ -262,18 +263,23 @@ _EMPTY: Mapping[str, object] = {
 }  # fmt: skip
 
 
-def first_split(task: Mapping[str, Any]) -> Literal["test", "dev"]:
+def first_split(task: Mapping[str, Any]) -> str:
     """Returns the split whose metrics stand first: test if it has labels, else dev, which chose the checkpoints.
 
     Args:
         task: the `task` of run.json. Several tasks have test if each of them has it (`has_test`).
     """
-    return "test" if task.get("has_test", task["examples"].get("test")) else "dev"
+    return TEST if task.get("has_test", task["examples"].get(TEST)) else DEV
+
+
+def metric_name(task: Mapping[str, Any], split: str) -> str:
+    """Returns the name of the task's metric on a split among the metrics of a model."""
+    return str(task["metric"]) if split == DEV else f"{split}/{task['metric']}"
 
 
 def first_metric(task: Mapping[str, Any]) -> str:
     """Returns the name of the task's metric on `first_split` among the metrics of a model."""
-    return task["metric"] if first_split(task) == "dev" else f"{first_split(task)}/{task['metric']}"
+    return metric_name(task, first_split(task))
 
 
 def fill_record(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,12 +21,11 @@ from distill.records.measures import (
     select_timing,
     task_sections,
 )
+from distill.records.shape import DEV, metric_name
 from distill.records.verdict import (
-    DEV,
     find_split,
     measure,
     measure_metric,
-    metric_name,
     share_of_teacher,
 )
 from distill.training.statistics import Spread

@@ -9,10 +9,9 @@ from typing import Any
 
 from distill.edge.model_files import needs_openvino
 from distill.files import JsonObject
-from distill.records.shape import first_split
+from distill.records.shape import DEV, first_split, metric_name
 from distill.training.statistics import Spread
 
-TEST, DEV = "test", "dev"
 BUNDLE, BASELINE_BUNDLE = "bundle", "baseline/bundle"
 # Cases. In the last three there is no interval, no baseline, and no teacher that the student learned from.
 WEAK, BETTER, EQUAL, WORSE = "weak teacher", "better", "equal", "worse"
@@ -114,11 +113,6 @@ def find_split(record: JsonObject) -> str:
     task, model = record["task"], record.get("student") or record.get("teacher") or {}
     split = first_split(task)
     return split if metric_name(task, split) in (model.get("metrics") or {}) else DEV
-
-
-def metric_name(task_record: JsonObject, split: str) -> str:
-    """Returns the name that the task's metric on a split has in run.json."""
-    return str(task_record["metric"]) if split == DEV else f"{split}/{task_record['metric']}"
 
 
 def measure(record: JsonObject, model: str, split: str) -> Spread | None:
