@@ -45,7 +45,7 @@ from distill.edge.processor import this_target
 from distill.export.bundle import FILES
 from distill.export.onnx import export_onnx
 from distill.export.quantization import write_dynamic
-from distill.files import write_json
+from distill.storage.files import write_json
 
 INPUTS = ["input_ids", "attention_mask"]
 # Optimum is given torch as it is here, and the version of ONNX Runtime.

@@ -28,17 +28,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import students
+from distill.chain.encoding import Encoding
+from distill.chain.part import Part
+from distill.chain.plan import check_plan, choose_augmentation, choose_training
+from distill.chain.stages import Stages
 from distill.console import silence_libraries
 from distill.contracts import Examples
 from distill.data import batching
 from distill.data.mixing import labelled_only
-from distill.encoding import Encoding
 from distill.jobs import build
 from distill.models.forward import run_model
-from distill.part import Part
-from distill.plan import check_plan, choose_augmentation, choose_training
 from distill.records.record import create_run
-from distill.stages import Stages
 from distill.teaching import teacher as teaching
 from distill.training import fitting
 from distill.training.evaluate import evaluate

@@ -25,10 +25,10 @@ from distill.errors import (
     first_line,
     forget_interrupt,
 )
-from distill.files import is_full_disk
 from distill.jobs import slurm
 from distill.jobs.conf import PACKAGE, config_directory
-from distill.mirror import is_url, local_path
+from distill.storage.files import is_full_disk
+from distill.storage.mirror import is_url, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

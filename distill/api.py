@@ -26,11 +26,11 @@ from typing import Any, Literal, cast
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import students as _students  # Registers the architectures that transformers does not know.
-from distill import chain, mirror
 from distill.benchmark.budget import Budget
 from distill.benchmark.settings import BenchmarkSettings
-from distill.cache import open_cache
-from distill.chain import Result
+from distill.chain import distillation as chain
+from distill.chain.distillation import Result
+from distill.chain.plan import Plan, Student, default_objective
 from distill.console import silence_libraries
 from distill.contracts import SeveralTasks, Task, tasks_of
 from distill.credentials import hide_secrets
@@ -38,11 +38,12 @@ from distill.data.augmentation import Augmentation, AutoAugmentation
 from distill.errors import UserError
 from distill.export.settings import ExportSettings
 from distill.losses import Objective
-from distill.plan import Plan, Student, default_objective
 from distill.records.loggers import LoggerSettings, Tracking
 from distill.records.record import Run, create_run, create_run_in, open_run
 from distill.records.settings import RecordSettings
 from distill.records.tracking import tracked
+from distill.storage import mirror
+from distill.storage.cache import open_cache
 from distill.teaching import teacher as teaching
 from distill.teaching.features import BilstmSettings, Features
 from distill.teaching.output_cache import OutputCache

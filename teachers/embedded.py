@@ -12,10 +12,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import BertConfig, BertTokenizer, PreTrainedTokenizerBase
 
 from distill.errors import UserError
-from distill.files import hash_file
 from distill.models.loading import Start, check_tokenizer, default_problem_type, has_tokenizer
 from distill.models.padding import choose_padding_side
 from distill.models.tokenizer import load_tokenizer
+from distill.storage.files import hash_file
 from teachers.pretrained import check_precision
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

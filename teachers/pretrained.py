@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from distill import hub
 from distill.errors import UnreachableError, UserError
-from distill.files import is_full_disk
 from distill.models.loading import Start, check_directory, has_tokenizer, load_directory, read_width
+from distill.storage import hub
+from distill.storage.files import is_full_disk
 
 PRECISIONS = ("float32", "bfloat16")
 # The files to download; weights only in safetensors, because a pickle can run code.

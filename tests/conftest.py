@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import __main__ as command_line
-from distill import baseline
+from distill.chain import baseline
 from distill.contracts import Items, Outputs, Scores
 from distill.data import auto_text, batching, tables
 from distill.edge import cores

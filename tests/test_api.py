@@ -113,7 +113,7 @@ def test_the_api_and_the_command_give_the_same_results(
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("failing", ["distill.part.export_onnx", "distill.part.write_dynamic", "distill.part.session"])
+@pytest.mark.parametrize("failing", ["export_onnx", "write_dynamic", "session"])
 def test_a_teacher_that_cannot_be_exported_is_timed_in_torch_alone(
     teacher_dir: Path,
     data_dir: Path,
@@ -125,7 +125,7 @@ def test_a_teacher_that_cannot_be_exported_is_timed_in_torch_alone(
     def fail(*arguments: object, **options: object) -> None:
         raise ValueError("The proto size is larger than the 2 GB limit.\nMore about it.")
 
-    monkeypatch.setattr(failing, fail)
+    monkeypatch.setattr(f"distill.chain.part.{failing}", fail)
     result = distill_by_api(teacher_dir, {"data": data_dir}, tmp_path)
     assert result.record["status"] == "finished"
     timed = {(row["model"], row["format"]) for row in result.record["benchmark"]}
@@ -143,7 +143,7 @@ def test_a_full_disk_ends_the_run_instead(
     def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError("cannot write") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("distill.part.write_dynamic", fail)
+    monkeypatch.setattr("distill.chain.part.write_dynamic", fail)
     with pytest.raises(RuntimeError, match="cannot write"):
         distill_by_api(teacher_dir, {"data": data_dir}, tmp_path)
     [record] = (json.loads(path.read_text()) for path in tmp_path.rglob("run.json"))
@@ -161,7 +161,8 @@ def test_a_benchmark_without_the_teacher_neither_exports_nor_times_it(
 
 
 def test_the_defaults_are_those_of_the_configuration() -> None:
-    from distill import api, plan
+    from distill import api
+    from distill.chain import plan
     from distill.jobs.build import instantiate
     from tests.jobs.test_config import compose_config
 

@@ -15,41 +15,30 @@ ROOT = Path(distill.__file__).resolve().parents[1]
 PACKAGES = ("distill", "students", "teachers")
 # A unit, a file or folder right below `distill`, imports itself and units of lower levels.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("credentials", "errors", "sentences", "locks", "files", "readers", "options", "console", "hub", "listing"),
-    ("mirror",),
-    ("cache",),
+    ("credentials", "errors", "readers", "options", "console", "storage"),
     ("contracts",),
     ("data", "edge", "losses"),
     ("models", "text"),
     ("tasks",),
     ("training",),
     ("teaching", "export", "benchmark", "records", "serve"),
-    ("preflight", "plan", "encoding", "depth_ladder", "seeds", "part", "stages", "baseline", "chain"),
+    ("chain",),
     ("jobs",),
     ("__main__", "api", "__init__"),
 )
 # Within a level these may import each other in this order, the earlier ones from the later ones.
 WITHIN = {
     "errors": {"credentials"},
-    "files": {"errors", "locks"},
+    "storage": {"credentials", "errors", "console"},
     "readers": {"errors"},
-    "console": {"credentials", "errors", "files"},
-    "hub": {"errors", "files"},
-    "listing": {"files"},
+    "console": {"credentials", "errors", "storage"},
     "options": {"errors"},
     "data": {"edge"},  # Labels are read as on a device.
-    "encoding": {"plan"},
-    "depth_ladder": {"plan"},
-    "seeds": {"plan"},
-    "part": {"preflight", "plan", "depth_ladder", "seeds"},
-    "stages": {"preflight", "plan", "part"},
-    "baseline": {"plan", "part", "stages"},
-    "chain": {"plan", "encoding", "depth_ladder", "seeds", "part", "stages", "baseline"},
 }
 # Units that import less than their level allows.
-ONLY = {"edge": {"errors", "files", "readers"}, "serve": {"errors", "files", "edge"}}
+ONLY = {"edge": {"errors", "storage", "readers"}, "serve": {"errors", "storage", "edge"}}
 VERSION = {"distill.__version__"}  # Every module may import this name, and no other, from the package itself.
-FOR_STUDENTS_AND_TEACHERS = {"errors", "files", "hub", "contracts", "models"}
+FOR_STUDENTS_AND_TEACHERS = {"errors", "storage", "contracts", "models"}
 HEAVY = ("torch", "transformers", "lightning", "hydra", "datasets", "sklearn", "pydantic")
 
 

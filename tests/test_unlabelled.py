@@ -12,7 +12,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill import stages
+from distill.chain import stages
 from distill.data import auto_text, batching
 from distill.data.mixing import MixedExamples
 from distill.losses import Cosine, HardLabels, LogitMSE, Objective, PseudoLabels, SoftTargets

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from distill.cache import has_entry, new_entry
 from distill.console import ProgressMeter, print_line, print_notice
 from distill.contracts import Splits
 from distill.data.auto_text import AUTO
@@ -22,6 +21,7 @@ from distill.data.tables import CHANGED_COPIES, LabelledData, Split
 from distill.data.unlabelled import clean, describe_removed
 from distill.errors import OptionError, UserError
 from distill.options import check_arguments
+from distill.storage.cache import has_entry, new_entry
 
 FORMAT = 1  # Of the files of copies.
 P_POS = 0.1  # Probability of replacing a word by another of its part of speech.

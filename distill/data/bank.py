@@ -12,7 +12,7 @@ from distill.data.columns import read_text_column
 from distill.data.readers import Table
 from distill.data.unlabelled import USUAL, Unlabelled, UnlabelledTables
 from distill.errors import UserError
-from distill.sentences import split_sentences
+from distill.readers.sentences import split_sentences
 
 FEWEST, MOST = 12, 400  # Characters of a sentence.
 LEAST_LETTERS = 0.7  # Share of letters among the characters of a sentence, which a heading or a formula does not have.

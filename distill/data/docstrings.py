@@ -19,10 +19,10 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from distill.cache import has_entry, new_entry
 from distill.console import print_notice
-from distill.files import write_text
-from distill.sentences import split_sentences
+from distill.readers.sentences import split_sentences
+from distill.storage.cache import has_entry, new_entry
+from distill.storage.files import write_text
 
 LABELS: tuple[str, ...] = ("python", "numpy", "pandas", "torch", "transformers", "sympy", "networkx")
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import numpy as np
 
-from distill import hub
 from distill.data import readers
 from distill.data.readers import Table, show_names
 from distill.errors import UserError
+from distill.storage import hub
 
 if TYPE_CHECKING:
     import datasets

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import tokenizers
 
-from distill.cache import has_entry, new_entry
 from distill.data.tables import Split
 from distill.edge.truncation import Truncation
+from distill.storage.cache import has_entry, new_entry
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

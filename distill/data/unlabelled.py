@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeGuard, TypeVar
 import numpy as np
 from pydantic import SkipValidation
 
-from distill import hub
 from distill.console import print_line, print_notice
 from distill.data import in_memory, readers
 from distill.data.columns import read_text_column
 from distill.data.readers import Table
 from distill.data.tables import GIVEN_TEXTS, OWN_ROWS, LabelledData, Rows, Split
 from distill.errors import UnreachableError, UserError
+from distill.storage import hub
 
 if TYPE_CHECKING:
     import datasets

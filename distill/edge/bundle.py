@@ -22,7 +22,7 @@ from distill.edge.search import find_nearest, similarity
 from distill.edge.strings import shorten
 from distill.edge.truncation import Truncation
 from distill.errors import UserError, first_line
-from distill.files import hash_file
+from distill.storage.files import hash_file
 
 MOST_THREADS = 1024
 BATCH_SIZE = 32  # Where the bundle recommends none.

@@ -9,7 +9,7 @@ from typing import Any
 from distill.edge.model_files import data_file, needs_openvino
 from distill.edge.processor import TARGETS
 from distill.errors import UserError
-from distill.files import CHECKSUMS, read_checksums
+from distill.storage.files import CHECKSUMS, read_checksums
 
 NAME = "bundle.json"
 FORMAT = 7

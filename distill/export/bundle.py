@@ -42,8 +42,8 @@ from distill.export.recipe_ladder import FLOAT16, RecipeLadder, Rung
 from distill.export.sensitivity import BATCH, SAMPLED, BatchSensitivity, measure_sensitivity, recommend_batch_size
 from distill.export.settings import ExportSettings
 from distill.export.vocabulary import cut_vocabulary
-from distill.files import hash_file, write_json
 from distill.models.forward import input_names, output_logits
+from distill.storage.files import hash_file, write_json
 
 FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
 CALIBRATION = 256  # Training texts on which ranges of activations are measured, if there are so many.

@@ -22,7 +22,7 @@ from onnxruntime.quantization import (
 
 from distill.edge.model_files import list_model_files, session
 from distill.export import graph
-from distill.files import detecting_full_disk
+from distill.storage.files import detecting_full_disk
 
 Feed = dict[str, np.ndarray]
 QUANTILE = 0.95  # Of the channels of an activation: no channel is larger after the smoothing.

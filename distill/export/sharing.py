@@ -10,7 +10,7 @@ from onnx import TensorProto, numpy_helper
 
 from distill.edge.manifest import ABOVE, NAME, read_manifest
 from distill.edge.model_files import count_bytes, data_file, list_model_files, needs_openvino
-from distill.files import hash_file, write_json
+from distill.storage.files import hash_file, write_json
 
 SMALLEST = 1024  # Bytes of a tensor; a smaller one stays in every file.
 ALIGNMENT = 4096  # Bytes; at such positions onnxruntime maps a tensor into memory without a copy.

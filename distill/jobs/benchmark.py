@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import __version__, mirror
+from distill import __version__
 from distill.benchmark import latency
 from distill.benchmark.bundles import CHOICES, MeasuredBundle, list_formats, measure_bundles
 from distill.benchmark.comparison import torch_candidate
@@ -24,7 +24,6 @@ from distill.errors import UserError
 from distill.export.bundle import FILES
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
-from distill.files import JsonObject, write_json, write_text
 from distill.jobs import build
 from distill.jobs.dev_records import read_dev_records
 from distill.jobs.overrides import refuse_other_options
@@ -35,6 +34,8 @@ from distill.records.measures import MISSING
 from distill.records.record import RECORD, create_run
 from distill.records.report import render_table
 from distill.records.sweep_plots import Point, draw_cost
+from distill.storage import mirror
+from distill.storage.files import JsonObject, write_json, write_text
 from distill.tasks import find_auto_class
 
 READ = ("job=", "job.", "bundles=", "benchmark.", "output_dir=", "trust=", "+teacher=", "teacher.")

@@ -11,10 +11,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
-from distill import mirror
+from distill.chain.plan import Plan, Student
 from distill.errors import UserError
-from distill.plan import Plan, Student
 from distill.records.loggers import Tracking
+from distill.storage import mirror
 from distill.teaching.features import Features
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.teacher import SeveralWeights, TeacherSource, WeightsByTask, make_by_task, make_ensemble

@@ -17,12 +17,12 @@ from omegaconf import DictConfig
 from rich.filesize import decimal
 from rich.table import Table
 
-from distill import locks, mirror
-from distill.cache import LEASE
 from distill.console import console, print_line, print_notice
 from distill.errors import UserError
-from distill.files import TEMPORARY, is_abandoned
 from distill.jobs.overrides import refuse_other_options
+from distill.storage import locks, mirror
+from distill.storage.cache import LEASE
+from distill.storage.files import TEMPORARY, is_abandoned
 
 DAY = 86_400.0
 TEMPORARY_SECONDS = DAY  # The age at which what another machine was writing is taken for that of a killed process.

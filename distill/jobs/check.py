@@ -4,11 +4,11 @@ import json
 
 from omegaconf import DictConfig, ListConfig
 
-from distill import mirror
 from distill.data.profile import print_profile, profile_data, suggest_command
 from distill.errors import OptionError, UserError
 from distill.jobs.overrides import refuse_other_options
 from distill.readers.splits import Chosen
+from distill.storage import mirror
 
 READ = ("job=", "data=", "text=", "label=", "json=")
 

@@ -2,7 +2,7 @@
 
 from omegaconf import DictConfig
 
-from distill import chain
+from distill.chain import distillation as chain
 from distill.jobs import build
 from distill.records.record import Run
 

@@ -2,15 +2,15 @@
 
 from omegaconf import DictConfig
 
-from distill.cache import open_cache
+from distill.chain.part import save_model, task_record
 from distill.console import print_line, silence_libraries
 from distill.contracts import SeveralTasks, Task
 from distill.errors import UserError
 from distill.jobs import build, pretrain
-from distill.part import save_model, task_record
 from distill.records.predictions import write_predictions
 from distill.records.record import Run
 from distill.records.run_report import write_report
+from distill.storage.cache import open_cache
 from distill.teaching import teacher as teaching
 from distill.training.settings import TrainerSettings
 

@@ -11,11 +11,11 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from distill import mirror
 from distill.errors import DistillError, Failure, Interrupted, UserError, first_line
 from distill.jobs import slurm
 from distill.jobs.quoting import quote_overrides
 from distill.jobs.ray_launcher import name_runs
+from distill.storage import mirror
 
 _GOES_ON = "the same command with resume=true goes on"
 

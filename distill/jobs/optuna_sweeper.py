@@ -20,13 +20,13 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from distill import mirror
 from distill.errors import OptionError, UserError, first_line
-from distill.files import JsonObject, make_directory
 from distill.jobs import slurm
 from distill.jobs.grid_sweeper import Job, check_directory, lost_workers, report_failures
 from distill.jobs.quoting import quote_overrides
 from distill.options import require_package, show_value
+from distill.storage import mirror
+from distill.storage.files import JsonObject, make_directory
 
 if TYPE_CHECKING:
     import optuna

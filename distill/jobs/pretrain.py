@@ -8,24 +8,24 @@ import torch
 from omegaconf import DictConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import preflight
-from distill.cache import open_cache
+from distill.chain import summary
+from distill.chain.part import save_model, task_record
+from distill.chain.plan import check_export
+from distill.chain.stages import training_record
 from distill.console import console, print_line, print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Loader, ScoredSplits
 from distill.data import batching
 from distill.errors import UserError
 from distill.export.bundle import write_bundle
 from distill.export.settings import ExportSettings
-from distill.files import atomic_directory, write_text
 from distill.jobs import build
 from distill.models import checks
 from distill.models.loading import Start
-from distill.part import save_model, task_record
-from distill.plan import check_export
 from distill.records import report
 from distill.records.record import Run
 from distill.records.run_report import write_report
-from distill.stages import training_record
+from distill.storage.cache import open_cache
+from distill.storage.files import atomic_directory, write_text
 from distill.tasks import MaskedLM
 from distill.tasks.masked_lm import TextData
 from distill.teaching.teacher import TeacherSource, adopt_special_tokens, check_features
@@ -65,7 +65,7 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     module = DistillationModule(
         student=start.model, objective=objective, task=task, **settings.optimization(len(loaders["train"]))
     )
-    task_line = preflight.describe_task(task, run.record["task"], splits)
+    task_line = summary.describe_task(task, run.record["task"], splits)
     _show(module, task_line, examples, loaders, settings, start, source.weights.resolved(), before)
     if config.dry_run:
         return
@@ -189,16 +189,16 @@ def _show(
     """Prints the summary before training."""
     seconds = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
     metric = module.task.metric
-    preflight.show(
+    summary.show(
         [
             ("model", f"{name}, {checks.count_parameters(start.model) / 1e6:.1f} M parameters"),
             ("vocabulary", f"{len(start.tokenizer):,} tokens"),
             *([("before", f"{metric} {before[metric]:.2f} on dev")] if before else []),
             ("task", task_line),
-            ("tokens", preflight.describe_lengths(examples, module.task.max_length)),
-            ("batches", preflight.describe_batches(loaders["train"], settings)),
+            ("tokens", summary.describe_lengths(examples, module.task.max_length)),
+            ("batches", summary.describe_batches(loaders["train"], settings)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
-            ("training", preflight.describe_training(module, settings, seconds)),
+            ("training", summary.describe_training(module, settings, seconds)),
         ]
     )
-    preflight.warn_of_stream(loaders["train"], settings)
+    summary.warn_of_stream(loaders["train"], settings)

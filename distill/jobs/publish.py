@@ -11,15 +11,15 @@ from omegaconf import DictConfig
 from rich.filesize import decimal
 from rich.table import Table
 
-from distill import mirror
 from distill.console import console, print_line, print_notice, silence_libraries
 from distill.errors import OptionError, UserError, first_line
 from distill.export.gate import recommended
-from distill.files import CHECKSUMS, JsonObject, is_intact, write_text
 from distill.jobs.overrides import refuse_other_options
 from distill.options import show_value
 from distill.records.collection import read_record
 from distill.records.report import render_overview_card
+from distill.storage import mirror
+from distill.storage.files import CHECKSUMS, JsonObject, is_intact, write_text
 
 READ = ("job=", "job.", "run=", "repo=", "private=", "dry_run=")
 CARD = "README.md"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from distill import mirror
 from distill.console import console, print_line
 from distill.errors import OptionError, UserError
-from distill.files import make_directory
 from distill.jobs.overrides import refuse_other_options
 from distill.records import row_table
 from distill.records.collection import Runs, find_runs
 from distill.records.collection_report import Group, write_collection
+from distill.storage import mirror
+from distill.storage.files import make_directory
 
 READ = ("job=", "runs=", "report_dir=", "refresh=")
 

@@ -16,12 +16,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from distill import mirror
 from distill.console import print_line, print_notice
 from distill.data.auto_text import AUTO
 from distill.edge import cores
 from distill.errors import UserError, first_line
-from distill.files import make_directory
 from distill.jobs import build
 from distill.jobs.distill import run_distill
 from distill.jobs.finetune import run_finetune
@@ -32,6 +30,8 @@ from distill.records.collection import UNREAD, add_run, find_launched
 from distill.records.record import RECORD, Run, create_run, open_run
 from distill.records.saved_config import CONFIG, read_config, write_config
 from distill.records.tracking import tracked
+from distill.storage import mirror
+from distill.storage.files import make_directory
 
 RUN_FILES = (RECORD, CONFIG)
 JOBS: dict[str, Callable[[DictConfig, Run], None]] = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from distill.contracts import VECTOR_SETTINGS
-from distill.files import make_directory, write_json, write_text
+from distill.storage.files import make_directory, write_json, write_text
 
 Pooling = Literal["mean", "cls", "max"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)

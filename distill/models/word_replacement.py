@@ -10,16 +10,16 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 from transformers import PreTrainedTokenizerBase
 
-from distill import hub
 from distill.console import ProgressMeter, print_line
 from distill.data.augmentation import Change, Probability
 from distill.data.batching import scored_tokens, scoring_steps
 from distill.data.tables import Split
 from distill.errors import UnreachableError, UserError
-from distill.files import hash_file
 from distill.models.forward import run_encoder, run_head, to_device
 from distill.models.loading import Start, check_directory, load_directory
 from distill.options import check_arguments
+from distill.storage import hub
+from distill.storage.files import hash_file
 
 _TEXTS_PER_CALL = 4096  # Limits the memory for token ids.
 _FILES = ("*.json", "*.txt", "*.model", "*.safetensors")

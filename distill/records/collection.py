@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from distill import mirror
 from distill.errors import UserError
-from distill.files import JsonObject
 from distill.records.record import RECORD, open_run
 from distill.records.shape import check_record, fill_record
+from distill.storage import mirror
+from distill.storage.files import JsonObject
 
 # The lists of a sweep's runs in its directory, one of each process, so that none needs a lock. A line is the directory
 # of a run relative to that of the sweep, a tab, and the run's launch.

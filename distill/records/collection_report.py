@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from distill.errors import UserError
-from distill.files import JsonObject, write_text
 from distill.records import comparison, curve_plots, row_table, sweep_plots
 from distill.records.collection import Runs
 from distill.records.comparison import Row
@@ -29,6 +28,7 @@ from distill.records.run_report import (
     find_references,
     write_report,
 )
+from distill.storage.files import JsonObject, write_text
 
 CSV = "report.csv"
 MOST_PARAMETERS = 8  # With a figure of their own.

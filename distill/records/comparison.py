@@ -12,7 +12,6 @@ from typing import Any
 
 from distill.edge.model_files import timed_name
 from distill.errors import UserError
-from distill.files import JsonObject
 from distill.options import show_value
 from distill.records.intervals import Estimate, Values, compare_values, count_examples, estimate
 from distill.records.measures import (
@@ -26,6 +25,7 @@ from distill.records.measures import (
 from distill.records.paths import hide_paths, hide_values
 from distill.records.saved_config import CONFIG, read_plain
 from distill.records.shape import DEV, TEST, metric_name
+from distill.storage.files import JsonObject
 from distill.training.statistics import Difference, Spread, spread
 
 REFERENCE = "supervised"

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from distill.edge.model_files import timed_name
-from distill.files import JsonObject
 from distill.records import verdict as verdicts
 from distill.records.comparison import FileResult, Row
 from distill.records.measures import (
@@ -20,6 +19,7 @@ from distill.records.measures import (
 )
 from distill.records.shape import DEV
 from distill.records.verdict import Against, Verdict, decide
+from distill.storage.files import JsonObject
 from distill.training.statistics import Spread
 
 TITLES: Mapping[str, str] = {

@@ -23,14 +23,14 @@ from typing import Any, Literal, Protocol, cast, get_args
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pydantic.dataclasses import dataclass
 
-from distill import mirror
 from distill.edge.model_files import timed_name
 from distill.errors import UserError, first_line
-from distill.files import JsonObject, write_json
 from distill.options import STRICT, raise_option_errors, require_package
 from distill.records.measures import select_timing, task_sections
 from distill.records.report import render_table
 from distill.records.tables import summary_columns, summary_rows
+from distill.storage import mirror
+from distill.storage.files import JsonObject, write_json
 
 LEAVE_OUT = ", or leave it out"
 WandbMode = Literal["online", "offline", "disabled"]

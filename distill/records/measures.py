@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Undefined
 
-from distill.files import JsonObject
 from distill.records.record import whole_section
+from distill.storage.files import JsonObject
 from distill.training.statistics import Spread
 
 if TYPE_CHECKING:

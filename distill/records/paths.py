@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from distill.files import JsonObject
 from distill.records.licences import is_on_hub
+from distill.storage.files import JsonObject
 
 ELLIPSIS = "…/"
 # Fields that hold no path of a machine: texts and labels of the data.

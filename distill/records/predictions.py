@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from distill.contracts import Scores, Splits, Task
-from distill.files import atomic_file
 from distill.records.settings import RecordSettings
+from distill.storage.files import atomic_file
 
 if TYPE_CHECKING:
     import pyarrow

@@ -14,10 +14,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from distill import __version__, mirror
+from distill import __version__
 from distill.edge import cores
 from distill.errors import UserError, first_line
-from distill.files import JsonObject, make_directory, write_json
+from distill.storage import mirror
+from distill.storage.files import JsonObject, make_directory, write_json
 
 SCHEMA = 2  # 1 had no sha256.
 RECORD = "run.json"

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distill.errors import UserError
-from distill.files import JsonObject, write_text
 from distill.records import curve_plots, run_plots, sweep_plots
 from distill.records.comparison import Row, compare_runs, read_metric, read_seeds
 from distill.records.curves import read_curves
@@ -17,6 +16,7 @@ from distill.records.paths import hide_in_text
 from distill.records.prediction_analysis import Analysis, analyze_predictions
 from distill.records.report import render_report, section_heading
 from distill.records.shape import fill_record, metric_name
+from distill.storage.files import JsonObject, write_text
 
 MARKDOWN, PAGE = "report.md", "report.html"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml  # type: ignore[import-untyped]
 
 from distill.errors import UserError, first_line
-from distill.files import write_text
+from distill.storage.files import write_text
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

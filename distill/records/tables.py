@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distill.edge.model_files import timed_name
-from distill.files import JsonObject
 from distill.records.measures import (
     MISSING,
     fastest_teacher_file,
@@ -28,6 +27,7 @@ from distill.records.verdict import (
     measure_metric,
     share_of_teacher,
 )
+from distill.storage.files import JsonObject
 from distill.training.statistics import Spread
 
 Record = JsonObject

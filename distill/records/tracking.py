@@ -8,12 +8,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from distill import mirror
-from distill.cache import leases
 from distill.credentials import hide_secrets
 from distill.errors import DistillError, Interrupted, UserError, find_cause
-from distill.files import sweep
 from distill.records.record import LOCK, Run
+from distill.storage import mirror
+from distill.storage.cache import leases
+from distill.storage.files import sweep
 from distill.training.checkpoints import handle_signals
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from distill.edge.model_files import needs_openvino
-from distill.files import JsonObject
 from distill.records.shape import DEV, first_split, metric_name
+from distill.storage.files import JsonObject
 from distill.training.statistics import Spread
 
 BUNDLE, BASELINE_BUNDLE = "bundle", "baseline/bundle"

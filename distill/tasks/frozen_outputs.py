@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from distill.cache import has_entry, new_entry
 from distill.console import print_line
 from distill.data import token_cache
 from distill.data.batching import TokenizedExamples, scoring_steps
 from distill.data.tables import Split
 from distill.errors import UserError
-from distill.files import hash_file
 from distill.models.checks import longest
 from distill.models.forward import count_outputs, run_model, to_device
 from distill.models.loading import Start
 from distill.models.pooling import vector_settings
+from distill.storage.cache import has_entry, new_entry
+from distill.storage.files import hash_file
 
 FILE = "outputs.npy"
 VERSION = 2

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.cache import has_entry, new_entry
 from distill.console import ProgressMeter, print_line
 from distill.contracts import Task
 from distill.data import token_cache
@@ -23,6 +22,7 @@ from distill.data.tables import BANK, LabelledData, Split
 from distill.data.unlabelled import clean
 from distill.models.forward import run_encoder, run_model, to_device
 from distill.models.pooling import VectorSettings, pool
+from distill.storage.cache import has_entry, new_entry
 from distill.teaching.output_cache import library_versions
 from distill.teaching.teacher import PreparedTeacher, TeacherSource, digest_parts
 from distill.training.settings import has_bf16

@@ -21,13 +21,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from distill import mirror
-from distill.cache import lease
 from distill.contracts import Batch, Items, Outputs
 from distill.errors import UserError
-from distill.files import atomic_file, make_directory
 from distill.losses.term import scatter_logits
 from distill.options import check_arguments
+from distill.storage import mirror
+from distill.storage.cache import lease
+from distill.storage.files import atomic_file, make_directory
 from distill.teaching.top_k import TopKOutputs, bytes_per_item, top_k_mass
 
 FORMAT = 3

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill import mirror
 from distill.console import ProgressMeter, print_line, print_notice
 from distill.contracts import Batch, EncodedSplits, Examples, Items, Outputs, Scores, Stream, Task, TeacherOutputs
 from distill.data.batching import scored_tokens, scoring_steps
 from distill.data.mixing import MixedExamples, labelled_only, seen_examples, shown_in_epoch
 from distill.errors import NumericalError, UserError
-from distill.files import JsonObject
 from distill.losses import Objective
 from distill.models.forward import count_outputs, run_encoder, to_device
+from distill.storage import mirror
+from distill.storage.files import JsonObject
 from distill.teaching.mixture import MixedOutputs, Mixture
 from distill.teaching.output_cache import (
     CachedOutputs,

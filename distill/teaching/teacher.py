@@ -17,19 +17,19 @@ import transformers
 from lightning.pytorch.loggers import CSVLogger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.cache import has_entry, new_entry
 from distill.console import console, format_duration, print_line, print_notice
 from distill.contracts import EncodedSplits, Examples, Scores, Splits, Task
 from distill.data import batching
 from distill.data.mixing import labelled_only
 from distill.errors import OptionError, UnreachableError, UserError
-from distill.files import CHECKSUMS, hash_file, write_json
 from distill.losses import Objective
 from distill.models.checks import check_length, encoder_size
 from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
 from distill.models.tokenizer import read_vocabulary
 from distill.options import show_value
+from distill.storage.cache import has_entry, new_entry
+from distill.storage.files import CHECKSUMS, hash_file, write_json
 from distill.teaching.constants import Comparison, compare_with_constant
 from distill.teaching.features import Features
 from distill.teaching.mixture import Mixture, normalize_shares

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
-from distill import files, hub
 from distill.errors import UnreachableError, UserError
 from distill.readers.lines import format_reason, reading_errors
+from distill.storage import files, hub
 from distill.text import readers
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 
 from distill.contracts import IGNORED
 from distill.errors import UserError
-from distill.sentences import split_sentences
+from distill.readers.sentences import split_sentences
 from distill.text.corpus import Document
 
 if TYPE_CHECKING:

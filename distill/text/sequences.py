@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from distill.cache import has_entry, new_entry
 from distill.console import print_line
 from distill.contracts import IGNORED, BatchOptions, Loader
 from distill.data import docstrings, token_cache
 from distill.data.batching import Batch, bucket_loader, pad_columns, padding_values, token_positions
 from distill.errors import UserError
+from distill.storage.cache import has_entry, new_entry
 from distill.text.corpus import DOCUMENT_UNITS, Corpus, choose_held_out, is_held_out
 from distill.text.masking import Masker, Masking, check_span
 from distill.text.packing import Packer, TokenSequence, find_continuations

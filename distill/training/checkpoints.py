@@ -16,9 +16,9 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from distill import mirror
 from distill.errors import UserError
-from distill.files import atomic_file
+from distill.storage import mirror
+from distill.storage.files import atomic_file
 from distill.training import distributed
 
 if TYPE_CHECKING:

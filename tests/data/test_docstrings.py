@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import distill
-from distill import files
 from distill.data import docstrings
+from distill.storage import files
 
 ROOT = Path(distill.__file__).resolve().parents[1]
 SIZE = 20

@@ -11,9 +11,9 @@ import pandas
 import pyarrow.parquet
 import pytest
 
-from distill import hub
 from distill.data.tables import LabelledData
 from distill.errors import OptionError, UserError
+from distill.storage import hub
 from distill.tasks import TokenClassification
 
 NOWHERE = Path("unused")

@@ -8,7 +8,7 @@ import onnx
 from onnx import TensorProto, helper
 from transformers import PreTrainedTokenizerBase
 
-from distill.files import CHECKSUMS, hash_file, write_json
+from distill.storage.files import CHECKSUMS, hash_file, write_json
 
 # Bundles of earlier formats are still read: 1 has no decoder, 1 and 2 no side of the truncation, 1 to 3 no thresholds,
 # 1 to 4 no targets, 1 to 5 no windows and no values of the decoder, 1 to 6 no batch sizes.

@@ -15,7 +15,7 @@ from distill.edge.bundle import Bundle
 from distill.edge.classes import softmax
 from distill.edge.manifest import FORMAT
 from distill.errors import UserError
-from distill.files import CHECKSUMS, hash_file, write_json
+from distill.storage.files import CHECKSUMS, hash_file, write_json
 from tests.edge.conftest import FORMATS, add_checksums, write_toy_bundle
 
 LEFT_OUT = object()

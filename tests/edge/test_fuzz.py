@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.edge.bundle import Bundle
 from distill.errors import UserError
-from distill.files import CHECKSUMS
+from distill.storage.files import CHECKSUMS
 from tests.edge.conftest import add_checksums, write_toy_bundle
 from tests.fuzzing import damages, fuzz
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.edge import Bundle
 from distill.edge import onnx_weights as module
 from distill.errors import UserError
-from distill.files import hash_file, write_json
+from distill.storage.files import hash_file, write_json
 from tests.edge.conftest import write_toy_bundle
 
 OTHER_ENTRIES = ("metadata_props", "initialization_binding", "update_binding")  # Of the type of an entry.

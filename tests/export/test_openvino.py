@@ -24,7 +24,7 @@ from distill.export.onnx import export_onnx
 from distill.export.quantization import Material
 from distill.export.settings import ExportSettings
 from distill.export.sharing import share_weights
-from distill.files import hash_file, write_json
+from distill.storage.files import hash_file, write_json
 from students.distilbert import from_teacher
 from tests.conftest import sentences, toy_bert
 from tests.edge.conftest import write_toy_bundle

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from distill import files
 from distill.edge.model_files import session
 from distill.export import graph, quantization
 from distill.export.quantization import Feed, Material, write_dynamic, write_float16, write_static, write_weight_only
+from distill.storage import files
 
 WIDTH = 32
 OUTLIER = 3  # The channel whose activations are a hundred times as large as the others.

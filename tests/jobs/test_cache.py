@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from distill import __main__ as command_line
-from distill.cache import LEASE, lease, leases
 from distill.data import docstrings
 from distill.errors import UserError
-from distill.files import atomic_directory
 from distill.jobs import cache
 from distill.jobs.cache import KINDS, remove, scan, select_for_removal
+from distill.storage.cache import LEASE, lease, leases
+from distill.storage.files import atomic_directory
 
 HEX = "0123456789abcdef"
 TEMPORARY = "0" * 32

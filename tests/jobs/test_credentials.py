@@ -7,12 +7,12 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from distill import mirror
 from distill.console import print_notice
 from distill.credentials import describe_refusal, find_texts, has_secret, hide_secrets
 from distill.errors import DistillError, OptionError, UserError
 from distill.records.record import create_run_in
 from distill.records.tracking import tracked
+from distill.storage import mirror
 from tests.jobs.conftest import Command
 
 

@@ -12,9 +12,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub import ModelCard, constants
 
-from distill.files import atomic_directory
 from distill.records.record import Run, create_record
 from distill.records.report import render_model_card
+from distill.storage.files import atomic_directory
 from tests.jobs.conftest import Command
 from tests.records.test_report import record
 

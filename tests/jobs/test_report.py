@@ -11,10 +11,10 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import part
 from distill.__main__ import config_directory
+from distill.chain import part
+from tests.chain.test_seeds import write_metrics
 from tests.jobs.conftest import Command
-from tests.test_seeds import write_metrics
 
 
 def test_recipes_are_compared_in_one_table_and_a_failed_one_with_its_error(

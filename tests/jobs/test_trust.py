@@ -65,8 +65,8 @@ def test_the_known_names_are_those_of_our_files_and_all_of_them_are_ours() -> No
     "values",
     [
         {"task": {"_target_": "os.system", "command": "true"}},
-        {"task": {"_target_": "distill.mirror.os.system"}},
-        {"task": {"_target_": "distill.files.write_text"}},
+        {"task": {"_target_": "distill.storage.mirror.os.system"}},
+        {"task": {"_target_": "distill.storage.files.write_text"}},
         {"task": {"_target_": "distill.tasks.Classification", "data": {"_target_": "pandas.read_pickle"}}},
         {"student": {"model": {"_target_": "subprocess.run", "_partial_": True}}},
         {"objective": {"terms": [{"x": [{"_target_": "builtins.eval", "_args_": ["1"]}]}]}},
@@ -201,14 +201,14 @@ def change(directory: Path, **changes: object) -> None:
 
 def test_resume_creates_no_strange_object(command: Command, tmp_path: Path) -> None:
     directory = create(tmp_path)
-    change(directory, record={"_target_": "distill.mirror.os.system"})
+    change(directory, record={"_target_": "distill.storage.mirror.os.system"})
     digest = jobs.digest(read_config(directory / "config.yaml"))  # As a stranger can write it.
     jobs.open_run(directory).update(config_sha256=digest)
     code, _, error = command(f"resume={directory}")
     assert code == 2
     assert error == (
-        f"error: {directory}/config.yaml would run record._target_=distill.mirror.os.system, which no YAML of distill "
-        "names: if you trust the run and that code, add trust=[distill]\n"
+        f"error: {directory}/config.yaml would run record._target_=distill.storage.mirror.os.system, which no YAML of "
+        "distill names: if you trust the run and that code, add trust=[distill]\n"
     )
     code, _, error = command(f"resume={directory}", "trust=[distill]")
     assert (code, "is no class or function of distill itself but one of posix" in error) == (2, True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from distill import mirror
 from distill.records.record import open_run
+from distill.storage import mirror
 from tests.jobs import sweeps
 from tests.jobs.conftest import Command
 

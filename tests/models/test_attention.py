@@ -8,6 +8,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.chain.plan import check_hooks
 from distill.contracts import AttentionVectors
 from distill.errors import UserError
 from distill.losses import AttentionScoreMSE, HiddenStateMSE, MiniLM, MiniLMv2, Objective, PatientKD, SoftTargets
@@ -15,7 +16,6 @@ from distill.losses.term import EncoderSize
 from distill.models import checks, cpu_kernels
 from distill.models.attention import NAME, attention_width, find_projections, layers_of, record_attention
 from distill.models.forward import run_encoder, run_model
-from distill.plan import check_hooks
 from distill.tasks import Classification
 from distill.training.settings import TrainerSettings
 from students import bilstm, distilbert

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerBase
 
+from distill.chain.part import save_model
 from distill.contracts import Outputs, Scores
 from distill.models.checks import match_spare_rows
-from distill.part import save_model
 from distill.tasks import MaskedLM
 from tests.conftest import toy_bert
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from distill.chain.part import Part
 from distill.export.gate import recommended
-from distill.part import Part
 from distill.records import report, tables, verdict
 from distill.records.headline import describe_verdict, render_headline
 from distill.records.record import Run

@@ -28,6 +28,7 @@ from transformers import (
 )
 
 import distill as d
+from distill.chain.summary import warn_of_parts
 from distill.contracts import PAIR_CLASSES, VECTOR_SETTINGS, Examples, Items, Outputs, Scores
 from distill.edge.decode import Vectors
 from distill.edge.model_files import session
@@ -38,7 +39,6 @@ from distill.models.checks import check_data
 from distill.models.forward import run_model
 from distill.models.loading import load_directory
 from distill.models.pooling import configure, pool, write_modules
-from distill.preflight import warn_of_parts
 from distill.tasks import Embedding
 from distill.teaching import teacher as teaching
 from distill.teaching.constants import compare_with_constant

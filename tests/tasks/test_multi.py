@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill import stages
+from distill.chain import stages
+from distill.chain.part import Part
 from distill.contracts import TASK_ID, Scores
 from distill.edge.__main__ import main
 from distill.errors import Interrupted, OptionError, UserError
 from distill.models.heads import SeveralHeads, share_encoder
-from distill.part import Part
 from distill.records.record import Run
 from distill.records.report import render_overview_card
 from distill.records.tables import summary_rows

@@ -16,6 +16,7 @@ import torch
 from sklearn.metrics import f1_score
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.chain.plan import Student
 from distill.contracts import Items, Outputs, Scores
 from distill.data import batching
 from distill.edge import decode
@@ -26,7 +27,6 @@ from distill.errors import UserError
 from distill.export.abstention import check_abstention
 from distill.export.bundle import write_bundle
 from distill.losses import HardLabels, PseudoLabels, SoftTargets
-from distill.plan import Student
 from distill.records.predictions import FILE, write_predictions
 from distill.records.settings import RecordSettings
 from distill.tasks import Classification

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.cache import LEASE
 from distill.contracts import Outputs
 from distill.data import batching
 from distill.data.batching import TokenizedExamples
@@ -19,6 +18,7 @@ from distill.data.tables import LabelledData, Split
 from distill.errors import NumericalError, UserError
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.models.forward import run_model
+from distill.storage.cache import LEASE
 from distill.tasks import Classification, MaskedLM
 from distill.teaching import output_cache, outputs
 from distill.teaching.output_cache import CachedOutputs, HiddenLayers, OutputCache

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distill import hub
 from distill.data import docstrings
 from distill.errors import UnreachableError, UserError
+from distill.storage import hub
 from distill.text import corpus as corpus_module
 from distill.text import readers
 from distill.text.corpus import Corpus, Document, Position, choose_held_out, is_held_out

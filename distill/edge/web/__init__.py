@@ -17,7 +17,7 @@ from tokenizers import Encoding, Tokenizer
 from distill.edge.bundle import Bundle
 from distill.edge.model_files import list_model_files, needs_openvino
 from distill.errors import UserError
-from distill.files import atomic_directory, write_text
+from distill.storage.files import atomic_directory, write_text
 
 ORT, TOKENIZERS = "onnxruntime-web", "@huggingface/tokenizers"
 INSTALL = f"npm install --ignore-scripts {ORT}@1.30.0 {TOKENIZERS}@0.2.0"

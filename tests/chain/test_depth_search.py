@@ -11,13 +11,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.depth_ladder import DepthLadder, warn_of_budget
+from distill.chain.depth_search import DepthSearch, warn_of_budget
+from distill.chain.plan import Plan, Student, check_plan, default_objective
 from distill.edge.model_files import count_bytes
 from distill.errors import UserError
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.export.vocabulary import cut_vocabulary
-from distill.plan import Plan, Student, check_plan, default_objective
 from distill.records import report
 from distill.records.record import Run, create_run_in
 from distill.teaching.teacher import TeacherSource
@@ -45,12 +45,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Makes a student of N layers have N MB and N / 2 ms; returns the numbers of layers that were measured."""
     depths: list[int] = []
 
-    def measure(self: DepthLadder, student: Student, teacher: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
+    def measure(self: DepthSearch, student: Student, teacher: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
         depth = student.make(teacher, self.plan.task).config.num_hidden_layers
         depths.append(depth)
         return {"bytes": depth * 1_000_000, "p50_ms": depth / 2, "length": 8, "threads": 2}
 
-    monkeypatch.setattr(DepthLadder, "_measure", measure)
+    monkeypatch.setattr(DepthSearch, "_measure", measure)
     return depths
 
 
@@ -66,10 +66,10 @@ def test_the_deepest_student_within_the_budget_is_chosen(
     limits: dict[str, float], tried: list[int], measured: list[int], teacher: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    ladder = DepthLadder(DISTILBERT, plan_of(**limits), new_run(tmp_path), SPLITS)
-    student = ladder.choose(teacher, tokenizer)
-    assert student.make(teacher, ladder.plan.task).config.num_hidden_layers == tried[-1]
-    assert ladder.choose(teacher, tokenizer) is student
+    search = DepthSearch(DISTILBERT, plan_of(**limits), new_run(tmp_path), SPLITS)
+    student = search.choose(teacher, tokenizer)
+    assert student.make(teacher, search.plan.task).config.num_hidden_layers == tried[-1]
+    assert search.choose(teacher, tokenizer) is student
     assert measured == tried
     recorded = json.loads((tmp_path / "run" / "run.json").read_text())["budget"]
     assert [(row["depth"], row["fits"]) for row in recorded["tried"]] == [(n, n == tried[-1]) for n in tried]
@@ -85,9 +85,9 @@ def test_a_resumed_run_keeps_its_choice(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     run = new_run(tmp_path)
-    DepthLadder(DISTILBERT, plan_of(mb=2.0), run, SPLITS).choose(teacher, tokenizer)
+    DepthSearch(DISTILBERT, plan_of(mb=2.0), run, SPLITS).choose(teacher, tokenizer)
     measured.clear()
-    student = DepthLadder(DISTILBERT, plan_of(mb=2.0), run, SPLITS).choose(teacher, tokenizer)
+    student = DepthSearch(DISTILBERT, plan_of(mb=2.0), run, SPLITS).choose(teacher, tokenizer)
     assert student.make(teacher, plan_of().task).config.num_hidden_layers == 2
     assert measured == []
 
@@ -96,7 +96,7 @@ def test_without_a_budget_the_student_is_not_measured(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     run = new_run(tmp_path)
-    assert DepthLadder(DISTILBERT, plan_of(), run, SPLITS).choose(teacher, tokenizer) is DISTILBERT
+    assert DepthSearch(DISTILBERT, plan_of(), run, SPLITS).choose(teacher, tokenizer) is DISTILBERT
     assert (measured, run.record["budget"]) == ([], None)
 
 
@@ -108,7 +108,7 @@ def test_a_budget_that_no_depth_is_within_is_refused_with_the_smallest(
         r"of 8 tokens, 2 threads\): raise the budget, or take another student"
     )
     with pytest.raises(UserError, match=expected):
-        DepthLadder(DISTILBERT, plan_of(mb=0.5), new_run(tmp_path), SPLITS).choose(teacher, tokenizer)
+        DepthSearch(DISTILBERT, plan_of(mb=0.5), new_run(tmp_path), SPLITS).choose(teacher, tokenizer)
     assert measured == [4, 3, 2, 1]
 
 
@@ -116,10 +116,10 @@ def test_a_student_without_a_depth_is_measured_once(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     loaded = Student("mine", from_teacher(teacher, layers=[0, 1]))
-    assert DepthLadder(loaded, plan_of(mb=2.0), new_run(tmp_path), SPLITS).choose(teacher, tokenizer) is loaded
+    assert DepthSearch(loaded, plan_of(mb=2.0), new_run(tmp_path), SPLITS).choose(teacher, tokenizer) is loaded
     built = Student("mine", lambda teacher: from_teacher(teacher, layers=[0, 1, 2]))
     with pytest.raises(UserError, match=r"no student mine is within budget.mb=2: it has 3.0 MB and 1.50 ms"):
-        DepthLadder(built, plan_of(mb=2.0), Run(tmp_path, {}), SPLITS).choose(teacher, tokenizer)
+        DepthSearch(built, plan_of(mb=2.0), Run(tmp_path, {}), SPLITS).choose(teacher, tokenizer)
     assert measured == [2, 3]
 
 
@@ -128,7 +128,7 @@ def test_the_measured_size_is_that_of_a_student_with_other_weights(
 ) -> None:
     plan = plan_of(mb=1.0)
     student = Student("distilbert", partial(from_teacher, depth=1))
-    row = DepthLadder(student, plan, Run(tmp_path, {}), SPLITS)._measure(student, teacher, tokenizer)
+    row = DepthSearch(student, plan, Run(tmp_path, {}), SPLITS)._measure(student, teacher, tokenizer)
     model = student.make(teacher, plan.task)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -149,7 +149,7 @@ def test_the_measured_size_is_that_of_the_cut_vocabulary(
     cut = replace(plan, export=d.ExportSettings(vocabulary="task"))
     student = Student("distilbert", partial(from_teacher, depth=1))
     whole, smaller = (
-        DepthLadder(student, of, Run(tmp_path, {}), SPLITS)._measure(student, teacher, tokenizer) for of in (plan, cut)
+        DepthSearch(student, of, Run(tmp_path, {}), SPLITS)._measure(student, teacher, tokenizer) for of in (plan, cut)
     )
     _, shorter = cut_vocabulary(student.make(teacher, TASK), tokenizer, TEXTS)
     saved = 4 * teacher.config.hidden_size * (len(tokenizer) - len(shorter))

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from distill import locks, mirror
 from distill.errors import UserError
-from distill.files import atomic_directory, is_intact, make_directory
+from distill.storage import locks, mirror
+from distill.storage.files import atomic_directory, is_intact, make_directory
 
 LEASE = ".lease"  # In an entry: the file that its readers lock.
 _held: dict[Path, int] = {}  # The descriptors of the locks of this process by entry.

@@ -8,28 +8,28 @@ from typing import Any, cast
 import lightning as L
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import seeds
-from distill.baseline import choose_baseline
-from distill.cache import open_cache
+from distill.chain import seeds
+from distill.chain.baseline import choose_baseline
+from distill.chain.depth_search import DepthSearch
+from distill.chain.encoding import Encoding
+from distill.chain.part import BASELINE, Part, joint_record, task_record
+from distill.chain.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
+from distill.chain.stages import Stages
 from distill.console import print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Examples, Loader, SeveralTasks, Splits, Task, tasks_of
 from distill.data import several
 from distill.data.profile import print_rows_profile
 from distill.data.tables import LabelledText
-from distill.depth_ladder import DepthLadder
 from distill.edge import Bundle
-from distill.encoding import Encoding
 from distill.errors import UserError
 from distill.export.abstention import check_dev
 from distill.export.bundle import check_calibration
 from distill.export.vocabulary import check_cut
 from distill.models import checks
 from distill.models.heads import check_encoder, share_encoder
-from distill.part import BASELINE, Part, joint_record, task_record
-from distill.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
 from distill.records.headline import describe_verdict
 from distill.records.record import Run
-from distill.stages import Stages
+from distill.storage.cache import open_cache
 from distill.teaching import teacher as teaching
 from distill.teaching.outputs import check_size
 from distill.teaching.several import PreparedTeachers, check_teachers, join_teachers
@@ -100,7 +100,7 @@ class _Reading:
     substituted: bool
     splits: Splits
     encode: Encoding
-    ladder: DepthLadder
+    search: DepthSearch
 
     def prepare(self) -> tuple[Student, Part]:
         """Returns the student within the budget, and the task with its teacher."""
@@ -131,7 +131,7 @@ class _Reading:
                 too.
         """
         plan, task = self.plan, self.plan.task
-        student = self.ladder.choose(teacher, tokenizer)
+        student = self.search.choose(teacher, tokenizer)
         model, _ = _make_student(student, teacher, task, tokenizer)
         _check_student(model, student.name, plan, teacher, tokenizer)
         if self.name:
@@ -158,8 +158,8 @@ def _read(name: str, source: TeacherSource, student: Student, plan: Plan, run: R
         print_rows_profile(rows)
     splits = plan.task.read(plan.cache_dir)
     _check_splits(splits, plan)
-    encode, ladder = Encoding(plan, splits, found), DepthLadder(student, plan, run, splits)
-    return _Reading(name, plan, run, found, source.weights.name, substituted, splits, encode, ladder)
+    encode, search = Encoding(plan, splits, found), DepthSearch(student, plan, run, splits)
+    return _Reading(name, plan, run, found, source.weights.name, substituted, splits, encode, search)
 
 
 def _check_splits(splits: Splits, plan: Plan) -> None:

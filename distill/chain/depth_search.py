@@ -16,6 +16,7 @@ from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark import latency
+from distill.chain.plan import Plan, Student
 from distill.console import console, print_line, print_notice
 from distill.contracts import Splits
 from distill.edge import cores
@@ -26,15 +27,14 @@ from distill.export.bundle import FILES, export_float32
 from distill.export.quantization import Material, write_dynamic
 from distill.models.checks import longest
 from distill.models.forward import exported_inputs
-from distill.plan import Plan, Student
 from distill.records.record import Run
 
 DEPTH = "depth"  # The parameter of a function that builds students of any number of layers.
 
 
 @dataclass
-class DepthLadder:
-    """The students to choose from, and the chosen one; without a budget it is the student as it is.
+class DepthSearch:
+    """The search for the deepest student within a budget; without a budget it is the student as it is.
 
     The choice stands in the `budget` of run.json, so that a resumed run does not choose again: times vary.
     """

@@ -12,10 +12,10 @@ from distill.contracts import EncodedSplits, Examples, Loader, Splits, Task
 from distill.data.batching import examples_and_buckets
 from distill.data.mixing import MixedBuckets
 from distill.data.tables import BANK
-from distill.files import JsonObject
 from distill.losses import Objective
 from distill.models.checks import count_parameters
 from distill.models.heads import heads_of
+from distill.storage.files import JsonObject
 from distill.teaching.outputs import StoredOutputs
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings

@@ -11,24 +11,24 @@ from typing import Any
 from lightning.pytorch.loggers import CSVLogger, Logger
 from transformers import PreTrainedModel
 
-from distill import preflight
+from distill.chain import summary
+from distill.chain.part import BASELINE, Part, data_digest
+from distill.chain.plan import Plan
 from distill.console import console, print_line, print_notice
 from distill.contracts import EncodedSplits, Examples, Loader, Scores
 from distill.data import several
 from distill.edge.processor import weight_bits
 from distill.export.sharing import share_weights
-from distill.files import atomic_directory, replace_file, write_checksums, write_text
 from distill.losses import Objective
 from distill.losses.term import EncoderSize
 from distill.models import checks
 from distill.models.heads import heads_of
-from distill.part import BASELINE, Part, data_digest
-from distill.plan import Plan
 from distill.records import report
 from distill.records.headline import describe_verdict
 from distill.records.loggers import OpenLoggers
 from distill.records.record import Run
 from distill.records.run_report import write_report
+from distill.storage.files import atomic_directory, replace_file, write_checksums, write_text
 from distill.teaching.output_cache import CachedOutputs
 from distill.teaching.outputs import ComputedOutputs, earlier_decision, outputs_for_training, teacher_logits
 from distill.teaching.several import join_outputs
@@ -148,23 +148,23 @@ class Stages:
         seconds = fitting.estimate_seconds(module, self.loaders["train"], self.loaders["dev"], plan.trainer)
         seconds *= plan.seeds * (2 if plan.baseline else 1)
         first = self.parts[0].teacher
-        preflight.show(
+        summary.show(
             [
                 *(("teacher", part.describe_teacher()) for part in self.parts),
-                ("student", preflight.describe_student(first.model, module.student)),
+                ("student", summary.describe_student(first.model, module.student)),
                 ("vocabulary", checks.check_vocabulary(first.model, module.student, first.tokenizer)),
                 *(row for part in self.parts for row in part.describe_data()),
-                ("batches", preflight.describe_batches(self.loaders["train"], plan.trainer)),
-                ("teacher outputs", preflight.describe_outputs(module, outputs.reason)),
+                ("batches", summary.describe_batches(self.loaders["train"], plan.trainer)),
+                ("teacher outputs", summary.describe_outputs(module, outputs.reason)),
                 ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
-                ("training", preflight.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
-                *(("baseline", line) for line in preflight.describe_baseline(self.run.record["baseline_choice"])),
+                ("training", summary.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
+                *(("baseline", line) for line in summary.describe_baseline(self.run.record["baseline_choice"])),
                 *(("chosen", line) for line in describe_choices(plan.chosen)),
             ]
         )
-        preflight.warn_of_stream(self.loaders["train"], plan.trainer)
-        preflight.warn_of_head(plan.objective)
-        preflight.warn_of_parts(plan.objective, plan.trainer)
+        summary.warn_of_stream(self.loaders["train"], plan.trainer)
+        summary.warn_of_head(plan.objective)
+        summary.warn_of_parts(plan.objective, plan.trainer)
 
     def train(
         self, module: DistillationModule, outputs: "_OutputsOrReason", loggers: Sequence[Logger]

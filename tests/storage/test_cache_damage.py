@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distill import part
-from distill.cache import LEASE
+from distill.chain import part
 from distill.data import token_cache
 from distill.data.tables import LabelledData
 from distill.export.settings import ExportSettings
-from distill.files import CHECKSUMS
+from distill.storage.cache import LEASE
+from distill.storage.files import CHECKSUMS
 from distill.tasks import Classification, MaskedLM
 from distill.teaching import output_cache
 from distill.teaching import teacher as teaching

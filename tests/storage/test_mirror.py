@@ -12,9 +12,9 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from distill import mirror
-from distill.cache import has_entry, new_entry
 from distill.errors import UserError
+from distill.storage import mirror
+from distill.storage.cache import has_entry, new_entry
 
 
 class Machine:

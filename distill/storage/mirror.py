@@ -23,8 +23,8 @@ from typing import Any
 
 from distill.credentials import describe_refusal
 from distill.errors import UserError, first_line
-from distill.files import CHECKSUMS, atomic_file, make_directory, write_json
-from distill.listing import Listing, is_hidden, list_files, read_version
+from distill.storage.files import CHECKSUMS, atomic_file, make_directory, write_json
+from distill.storage.listing import Listing, is_hidden, list_files, read_version
 
 # In a copy: for each file its size and time here when it was last copied, and its size and stamp there.
 STATE = ".copied.json"

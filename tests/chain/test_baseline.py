@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 import distill as d
-from distill import baseline, part
+from distill.chain import baseline, part
 from distill.contracts import Scores, Task
 from distill.edge import __main__ as edge
 from distill.errors import Interrupted, OptionError, UserError
@@ -18,8 +18,8 @@ from distill.export.bundle import Exported
 from distill.records.record import Run
 from distill.records.shape import first_metric, first_split
 from distill.training.statistics import Difference, is_worse
+from tests.chain.test_seeds import NO_TIMING, write_metrics
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
-from tests.test_seeds import NO_TIMING, write_metrics
 
 QUICK: dict[str, Any] = {"batch_size": 16, "precision": "32-true", "learning_rate": 3e-3, "accelerator": "cpu"}
 WORSE = d.Objective(soft=d.SoftTargets())  # From a teacher of random weights.

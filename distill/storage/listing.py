@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distill.files import TEMPORARY
+from distill.storage.files import TEMPORARY
 
 # What file systems call the property of a file that changes with its content, in the order in which it is taken.
 _STAMPS = (

@@ -12,13 +12,13 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import preflight, seeds
 from distill.benchmark.comparison import compare_models
-from distill.cache import has_entry, new_entry
+from distill.chain import seeds, summary
+from distill.chain.depth_search import warn_of_budget
+from distill.chain.plan import Plan
 from distill.console import print_line, print_notice
 from distill.contracts import EncodedSplits, Examples, ScoredSplits, Scores, Splits, Task
 from distill.data.mixing import MixedExamples
-from distill.depth_ladder import warn_of_budget
 from distill.edge.model_files import session
 from distill.edge.processor import weight_bits
 from distill.errors import first_line
@@ -28,18 +28,9 @@ from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.export.recipe_ladder import closest, describe
 from distill.export.sensitivity import describe_sensitivity
-from distill.files import (
-    JsonObject,
-    atomic_directory,
-    is_full_disk,
-    make_directory,
-    replace_file,
-    write_text,
-)
 from distill.models import checks
 from distill.models.forward import exported_inputs
 from distill.models.pooling import write_modules
-from distill.plan import Plan
 from distill.records import report
 from distill.records.measures import share_kept
 from distill.records.paths import hide_paths
@@ -48,6 +39,15 @@ from distill.records.predictions import write_predictions
 from distill.records.record import Run, create_results
 from distill.records.shape import first_split
 from distill.records.verdict import BASELINE_BUNDLE, decide
+from distill.storage.cache import has_entry, new_entry
+from distill.storage.files import (
+    JsonObject,
+    atomic_directory,
+    is_full_disk,
+    make_directory,
+    replace_file,
+    write_text,
+)
 from distill.teaching.outputs import ComputedOutputs, measure_sureness
 from distill.teaching.teacher import PreparedTeacher
 from distill.training.evaluate import split_metrics
@@ -121,10 +121,10 @@ class Part:
     def describe_data(self) -> list[tuple[str, str]]:
         """Returns the rows of the summary before training that concern the task and its examples."""
         record = self.run.record["task"]
-        text = preflight.describe_text(record.get("unlabelled"), self.text)
+        text = summary.describe_text(record.get("unlabelled"), self.text)
         return [
-            ("task", preflight.describe_task(self.task, record, self.splits)),
-            ("tokens", preflight.describe_lengths(self.examples, self.task.max_length)),
+            ("task", summary.describe_task(self.task, record, self.splits)),
+            ("tokens", summary.describe_lengths(self.examples, self.task.max_length)),
             *([("text", text)] if text else []),
         ]
 

@@ -12,18 +12,18 @@ from types import SimpleNamespace
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill import cache, locks
-from distill.cache import LEASE, has_entry, leases, new_entry, open_cache
+from distill.chain.part import Part
 from distill.errors import UserError
 from distill.export.settings import ExportSettings
-from distill.files import CHECKSUMS
-from distill.part import Part
+from distill.storage import cache, locks
+from distill.storage.cache import LEASE, has_entry, leases, new_entry, open_cache
+from distill.storage.files import CHECKSUMS
 from tests.conftest import toy_bert
 
 # A process that reads an entry until it is killed.
 READER = """
 import pathlib, sys, time
-from distill.cache import has_entry
+from distill.storage.cache import has_entry
 print(has_entry(pathlib.Path(sys.argv[1])), flush=True)
 sys.stdin.read()
 """
@@ -105,7 +105,7 @@ def test_an_entry_that_was_replaced_or_damaged_is_leased_anew(tmp_path: Path) ->
 
 def test_what_a_killed_process_left_of_an_entry_is_swept_by_the_next_attempt(tmp_path: Path) -> None:
     entry = tmp_path / "tokens" / "one"
-    program = "import os, pathlib, sys; from distill.cache import new_entry\n"
+    program = "import os, pathlib, sys; from distill.storage.cache import new_entry\n"
     program += "with new_entry(pathlib.Path(sys.argv[1])): os._exit(9)"
     assert subprocess.run([sys.executable, "-c", program, str(entry)], check=False).returncode == 9
     [left] = entry.parent.iterdir()

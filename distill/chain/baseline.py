@@ -6,15 +6,15 @@ from typing import cast
 
 from transformers import PreTrainedModel
 
+from distill.chain.part import Part
+from distill.chain.plan import Plan
+from distill.chain.stages import Stages
 from distill.contracts import EncodedSplits, Examples
 from distill.data import batching, several
 from distill.data.mixing import labelled_only, seen_examples, shown_in_epoch
 from distill.errors import UserError
-from distill.files import JsonObject
 from distill.models.heads import heads_of
-from distill.part import Part
-from distill.plan import Plan
-from distill.stages import Stages
+from distill.storage.files import JsonObject
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training.auto import SMALL_ROWS
 from distill.training.settings import AUTO, TrainerSettings, count_evaluations

@@ -3,8 +3,8 @@
 import datasets
 import pytest
 
-from distill import hub
 from distill.errors import UnreachableError
+from distill.storage import hub
 
 
 def test_one_timeout_does_not_leave_later_runs_offline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from scipy import stats
 from transformers import PreTrainedTokenizerBase
 
 import distill as d
-from distill import part
+from distill.chain import part
 from distill.contracts import Scores, Task
 from distill.errors import Interrupted, OptionError
 from distill.export.bundle import Exported

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.chain.plan import Plan
 from distill.console import print_line, print_notice
 from distill.contracts import EncodedSplits, Splits
 from distill.data import auto_text
@@ -12,7 +13,6 @@ from distill.data.augmentation import Augmentation, AutoAugmentation, augment
 from distill.data.auto_text import Amounts, Room
 from distill.data.bank import Bank, BankSource
 from distill.data.tables import LabelledData
-from distill.plan import Plan
 from distill.teaching.bank import Search
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training import auto

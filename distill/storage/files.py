@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from distill import locks
 from distill.errors import UserError
+from distill.storage import locks
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 JsonObject = Mapping[str, Any]  # The content of run.json or bundle.json, or an object inside of it.

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from distill.chain.plan import Plan
 from distill.console import print_line
 from distill.contracts import Scores, Task
 from distill.errors import OptionError
-from distill.files import JsonObject
 from distill.options import show_value
-from distill.plan import Plan
 from distill.records.record import Run, create_record, open_run
 from distill.records.shape import first_metric, first_split
+from distill.storage.files import JsonObject
 from distill.training.statistics import Difference, Spread, compare_examples, compare_seeds, spread
 
 RECORD = "seed.json"  # Of a further student, with the fields of run.json.
