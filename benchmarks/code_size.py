@@ -1,0 +1,132 @@
+"""How large is the code, and how many ideas does a reader have to know?
+
+    python benchmarks/code_size.py
+    python benchmarks/code_size.py --root path/to/another/checkout
+
+Lines are those of `distill`, `students` and `teachers` without blank lines, comments and docstrings. A unit is a file
+or a folder right below `distill`, without `__init__`, `__main__` and `api`. An arrow stands between two units if a
+module of the first imports one of the second anywhere, imports for type checking aside. The longest path counts units.
+"""
+
+import argparse
+import ast
+import io
+import tokenize
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+PACKAGES = ("distill", "students", "teachers")
+DOORS = {"__init__", "__main__", "api"}
+NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1])
+    root = parser.parse_args().root
+    sources = {
+        module_name(path, root): path.read_text(encoding="utf-8")
+        for package in PACKAGES
+        for path in sorted((root / package).rglob("*.py"))
+    }
+    trees = {name: ast.parse(text) for name, text in sources.items()}
+    arrows = list_arrows(trees)
+    classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    rows = {
+        "files": len(trees),
+        "lines": sum(map(count_lines, sources.values())),
+        "classes": len(classes),
+        "protocols": sum(any("Protocol" in ast.unparse(base) for base in node.bases) for node in classes),
+        "units": len(arrows),
+        "arrows": sum(map(len, arrows.values())),
+        "longest path": longest_path(arrows),
+        "members of Task": sum(count_members(node) for node in classes if node.name == "Task"),
+    }
+    for name, value in rows.items():
+        print(f"{name:<16} {value:>7,}")
+
+
+def module_name(path: Path, root: Path) -> str:
+    """Returns a name such as `distill.losses.term`, and for an `__init__.py` the name of its package."""
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def count_lines(source: str) -> int:
+    """Returns the number of lines with code: no blanks, comments and docstrings."""
+    docstrings = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and ast.get_docstring(node, clean=False) is not None
+        for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
+    }
+    code = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in NO_CODE
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return len(code - docstrings)
+
+
+def unit_of(module: str) -> str:
+    """Returns the file or folder right below `distill`."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def list_arrows(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
+    """Returns the units that each unit imports."""
+    arrows: dict[str, set[str]] = {}
+    for module, tree in trees.items():
+        unit = unit_of(module)
+        if not module.startswith("distill") or unit in DOORS:
+            continue
+        others = {unit_of(name) for name in list_imports(tree, trees) if name.split(".")[0] == "distill"}
+        arrows.setdefault(unit, set()).update(others - DOORS - {unit})
+    return arrows
+
+
+def list_imports(tree: ast.AST, modules: Mapping[str, ast.Module]) -> Iterator[str]:
+    """Yields the modules that are imported anywhere, except only for type checking."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            inner = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (name if name in modules else node.module for name in inner)
+        yield from list_imports(node, modules)
+
+
+def longest_path(arrows: Mapping[str, set[str]]) -> int:
+    """Returns the units on the longest path; raises ValueError if units import each other in a circle."""
+
+    @cache
+    def length(unit: str) -> int:
+        return 1 + max(map(length, arrows[unit]), default=0)
+
+    try:
+        return max(map(length, arrows))
+    except RecursionError:
+        raise ValueError("units import each other in a circle") from None
+
+
+def count_members(protocol: ast.ClassDef) -> int:
+    """Returns the number of attributes, properties and methods that a class body declares."""
+    names = {
+        node.target.id
+        for node in protocol.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    return len(names | {node.name for node in protocol.body if isinstance(node, ast.FunctionDef)})
+
+
+if __name__ == "__main__":
+    main()
