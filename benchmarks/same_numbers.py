@@ -1,4 +1,4 @@
-"""Has a change of the code left the numbers of six whole runs as they were, to the last digit?
+"""Has a change of the code left the numbers of whole runs as they were, to the last digit?
 
     python benchmarks/same_numbers.py --data path/to/data --model path/to/all-MiniLM-L6-v2 \\
         --other path/to/paraphrase-MiniLM-L3-v2 --output before.json
@@ -6,9 +6,9 @@
         --other path/to/paraphrase-MiniLM-L3-v2 --output after.json
     python benchmarks/same_numbers.py --compare before.json after.json
 
-Runs the README's Run block, SST-2 with a baseline, masked language modelling, tagging, two tasks and an ensemble, each
-for a few steps with one thread and an empty cache. Keeps all metrics of run.json, the sizes of the exported files and
-the SHA-256 of the students' weights. `--root` names another checkout to run.
+Runs the README's Run block, SST-2 with a baseline, a masked language model that is adapted and then distilled, tagging,
+two tasks and an ensemble, each for a few steps with one thread and an empty cache. Keeps all metrics of run.json, the
+sizes of the exported files and the SHA-256 of the students' weights. `--root` names another checkout to run.
 """
 
 import argparse
@@ -35,7 +35,11 @@ SST2 = ("task=sst2", "task.data_dir={data}/glue/sst2", "task.train_examples=2000
 RUNS = {
     "readme": ("+teacher=bert_base", "+student=distilbert"),
     "sst2": (*TEACHER, *SST2, "baseline=true", *STEPS),
-    "mlm": (*TEACHER, "task=mlm", "task.data_dir={data}/corpus/books", "trainer.max_steps=50", STEPS[2]),
+    "books": ("job=finetune", *TEACHER[:2], "task=mlm", "task.data_dir={data}/corpus/books", "trainer.max_steps=30"),
+    "mlm": (
+        TEACHER[0], "teacher.path={books}/model", TEACHER[2], "task=mlm", "task.data_dir={data}/corpus/books",
+        "trainer.max_steps=50", "benchmark.enabled=false",
+    ),
     "atis": (*TEACHER, "task=atis_slots", "task.data_dir={data}/tagging/atis", *STEPS),
     "several": (
         *TEACHER, "task=multi", "task.tasks=[cola,mrpc]", "task.tasks.cola.data_dir={data}/glue/cola",
@@ -61,28 +65,37 @@ def main() -> None:
     if options.compare:
         before, after = (json.loads(path.read_text()) for path in options.compare)
         sys.exit(compare(before, after))
-    values = {"data": options.data.resolve(), "model": options.model.resolve(), "other": options.other.resolve()}
+    names: dict[str, Path] = {
+        "data": options.data.resolve(),
+        "model": options.model.resolve(),
+        "other": options.other.resolve(),
+    }
     found = json.loads(options.output.read_text()) if options.output.exists() else {}
-    for name in options.only:
-        found[name] = run(options.root.resolve(), [part.format(**values) for part in RUNS[name]])
-        options.output.write_text(json.dumps(found, indent=1, sort_keys=True))
-
-
-def run(root: Path, options: list[str]) -> dict[str, Any]:
-    """Runs one command with an empty cache and one thread; returns its numbers by their names."""
     with tempfile.TemporaryDirectory() as directory:
-        environment = os.environ | {
-            "PYTHONPATH": str(root), "DISTILL_CACHE": f"{directory}/cache", "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
-        }  # fmt: skip
-        command = [sys.executable, "-m", "distill", *options, f"output_dir={directory}/runs"]
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-        [path] = (path for path in Path(directory, "runs").rglob("run.json"))
-        weights = sorted(path.parent.rglob("student/**/model.safetensors"))
-        return {
-            **dict(list_numbers(json.loads(path.read_text()))),
-            **{f"sha256 {file.relative_to(path.parent)}": _sha256(file) for file in weights},
-        }
+        for name in options.only:
+            command = [part.format(**names) for part in RUNS[name]]
+            names[name] = run(options.root.resolve(), command, Path(directory, name))
+            found[name] = dict(list_results(names[name]))
+            options.output.write_text(json.dumps(found, indent=1, sort_keys=True))
+
+
+def run(root: Path, options: list[str], directory: Path) -> Path:
+    """Runs one command with an empty cache and one thread; returns the directory of the run."""
+    environment = os.environ | {
+        "PYTHONPATH": str(root), "DISTILL_CACHE": f"{directory}/cache", "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "distill", *options, f"output_dir={directory}/runs"]
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    [path] = (directory / "runs").rglob("run.json")
+    return path.parent
+
+
+def list_results(directory: Path) -> Iterator[tuple[str, Any]]:
+    """Yields the numbers of a run, and the digests of its weights, by their names."""
+    yield from list_numbers(json.loads((directory / "run.json").read_text()))
+    for path in sorted(directory.rglob("model.safetensors")):
+        yield f"sha256 {path.relative_to(directory)}", hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def list_numbers(record: dict[str, Any] | list[Any], path: str = "") -> Iterator[tuple[str, float]]:
@@ -112,10 +125,6 @@ def compare(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]])
             print(f"    {key}: {first.get(key)} -> {second.get(key)}")
         different += len(changed)
     return min(different, 1)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":
