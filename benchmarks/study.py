@@ -29,9 +29,9 @@ from transformers import PreTrainedModel
 
 import students
 from distill.chain.encoding import Encoding
-from distill.chain.part import Part
 from distill.chain.plan import check_plan, choose_augmentation, choose_training
-from distill.chain.stages import Stages
+from distill.chain.task_run import TaskRun
+from distill.chain.train import Prepared
 from distill.console import silence_libraries
 from distill.contracts import Examples
 from distill.data import batching
@@ -88,7 +88,8 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
         )  # fmt: skip
         teacher = teaching.prepare(source, preparation, requested=source.weights.name, substituted=False)
         L.seed_everything(plan.seed, verbose=False)
-        student = build.student(config).make(teacher.model, task)
+        named = build.student(config)
+        student = named.make(teacher.model, task)
         examples = Encoding(plan, splits, source)(teacher, student)
         loaders = batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
         rows, steps = splits.sizes()["train"], len(loaders["train"])
@@ -98,10 +99,9 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
         if refit:
             refit_head(student, teacher.model, cast(Examples, labelled_only(examples)["train"]))
         start = task.metrics(evaluate(student, task, loaders["dev"]))[task.metric]
-        stages = Stages(
-            plan, run, "student", [Part("", plan, run, splits, examples, teacher)], examples, loaders, teacher
-        )
-        module, _ = stages.prepare_training(student, source)
+        tasks = [TaskRun("", plan, run, splits, examples, teacher)]
+        prepared = Prepared(plan, run, named, student, tasks, examples, loaders, teacher, source)
+        module, _ = prepared.prepare_training(student, source)
         fit = fitting.fit(
             module, loaders["train"], loaders["dev"], settings=plan.trainer, checkpoints=run.directory / "checkpoints",
             logger=None, title="student",

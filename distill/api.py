@@ -29,7 +29,7 @@ import students as _students  # Registers the architectures that transformers do
 from distill.benchmark.budget import Budget
 from distill.benchmark.settings import BenchmarkSettings
 from distill.chain import distillation as chain
-from distill.chain.distillation import Result
+from distill.chain.deliver import Result
 from distill.chain.plan import Plan, Student, default_objective
 from distill.console import silence_libraries
 from distill.contracts import SeveralTasks, Task, tasks_of

@@ -125,7 +125,7 @@ def test_a_teacher_that_cannot_be_exported_is_timed_in_torch_alone(
     def fail(*arguments: object, **options: object) -> None:
         raise ValueError("The proto size is larger than the 2 GB limit.\nMore about it.")
 
-    monkeypatch.setattr(f"distill.chain.part.{failing}", fail)
+    monkeypatch.setattr(f"distill.chain.task_run.{failing}", fail)
     result = distill_by_api(teacher_dir, {"data": data_dir}, tmp_path)
     assert result.record["status"] == "finished"
     timed = {(row["model"], row["format"]) for row in result.record["benchmark"]}
@@ -143,7 +143,7 @@ def test_a_full_disk_ends_the_run_instead(
     def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError("cannot write") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("distill.chain.part.write_dynamic", fail)
+    monkeypatch.setattr("distill.chain.task_run.write_dynamic", fail)
     with pytest.raises(RuntimeError, match="cannot write"):
         distill_by_api(teacher_dir, {"data": data_dir}, tmp_path)
     [record] = (json.loads(path.read_text()) for path in tmp_path.rglob("run.json"))

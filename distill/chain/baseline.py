@@ -6,16 +6,16 @@ from typing import cast
 
 from transformers import PreTrainedModel
 
-from distill.chain.part import Part
 from distill.chain.plan import Plan
-from distill.chain.stages import Stages
+from distill.chain.task_run import TaskRun
+from distill.chain.train import Prepared
 from distill.contracts import EncodedSplits, Examples
 from distill.data import batching, several
 from distill.data.mixing import labelled_only, seen_examples, shown_in_epoch
 from distill.errors import UserError
 from distill.models.heads import heads_of
 from distill.storage.files import JsonObject
-from distill.teaching.teacher import PreparedTeacher, TeacherSource
+from distill.teaching.teacher import PreparedTeacher
 from distill.training.auto import SMALL_ROWS
 from distill.training.settings import AUTO, TrainerSettings, count_evaluations
 
@@ -50,16 +50,16 @@ class Work:
         return float(self.baseline / sum(astuple(self)))
 
 
-def choose_baseline(stage: Stages, student: PreTrainedModel, source: TeacherSource) -> Stages:
-    """Returns the stages with a plan whose `baseline` is true or false, and records the choice."""
-    choice = _choose(stage, student, source)
-    stage.run.update(baseline_choice=choice)
-    return replace(stage, plan=replace(stage.plan, baseline=choice["trained"]))
+def choose_baseline(prepared: Prepared) -> Prepared:
+    """Returns the training with a plan whose `baseline` is true or false, and records the choice."""
+    choice = _choose(prepared)
+    prepared.run.update(baseline_choice=choice)
+    return replace(prepared, plan=replace(prepared.plan, baseline=choice["trained"]))
 
 
-def _choose(stage: Stages, student: PreTrainedModel, source: TeacherSource) -> JsonObject:
+def _choose(prepared: Prepared) -> JsonObject:
     """Returns the `baseline_choice` of run.json; its `share` is null where the summary need not mention a baseline."""
-    plan, record = stage.plan, stage.run.record
+    plan, record = prepared.plan, prepared.run.record
     reason = _find_obstacle(plan) if plan.baseline == AUTO else None if plan.baseline else "baseline=false"
     if plan.baseline == AUTO and plan.resume and record.get("teacher_outputs"):  # Its training has begun.
         if record.get("baseline_choice"):
@@ -67,8 +67,8 @@ def _choose(stage: Stages, student: PreTrainedModel, source: TeacherSource) -> J
         reason = "an earlier version began this run"
     if reason is not None:
         return {"trained": False, "reason": reason, "share": None}
-    share = count_work(stage, student, source).share
-    rows = sum(part.splits.sizes().get("train", 0) for part in stage.parts)
+    share = count_work(prepared).share
+    rows = sum(part.splits.sizes().get("train", 0) for part in prepared.tasks)
     trained, reason = (True, describe_share(share)) if plan.baseline is True else decide(share, rows)
     return {"trained": trained, "reason": reason, "share": share}
 
@@ -100,20 +100,20 @@ def _find_obstacle(plan: Plan) -> str | None:
     return None
 
 
-def count_work(stage: Stages, student: PreTrainedModel, source: TeacherSource) -> Work:
+def count_work(prepared: Prepared) -> Work:
     """Counts the work of all seeds of a run.
 
     Padding, attention and the loss are left out, of which student and baseline have as much.
     """
-    plan, without = stage.plan, stage.without_unlabelled()
-    parameters = plan.seeds * _count_parameters(next(iter(heads_of(student).values())))
+    plan, without = prepared.plan, prepared.without_unlabelled()
+    parameters = plan.seeds * _count_parameters(next(iter(heads_of(prepared.model).values())))
     files = len(plan.export.formats) if plan.exports else 0
     return Work(
-        teacher=sum(_count_fine_tuning(part) for part in stage.parts),
-        outputs=_count_outputs(stage, source),
-        student=parameters * _count_training(stage.examples, plan.trainer),
+        teacher=sum(_count_fine_tuning(part) for part in prepared.tasks),
+        outputs=_count_outputs(prepared),
+        student=parameters * _count_training(prepared.examples, plan.trainer),
         baseline=parameters * _count_training(without.examples, without.plan.trainer),
-        export=parameters * files * _count_scored(stage.examples),
+        export=parameters * files * _count_scored(prepared.examples),
     )
 
 
@@ -133,7 +133,7 @@ def _count_scored(examples: EncodedSplits) -> int:
     return sum(int(cast(Examples, split).lengths.sum()) for name, split in examples.items() if name != "train")
 
 
-def _count_fine_tuning(part: Part) -> float:
+def _count_fine_tuning(part: TaskRun) -> float:
     """Returns the work of the fine-tuning of a task's teachers, whether it is cached or not."""
     examples = labelled_only(part.examples)
     return sum(_count_fine_tuning_of(teacher, examples) for teacher in part.teacher.members)
@@ -151,15 +151,15 @@ def _count_fine_tuning_of(teacher: PreparedTeacher, examples: EncodedSplits) -> 
     return once * _count_parameters(encoder) + training * _count_parameters(head)
 
 
-def _count_outputs(stage: Stages, source: TeacherSource) -> float:
+def _count_outputs(prepared: Prepared) -> float:
     """Returns the work of the teachers' outputs, each computed once where inputs are the same in every epoch."""
-    loader, total = stage.loaders["train"], 0.0
-    epochs = several.epochs_of_tasks(loader, stage.plan.trainer.total_steps(len(loader)))
-    for part, of_part in zip(stage.parts, epochs, strict=True):
+    loader, total = prepared.loaders["train"], 0.0
+    epochs = several.epochs_of_tasks(loader, prepared.plan.trainer.total_steps(len(loader)))
+    for part, of_part in zip(prepared.tasks, epochs, strict=True):
         train, tokens = cast(Examples, part.examples["train"]), _count_scored(part.examples)
-        if not stage.plan.objective.needs_teacher:
+        if not prepared.plan.objective.needs_teacher:
             shown = 0.0
-        elif part.task.fixed_inputs and source.cache.enabled is not False:
+        elif part.task.fixed_inputs and prepared.source.cache.enabled is not False:
             shown = float(train.lengths[: seen_examples(train, math.ceil(of_part))].sum())
         else:
             shown = of_part * shown_in_epoch(train) * float(train.lengths.mean())

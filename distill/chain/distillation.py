@@ -1,39 +1,13 @@
-"""The whole chain, free of Hydra: from a teacher to students that are trained, exported, checked and timed."""
+"""The whole program, free of Hydra: from a teacher to students that are trained, exported, checked and timed."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, cast
+from contextlib import ExitStack
 
-import lightning as L
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from distill.chain import seeds
-from distill.chain.baseline import choose_baseline
-from distill.chain.depth_search import DepthSearch
-from distill.chain.encoding import Encoding
-from distill.chain.part import BASELINE, Part, joint_record, task_record
-from distill.chain.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
-from distill.chain.stages import Stages
-from distill.console import print_notice, silence_libraries
-from distill.contracts import EncodedSplits, Examples, Loader, SeveralTasks, Splits, Task, tasks_of
-from distill.data import several
-from distill.data.profile import print_rows_profile
-from distill.data.tables import LabelledText
-from distill.edge import Bundle
-from distill.errors import UserError
-from distill.export.abstention import check_dev
-from distill.export.bundle import check_calibration
-from distill.export.vocabulary import check_cut
-from distill.models import checks
-from distill.models.heads import check_encoder, share_encoder
-from distill.records.headline import describe_verdict
+from distill.chain import deliver, seeds
+from distill.chain.plan import Plan, Student
+from distill.chain.prepare import create_student, prepare, prepare_seed
+from distill.chain.train import Prepared, train
 from distill.records.record import Run
-from distill.storage.cache import open_cache
-from distill.teaching import teacher as teaching
-from distill.teaching.outputs import check_size
-from distill.teaching.several import PreparedTeachers, check_teachers, join_teachers
-from distill.teaching.teacher import PreparedTeacher, TeacherSource
+from distill.teaching.teacher import TeacherSource
 
 
 def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> None:
@@ -42,275 +16,25 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     Raises:
         UserError: for options, data or models that do not fit, before anything is trained.
     """
-    plan = choose_augmentation(choose_for_text(plan))
-    check_plan(source, plan)
-    seeds.check(plan)
-    silence_libraries()
-    open_cache(plan.cache_dir)
-    with run.timed("data"):
-        readings = [
-            _read(name, source.of_task(name), student, replace(plan, task=task), run.section(name))
-            for name, task in tasks_of(plan.task).items()
-        ]
-    check_teachers({reading.name: reading.source for reading in readings}, plan.objective)
-    with run.timed("teacher"):
-        prepared = [reading.prepare() for reading in readings]
-    student, parts = prepared[0][0], [part for _, part in prepared]
-    teacher = join_teachers({part.name: part.teacher for part in parts}, plan.objective)
-    examples = _join_examples(parts, plan.task)
-    model, loaders = _create(student, parts, plan, examples)
-    if isinstance(examples["train"], Examples):
-        rows = sum(part.splits.sizes().get("train", 0) for part in parts)
-        steps, scored = len(loaders["train"]), len(cast(Examples, examples["dev"]))
-        plan = choose_training(plan, model, examples=rows, steps_per_epoch=steps, scored=scored)
-    if not plan.dry_run:
-        with run.timed("teacher"):
-            for part in parts:
-                teaching.score(
-                    part.teacher, part.task, part.examples, source=source.of_task(part.name),
-                    directory=plan.cache_dir / "outputs",
-                )  # fmt: skip
-    _record(run, plan, parts, teacher)
-    stage = Stages(plan, run, student.name, parts, examples, loaders, teacher)
-    stage = stage if plan.objective.needs_teacher else stage.without_unlabelled()
-    stage = choose_baseline(stage, model, source)
-    further_plans = seeds.further_plans(stage.plan)
-    if not seeds.is_finished(run, plan):
-        stage.distill(model, source, shows=True)
+    first = prepare(source, student, plan, run)
+    further_plans = seeds.further_plans(first.plan)  # Before the first training, which fits the objective.
+    if not seeds.is_finished(run, first.plan):
+        _distill_student(first, shows=True)
         if further_plans and not plan.dry_run:
             seeds.add(run, {**run.record, "seed": plan.seed})
     if plan.dry_run:
         return
-    del model
+    for seed_plan, seed_run in seeds.unfinished(run, further_plans):
+        _distill_student(prepare_seed(first, seed_plan, seed_run))
     if further_plans:
-        _distill_further(source, student, stage, further_plans)
-    stage.publish_baselines(lambda: _create(student, parts, stage.plan, examples)[0])
-    stage.close()
+        seeds.summarize(run)
+    deliver.deliver_baselines(first, lambda: create_student(first.student, first.tasks, first.plan, first.examples)[0])
+    deliver.close(first)
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """The data of one task, and everything that its teacher is prepared with."""
-
-    name: str
-    plan: Plan
-    run: Run
-    source: TeacherSource
-    requested: str
-    substituted: bool
-    splits: Splits
-    encode: Encoding
-    search: DepthSearch
-
-    def prepare(self) -> tuple[Student, Part]:
-        """Returns the student within the budget, and the task with its teacher."""
-        plan = self.plan
-        preparation = teaching.Preparation(
-            task=plan.task, splits=self.splits, cache_dir=plan.cache_dir, run_directory=self.run.directory,
-            device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,
-            rehearse=lambda model, tokenizer, examples: self._choose_student(
-                model, tokenizer, lambda student: self.encode.rehearse(tokenizer, examples)
-            ),
-        )  # fmt: skip
-        teacher = teaching.prepare(self.source, preparation, requested=self.requested, substituted=self.substituted)
-        student, examples = self._choose_student(
-            teacher.model, teacher.tokenizer, lambda student: self.encode(teacher, student)
-        )
-        return student, Part(self.name, plan, self.run, self.encode.data, examples, teacher, self.encode.notes)
-
-    def _choose_student(
-        self,
-        teacher: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        encode: Callable[[PreTrainedModel], EncodedSplits],
-    ) -> tuple[Student, EncodedSplits]:
-        """Returns the student within the budget and the tokenized splits, which `encode` returns for its model.
-
-        Raises:
-            UserError: for a student that cannot follow the teacher. This is called before the teacher is fine-tuned
-                too.
-        """
-        plan, task = self.plan, self.plan.task
-        student = self.search.choose(teacher, tokenizer)
-        model, _ = _make_student(student, teacher, task, tokenizer)
-        _check_student(model, student.name, plan, teacher, tokenizer)
-        if self.name:
-            check_encoder(model, student.name)
-        examples = encode(model)
-        if isinstance(examples["train"], Examples):
-            checks.check_data(plan.objective, task, examples["train"])
-            check_size(
-                plan.objective, task, teacher, examples["train"], self.source.cache, student=model,
-                epochs=plan.trainer.fixed_epochs,
-            )  # fmt: skip
-        return student, examples
-
-
-def _read(name: str, source: TeacherSource, student: Student, plan: Plan, run: Run) -> _Reading:
-    """Finds the teacher's weights and reads the data of one task.
-
-    Raises:
-        UserError: for weights that are not available, and data that does not fit the options.
-    """
-    found, substituted = teaching.locate(source, plan.task)
-    rows = getattr(plan.task, "rows", None)
-    if plan.dry_run and isinstance(rows, LabelledText):
-        print_rows_profile(rows)
-    splits = plan.task.read(plan.cache_dir)
-    _check_splits(splits, plan)
-    encode, search = Encoding(plan, splits, found), DepthSearch(student, plan, run, splits)
-    return _Reading(name, plan, run, found, source.weights.name, substituted, splits, encode, search)
-
-
-def _check_splits(splits: Splits, plan: Plan) -> None:
-    """Raises UserError for data that is too little for an option, or that a baseline cannot learn from."""
-    sizes = splits.sizes()
-    check_dev(sizes.get("dev", 0), plan.export.abstain)
-    if plan.exports and "train" in sizes:
-        check_calibration(sizes["train"], plan.export)
-    if plan.baseline is True:
-        plan.task.supervised_terms()
-
-
-def _distill_further(source: TeacherSource, student: Student, first: Stages, plans: Sequence[Plan]) -> None:
-    """Distils the students of further seeds from the teachers and the data of the first stage, and compares all."""
-    for plan, run in seeds.unfinished(first.run, plans):
-        model, loaders = _create(student, first.parts, plan, first.examples)
-        parts = [part.of_seed(plan, run) for part in first.parts]
-        replace(first, plan=plan, run=run, parts=parts, loaders=loaders).distill(model, source)
-    seeds.summarize(first.run)
-
-
-def _create(
-    student: Student, parts: Sequence[Part], plan: Plan, examples: EncodedSplits
-) -> tuple[PreTrainedModel, dict[str, Loader]]:
-    """Returns a student with the weights of the plan's seed, and the loaders of its training."""
-    L.seed_everything(plan.seed, verbose=False)
-    models: dict[str, PreTrainedModel] = {}
-    for part in parts:
-        models[part.name], change = _make_student(student, part.teacher.model, part.task, part.teacher.tokenizer)
-        if change is not None:
-            print_notice(change)
-    model = share_encoder(models, name=student.name) if len(parts) > 1 else models[parts[0].name]
-    return model, several.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
-
-
-def _join_examples(parts: Sequence[Part], task: Task) -> EncodedSplits:
-    """Returns the examples of all tasks; those of a single task stay as they are."""
-    if isinstance(task, SeveralTasks):
-        return several.join_splits([part.examples for part in parts], sampling=task.sampling)
-    return parts[0].examples
-
-
-def _record(run: Run, plan: Plan, parts: Sequence[Part], teacher: PreparedTeacher) -> None:
-    """Records the objective, and the data and the teacher of every task and of all together."""
-    for part in parts:
-        about = task_record(part.task, part.splits, part.examples)
-        if "unlabelled" in about:
-            before = (part.run.record.get("task") or {}).get("unlabelled") or {}  # Of a run that is resumed.
-            share = about["unlabelled"]["share"] if plan.objective.needs_teacher else 0.0  # They are left out.
-            about["unlabelled"] |= {"share": share, "sureness": before.get("sureness")}
-        part.run.update(task=about, teacher=part.teacher.record())
-    if isinstance(teacher, PreparedTeachers):
-        teacher.join_scores(plan.task)
-        run.update(task=joint_record(plan.task, parts), teacher=teacher.record())
-    run.update(objective=plan.objective.record())
-
-
-def _make_student(
-    student: Student, teacher: PreTrainedModel, task: Task, tokenizer: PreTrainedTokenizerBase
-) -> tuple[PreTrainedModel, str | None]:
-    """Returns a new student, and in words whether it was given other rows of embeddings than it had."""
-    model = student.make(teacher, task)
-    return model, checks.match_spare_rows(model, teacher, tokenizer) if task.over_vocabulary else None
-
-
-def _check_student(
-    student: PreTrainedModel, name: str, plan: Plan, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Raises UserError for a student that cannot follow the teacher."""
-    checks.check_vocabulary(teacher, student, tokenizer)
-    checks.check_length(student, tokenizer, plan.task.max_length, who="student")
-    checks.check_outputs(plan.objective, teacher=teacher, student=student)
-    checks.check_sizes(plan.objective, teacher=teacher, student=student)
-    checks.check_head(student, teacher, name=name, likelihood=plan.task.likelihood)
-    if plan.export.vocabulary == "task" and plan.exports:
-        check_cut(tokenizer)
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished distillation, as plain values.
-
-    Attributes:
-        directory: of the run.
-        record: the content of run.json.
-    """
-
-    directory: Path
-    record: dict[str, Any]
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The student's metrics in torch."""
-        return cast(dict[str, float], self.record["student"]["metrics"])
-
-    @property
-    def retention(self) -> dict[str, float | None] | None:
-        """The student's metric over the teacher's, in torch and of each exported file."""
-        return cast("dict[str, float | None] | None", self.record["retention"])
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """Mean and standard deviation of every metric over the seeds; empty for one seed."""
-        return cast(dict[str, Any], self.record["summary"])
-
-    @property
-    def comparison(self) -> dict[str, Any]:
-        """The student's difference from its baseline and its teacher, with 95% interval and p."""
-        return cast(dict[str, Any], self.record["comparison"])
-
-    @property
-    def verdict(self) -> str:
-        """The verdict on the student in plain words, as the report and the model card have it."""
-        return " ".join(describe_verdict(self.record))
-
-    @property
-    def bundle(self) -> Bundle:
-        """The exported student, with the recommended model.
-
-        Raises:
-            UserError: for a student that was not exported, where no file passed its gate, and for a run on several
-                tasks, which has `bundles`.
-        """
-        return Bundle(self.directory / "bundle")
-
-    @property
-    def baseline_bundle(self) -> Bundle:
-        """The exported baseline, which is better than the student.
-
-        Raises:
-            UserError: if there is none.
-        """
-        baseline = self.record["baseline"]
-        if not baseline:
-            reason = (self.record.get("baseline_choice") or {}).get("reason")
-            raise UserError("the run has no baseline" + (f" ({reason})" if reason else "") + ": set baseline=True")
-        if self.record.get("tasks"):
-            raise UserError("a run on several tasks has no baseline_bundle: see the directories in baseline/bundle")
-        if not baseline.get("export"):
-            raise UserError("the baseline was not exported, because the student is not worse: take bundle")
-        return Bundle(self.directory / BASELINE / "bundle")
-
-    @property
-    def bundles(self) -> dict[str, Bundle]:
-        """The exported student of each of several tasks by name, with the recommended model.
-
-        Raises:
-            UserError: for a task of which no file passed its gate.
-        """
-        return {name: Bundle(self.directory / "bundle" / name) for name in self.record.get("tasks") or {}}
-
-    def report(self) -> str:
-        """The text of report.md."""
-        return (self.directory / "report.md").read_text(encoding="utf-8")
+def _distill_student(prepared: Prepared, *, shows: bool = False) -> None:
+    """Trains and delivers the student of one seed."""
+    with ExitStack() as stack:
+        trained = train(prepared, stack, shows=shows)
+        if trained is not None:
+            deliver.deliver(trained)

@@ -2,7 +2,7 @@
 
 from omegaconf import DictConfig
 
-from distill.chain.part import save_model, task_record
+from distill.chain.task_run import save_model, task_record
 from distill.console import print_line, silence_libraries
 from distill.contracts import SeveralTasks, Task
 from distill.errors import UserError

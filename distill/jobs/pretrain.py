@@ -9,9 +9,9 @@ from omegaconf import DictConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain import summary
-from distill.chain.part import save_model, task_record
 from distill.chain.plan import check_export
-from distill.chain.stages import training_record
+from distill.chain.task_run import save_model, task_record
+from distill.chain.train import training_record
 from distill.console import console, print_line, print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Loader, ScoredSplits
 from distill.data import batching

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 import distill as d
-from distill.chain import baseline, part
+from distill.chain import baseline, task_run
 from distill.contracts import Scores, Task
 from distill.edge import __main__ as edge
 from distill.errors import Interrupted, OptionError, UserError
@@ -113,7 +113,7 @@ def distill(tokenizer: PreTrainedTokenizerBase, with_test: Path, tmp_path_factor
 
 @pytest.fixture
 def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part, "write_bundle", write_metrics)
+    monkeypatch.setattr(task_run, "write_bundle", write_metrics)
 
 
 @pytest.mark.usefixtures("no_export", "chosen_baseline")
@@ -309,7 +309,7 @@ def test_run_that_stopped_in_the_export_of_the_baseline_goes_on(
             raise KeyboardInterrupt
         return write_metrics(directory, task=task, scores=scores)
 
-    monkeypatch.setattr(part, "write_bundle", write_once)
+    monkeypatch.setattr(task_run, "write_bundle", write_once)
     with pytest.raises(Interrupted):
         distill("stopped", objective=WORSE, baseline=True)
     resumed = distill("stopped", objective=WORSE, baseline=True, resume=True)

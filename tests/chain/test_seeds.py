@@ -15,7 +15,7 @@ from scipy import stats
 from transformers import PreTrainedTokenizerBase
 
 import distill as d
-from distill.chain import part
+from distill.chain import task_run
 from distill.contracts import Scores, Task
 from distill.errors import Interrupted, OptionError
 from distill.export.bundle import Exported
@@ -59,14 +59,14 @@ def write_metrics(directory: Path, *, task: Task, scores: Mapping[str, Scores], 
 
 @pytest.fixture
 def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part, "write_bundle", write_metrics)
+    monkeypatch.setattr(task_run, "write_bundle", write_metrics)
 
 
 @pytest.fixture(scope="module")
 def several(distill: Distill) -> tuple[d.Result, str]:
     """A run with the seeds 3, 4 and 5 and their baselines, and what it printed."""
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
-        patch.setattr(part, "write_bundle", write_metrics)
+        patch.setattr(task_run, "write_bundle", write_metrics)
         return distill("several", seed=3, seeds=3, baseline=True), printed.getvalue()
 
 

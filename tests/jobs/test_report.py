@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.__main__ import config_directory
-from distill.chain import part
+from distill.chain import task_run
 from tests.chain.test_seeds import write_metrics
 from tests.jobs.conftest import Command
 
@@ -21,7 +21,7 @@ def test_recipes_are_compared_in_one_table_and_a_failed_one_with_its_error(
     command: Command, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data_dir: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(part, "write_bundle", write_metrics)
+    monkeypatch.setattr(task_run, "write_bundle", write_metrics)
     teacher.save_pretrained(tmp_path / "teacher")
     tokenizer.save_pretrained(tmp_path / "teacher")
     code, output, error = command(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerBase
 
-from distill.chain.part import save_model
+from distill.chain.task_run import save_model
 from distill.contracts import Outputs, Scores
 from distill.models.checks import match_spare_rows
 from distill.tasks import MaskedLM

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from distill.chain.part import Part
+from distill.chain.task_run import TaskRun
 from distill.export.gate import recommended
 from distill.records import report, tables, verdict
 from distill.records.headline import describe_verdict, render_headline
@@ -429,5 +429,5 @@ def test_the_terminal_names_the_bundle_to_take(
     content = situation(against_baseline=difference(points, points - 1, points + 1))
     content["baseline"]["export"] = content["export"]
     anything: Any = SimpleNamespace(budget=SimpleNamespace(is_set=False))
-    Part("", anything, Run(tmp_path, content), anything, {}, anything).print_bundle()
+    TaskRun("", anything, Run(tmp_path, content), anything, {}, anything).print_bundle()
     assert capsys.readouterr().out.endswith(f'Try it   python -m distill.edge {tmp_path / place} "a sentence"\n')

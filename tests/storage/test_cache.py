@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.chain.part import Part
+from distill.chain.task_run import TaskRun
 from distill.errors import UserError
 from distill.export.settings import ExportSettings
 from distill.storage import cache, locks
@@ -182,6 +182,6 @@ def test_a_teacher_whose_files_a_read_only_cache_lacks_is_timed_in_torch_alone(
     )
     (tmp_path / "cache").mkdir()
     make_read_only(tmp_path / "cache")
-    assert Part._teacher_files(stage) == {}  # type: ignore[arg-type]
+    assert TaskRun._teacher_files(stage) == {}  # type: ignore[arg-type]
     printed = " ".join(capsys.readouterr().out.split())
     assert "Notice: the teacher is timed in torch alone, because its ONNX files cannot be made: the cache" in printed

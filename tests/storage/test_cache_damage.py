@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distill.chain import part
+from distill.chain import task_run
 from distill.data import token_cache
 from distill.data.tables import LabelledData
 from distill.export.settings import ExportSettings
@@ -98,8 +98,8 @@ def remember(patch: pytest.MonkeyPatch, root: Path, name: str) -> None:
     elif name == "onnx":
         [made] = (root / name / "cache" / "onnx").iterdir()
         shutil.copytree(made, copy)
-        patch.setattr(part, "export_onnx", lambda model, path, **_: shutil.copy(copy / path.name, path))
-        patch.setattr(part, "write_dynamic", lambda material, int8: shutil.copy(copy / int8.name, int8))
+        patch.setattr(task_run, "export_onnx", lambda model, path, **_: shutil.copy(copy / path.name, path))
+        patch.setattr(task_run, "write_dynamic", lambda material, int8: shutil.copy(copy / int8.name, int8))
 
 
 def read_tokens(root: Path, splits: LabelledData, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -144,7 +144,7 @@ def read_onnx(root: Path, tokenizer: PreTrainedTokenizerBase) -> str:
         plan=SimpleNamespace(export=ExportSettings(), cache_dir=root / "onnx" / "cache"),
         teacher=SimpleNamespace(weights="0123456789abcdef", model=model, tokenizer=tokenizer),
     )
-    files = part.Part._teacher_files(stage)  # type: ignore[arg-type]
+    files = task_run.TaskRun._teacher_files(stage)  # type: ignore[arg-type]
     return digest_of(*(path.read_bytes() for path in files.values()))
 
 

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.chain import stages
-from distill.chain.part import Part
+from distill.chain import deliver
+from distill.chain.task_run import TaskRun
 from distill.contracts import TASK_ID, Scores
 from distill.edge.__main__ import main
 from distill.errors import Interrupted, OptionError, UserError
@@ -215,7 +215,7 @@ def test_each_bundle_predicts_as_its_head_and_the_encoder_is_one(
 def test_baseline_of_each_task_whose_head_is_worse_is_exported(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Part, "is_worse", property(lambda part: part.name == "pairs"))
+    monkeypatch.setattr(TaskRun, "is_worse", property(lambda part: part.name == "pairs"))
     result = run(tmp_path, tokenizer, baseline=True)
     films, pairs = (result.record["tasks"][name]["baseline"] for name in NAMES)
     assert "export" not in films
@@ -283,8 +283,8 @@ def test_a_run_is_published_if_the_files_of_every_task_are_whole_and_passed(
 def test_an_interrupted_run_goes_on_to_the_same_weights(
     result: d.Result, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for stage in ("publish", "close"):  # The export has its own tests.
-        monkeypatch.setattr(stages.Stages, stage, lambda *arguments: None)
+    for stage in ("export", "close"):  # The export has its own tests.
+        monkeypatch.setattr(deliver, stage, lambda *arguments: None)
     original = DistillationModule.training_step
 
     def interrupt(module: DistillationModule, *arguments: Any) -> None:

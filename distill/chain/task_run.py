@@ -1,6 +1,6 @@
 """One task of a run: its data, its teacher, its section of run.json, and its exported student.
 
-A run on one task has one part, whose section is the whole record.
+A run on one task has one of them, whose section is the whole record.
 """
 
 import copy
@@ -58,7 +58,7 @@ SURENESS_EXAMPLES = 1_000  # Texts without labels that the teacher's sureness is
 
 
 @dataclass(frozen=True)
-class Part:
+class TaskRun:
     """One task of a run.
 
     Args:
@@ -102,7 +102,7 @@ class Part:
         difference = self.run.record["comparison"].get("baseline")
         return difference is not None and is_worse(difference, selects=self.task.selects)
 
-    def of_seed(self, plan: Plan, run: Run) -> "Part":
+    def of_seed(self, plan: Plan, run: Run) -> "TaskRun":
         """Returns the task in the run of a further seed, with the same data and teacher."""
         section = run.section(self.name)
         section.record.update({name: self.run.record[name] for name in ("task", "teacher")})
@@ -323,7 +323,7 @@ def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str
     }  # fmt: skip
 
 
-def joint_record(task: Task, parts: Sequence[Part]) -> dict[str, Any]:
+def joint_record(task: Task, parts: Sequence[TaskRun]) -> dict[str, Any]:
     """The `task` of run.json for several tasks: their names, and the sums of their examples."""
     records = [part.run.record["task"] for part in parts]
     sizes: dict[str, int] = {}

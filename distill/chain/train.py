@@ -1,9 +1,9 @@
-"""The stages of one student, from its training to its measured bundles, and their fields of run.json."""
+"""The training of one student and of its baseline, and their fields of run.json."""
 
 import copy
-import functools
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,28 +12,23 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from transformers import PreTrainedModel
 
 from distill.chain import summary
-from distill.chain.part import BASELINE, Part, data_digest
-from distill.chain.plan import Plan
-from distill.console import console, print_line, print_notice
-from distill.contracts import EncodedSplits, Examples, Loader, Scores
+from distill.chain.plan import Plan, Student
+from distill.chain.task_run import BASELINE, TaskRun, data_digest
+from distill.console import print_notice
+from distill.contracts import EncodedSplits, Loader, Scores
 from distill.data import several
 from distill.edge.processor import weight_bits
-from distill.export.sharing import share_weights
 from distill.losses import Objective
 from distill.losses.term import EncoderSize
 from distill.models import checks
 from distill.models.heads import heads_of
-from distill.records import report
-from distill.records.headline import describe_verdict
 from distill.records.loggers import OpenLoggers
 from distill.records.record import Run
-from distill.records.run_report import write_report
-from distill.storage.files import atomic_directory, replace_file, write_checksums, write_text
 from distill.teaching.output_cache import CachedOutputs
 from distill.teaching.outputs import ComputedOutputs, earlier_decision, outputs_for_training, teacher_logits
 from distill.teaching.several import join_outputs
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
-from distill.training import averaging, fitting
+from distill.training import fitting
 from distill.training.auto import describe_choices
 from distill.training.evaluate import evaluate_splits, split_metrics
 from distill.training.fake_quantization import fake_quantized
@@ -45,61 +40,27 @@ ENOUGH_MASS = 0.98  # Of a teacher's probability, in the logits that are cached.
 
 
 @dataclass(frozen=True)
-class Stages:
-    """The stages of the distillation of one student, once its teachers are ready.
+class Prepared:
+    """Everything that the training of one student needs, once the teachers are ready.
 
     Args:
-        parts: the tasks of the run, of which the student has a head each.
+        student: names the student, and creates one for another seed.
+        model: the student with the weights of the plan's seed.
+        tasks: those of the run, of which the student has a head each.
         examples: those of all tasks.
         teacher: those of all tasks.
+        source: the teachers as they were given, with the settings of their cache.
     """
 
     plan: Plan
     run: Run
-    student_name: str
-    parts: Sequence[Part]
+    student: Student
+    model: PreTrainedModel
+    tasks: Sequence[TaskRun]
     examples: EncodedSplits
     loaders: Mapping[str, Loader]
     teacher: PreparedTeacher
-
-    def distill(self, model: PreTrainedModel, source: TeacherSource, *, shows: bool = False) -> None:
-        """Distils one student, and trains its baseline if there is one; `shows` prints the summary before training."""
-        plan, run = self.plan, self.run
-        start = copy.deepcopy(model) if plan.baseline and not plan.dry_run else None
-        with run.timed("teacher"):
-            module, outputs = self.prepare_training(model, source)
-        if shows:
-            self.show(module, outputs)
-        if plan.dry_run:
-            return
-        run.update(teacher_outputs={"cached": outputs.outputs is not None, "reason": outputs.reason})
-        if module.teacher is None:
-            self.teacher.release()  # Its outputs are cached; later stages load it again.
-        with plan.tracking.open(run.directory, metric=plan.task.metric, selects=plan.task.selects) as loggers:
-            self._train_and_publish(module, outputs, start, source, loggers)
-
-    def _train_and_publish(
-        self,
-        module: DistillationModule,
-        outputs: "_OutputsOrReason",
-        start: PreTrainedModel | None,
-        source: TeacherSource,
-        loggers: OpenLoggers,
-    ) -> None:
-        """Trains, compares and exports one student, and logs its results."""
-        run = self.run
-        with run.timed("training"):
-            scores = self.train(module, outputs, loggers.lightning)
-        baseline = None
-        if start is not None:
-            with run.timed("baseline"):
-                baseline = self.train_baseline(start)
-        baselines = [None] * len(self.parts) if baseline is None else [of for _, of in self._of_parts(baseline)]
-        for (part, of_student), of_baseline in zip(self._of_parts(scores), baselines, strict=True):
-            part.compare(of_student, of_baseline)
-        if self.plan.exports:
-            self.publish(module.student, scores, source)
-        loggers.log_results(run.record, run.directory / "bundle" if self.plan.exports else None)
+    source: TeacherSource
 
     def prepare_training(
         self, student: PreTrainedModel, source: TeacherSource
@@ -117,10 +78,10 @@ class Stages:
                     earlier=earlier_decision(self.run.record, last) if plan.resume else None,
                 )
                 for part, epochs in zip(
-                    self.parts, several.epochs_of_tasks(self.loaders["train"], settings.total_steps(steps)), strict=True
+                    self.tasks, several.epochs_of_tasks(self.loaders["train"], settings.total_steps(steps)), strict=True
                 )
             ]  # fmt: skip
-            for part, (of_part, _) in zip(self.parts, of_parts, strict=True):
+            for part, (of_part, _) in zip(self.tasks, of_parts, strict=True):
                 part.record_sureness(of_part)
             outputs, reason = join_outputs(of_parts)
         cached = outputs.outputs if outputs is not None else None
@@ -147,13 +108,13 @@ class Stages:
         plan = self.plan
         seconds = fitting.estimate_seconds(module, self.loaders["train"], self.loaders["dev"], plan.trainer)
         seconds *= plan.seeds * (2 if plan.baseline else 1)
-        first = self.parts[0].teacher
+        first = self.tasks[0].teacher
         summary.show(
             [
-                *(("teacher", part.describe_teacher()) for part in self.parts),
+                *(("teacher", part.describe_teacher()) for part in self.tasks),
                 ("student", summary.describe_student(first.model, module.student)),
                 ("vocabulary", checks.check_vocabulary(first.model, module.student, first.tokenizer)),
-                *(row for part in self.parts for row in part.describe_data()),
+                *(row for part in self.tasks for row in part.describe_data()),
                 ("batches", summary.describe_batches(self.loaders["train"], plan.trainer)),
                 ("teacher outputs", summary.describe_outputs(module, outputs.reason)),
                 ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
@@ -166,7 +127,7 @@ class Stages:
         summary.warn_of_head(plan.objective)
         summary.warn_of_parts(plan.objective, plan.trainer)
 
-    def train(
+    def train_student(
         self, module: DistillationModule, outputs: "_OutputsOrReason", loggers: Sequence[Logger]
     ) -> dict[str, Scores]:
         """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
@@ -177,10 +138,10 @@ class Stages:
         scores = evaluate_splits(student, task, self.loaders, reference=reference)
         student.cpu()
         self.run.update(training=training_record(fit, module, outputs.outputs) | {"chosen": self.plan.chosen})
-        for (part, of_part), model in zip(self._of_parts(scores), heads_of(student).values(), strict=True):
-            part.record_student(model, of_part, name=self.student_name)
-        if self._is_joint:
-            row = {"name": self.student_name, "parameters": checks.count_parameters(student)}
+        for (part, of_part), model in zip(self.scores_of_tasks(scores), heads_of(student).values(), strict=True):
+            part.record_student(model, of_part, name=self.student.name)
+        if self.is_joint:
+            row = {"name": self.student.name, "parameters": checks.count_parameters(student)}
             self.run.update(student=row | {"metrics": split_metrics(task, scores)})
         return scores
 
@@ -189,46 +150,29 @@ class Stages:
 
         Returns its scores on every split that is scored.
         """
-        stages, module = self._supervise(student)
+        prepared, module = self.supervise(student)
         directory = self.run.directory / BASELINE
-        fit = stages._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="baseline")
+        fit = prepared._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="baseline")
         scores = evaluate_splits(module.student.cpu(), self.plan.task, self.loaders)
         self.run.update(baseline={"metrics": split_metrics(self.plan.task, scores), "seconds": fit.seconds})
-        for part, of_part in self._of_parts(scores) if self._is_joint else ():
+        for part, of_part in self.scores_of_tasks(scores) if self.is_joint else ():
             part.run.update(baseline={"metrics": split_metrics(part.task, of_part), "seconds": fit.seconds})
         return scores
 
-    def _supervise(self, student: PreTrainedModel) -> tuple["Stages", DistillationModule]:
-        """Returns the stages of the baseline's training, and the module that trains `student` in them."""
-        stages = self.without_unlabelled()
+    def supervise(self, student: PreTrainedModel) -> tuple["Prepared", DistillationModule]:
+        """Returns what the baseline's training needs, and the module that trains `student`."""
+        prepared = self.without_unlabelled()
         objective = Objective(name="supervised", terms=self.plan.task.supervised_terms())
         size = _encoder_size(student)
         objective.connect(size, size)
         module = DistillationModule(
             student=student, objective=objective, task=self.plan.task,
-            **stages.plan.trainer.optimization(len(stages.loaders["train"])),
+            **prepared.plan.trainer.optimization(len(prepared.loaders["train"])),
         )  # fmt: skip
-        return stages, module
+        return prepared, module
 
-    def publish_baselines(self, create: Callable[[], PreTrainedModel]) -> None:
-        """Saves and exports the baseline of each task whose student is worse than it, once all seeds are compared.
-
-        Args:
-            create: returns a student of the first seed, which the trained weights are loaded into.
-        """
-        if not any(part.is_worse for part in self.parts):
-            return
-        with self.run.timed("baseline"):
-            _, module = self._supervise(create())
-            averaging.load_best_weights(module, self.run.directory / BASELINE / "checkpoints")
-            scores = evaluate_splits(module.student.cpu().eval(), self.plan.task, self.loaders)
-            heads = heads_of(module.student)
-            for part, of_part in self._of_parts(scores):
-                if part.is_worse:
-                    part.publish_baseline(heads[part.name], of_part)
-
-    def without_unlabelled(self) -> "Stages":
-        """Returns the stages of a training on the labelled rows alone, as long as this one.
+    def without_unlabelled(self) -> "Prepared":
+        """Returns what a training on the labelled rows alone needs, as long as this one.
 
         It has as many steps of the same size, and is evaluated after the same ones, although its epochs are shorter.
         """
@@ -242,44 +186,6 @@ class Stages:
         trainer = replace(trainer, max_steps=steps, max_epochs=None, min_steps=None, evaluations=evaluations)
         return replace(self, plan=replace(self.plan, trainer=trainer), examples=examples, loaders=loaders)
 
-    def publish(self, student: PreTrainedModel, scores: Mapping[str, Scores], source: TeacherSource) -> None:
-        """Exports, checks and times the heads of the student, and writes the bundle of each with its model card."""
-        bundle, heads = self.run.directory / "bundle", heads_of(student)
-        retrain = functools.cache(lambda: heads_of(self.retrain(student, source)))
-        # A stream has no epoch that quantization-aware distillation could train for.
-        can_retrain = isinstance(self.examples["train"], Examples)
-        results = []
-        with self.run.timed("export"), atomic_directory(bundle) as directory:
-            for part, of_part in self._of_parts(scores):
-                own = directory / part.name
-                own.mkdir(exist_ok=True)
-                retrain_head = functools.partial(_pick, retrain, part.name) if can_retrain else None
-                exported = part.export(own, heads[part.name], of_part, retrain_head)
-                results.append((part, of_part, exported))
-            if self._is_joint:
-                self._join(directory)
-        # The bundle is whole already, whatever becomes of the timing.
-        with self.run.timed("benchmark"):
-            for part, of_part, exported in results:
-                part.measure(heads[part.name], of_part, exported)
-        if self._is_joint:
-            replace_file(bundle, "README.md", report.render_overview_card(self.run.record))
-
-    def _join(self, directory: Path) -> None:
-        """Moves the weights that all heads have into files that they share, and records the sizes."""
-        names = [part.name for part in self.parts]
-        self.run.update(shared=share_weights(directory, names), retention=self._mean_retention())
-        write_text(directory / "README.md", report.render_overview_card(self.run.record))
-        for name in names:
-            write_checksums(directory / name)
-
-    def _mean_retention(self) -> dict[str, float | None]:
-        """Returns the mean of the shares kept of all tasks, of each format that every task has."""
-        shares = [part.run.record["retention"] for part in self.parts]
-        names = [name for name in shares[0] if all(name in of_part for of_part in shares)]
-        columns = {name: [of_part[name] for of_part in shares] for name in names}
-        return {name: None if None in values else sum(values) / len(values) for name, values in columns.items()}
-
     def retrain(self, student: PreTrainedModel, source: TeacherSource) -> PreTrainedModel:
         """Quantization-aware distillation: a copy of the student, trained with the rounding errors of int8."""
         plan, directory = self.plan, self.run.directory / "qat"
@@ -289,43 +195,23 @@ class Stages:
             patience=None, learning_rate=QAT_RATE * plan.trainer.learning_rate,
         )  # fmt: skip
         plan = replace(plan, trainer=settings, objective=copy.deepcopy(plan.objective), resume=False)
-        stages = replace(self, plan=plan)
-        module, _ = stages.prepare_training(copy.deepcopy(student).train(), source)
+        prepared = replace(self, plan=plan)
+        module, _ = prepared.prepare_training(copy.deepcopy(student).train(), source)
         with fake_quantized(module.student, bits=min(map(weight_bits, plan.export.targets()))):
-            stages._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="int8")
+            prepared._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="int8")
         return module.student.cpu().eval()
 
-    def close(self) -> None:
-        """Writes the report and prints where everything is."""
-        run = self.run
-        page = write_report(run.directory, {**run.record, "status": "finished"})
-        for part in self.parts:
-            # They were written before the baseline, the timing or further seeds.
-            part.replace_cards()
-        console.print()
-        console.print(report.summary_table(run.record))
-        for sentence in (*describe_verdict(run.record), *report.seed_sentences(run.record)):
-            print_line(sentence)
-        print_line(f"Report   {page}")
-        for part in self.parts:
-            print_line(f"Student  {part.student}")
-        for part in self.parts:
-            if part.run.record["export"]:
-                part.print_bundle()
-        for part in self.parts:
-            part.print_baseline()
-
     @property
-    def _is_joint(self) -> bool:
+    def is_joint(self) -> bool:
         """Returns whether the run has several tasks."""
-        return len(self.parts) > 1
+        return len(self.tasks) > 1
 
-    def _of_parts(self, scores: Mapping[str, Scores]) -> Iterator[tuple[Part, dict[str, Scores]]]:
-        """Yields the parts with their scores by split, of the scores of one model."""
-        if not self._is_joint:
-            yield self.parts[0], dict(scores)
+    def scores_of_tasks(self, scores: Mapping[str, Scores]) -> Iterator[tuple[TaskRun, dict[str, Scores]]]:
+        """Yields the tasks with their scores by split, of the scores of one model."""
+        if not self.is_joint:
+            yield self.tasks[0], dict(scores)
             return
-        for number, part in enumerate(self.parts):
+        for number, part in enumerate(self.tasks):
             yield (
                 part,
                 {
@@ -338,12 +224,63 @@ class Stages:
     def _fit(
         self, module: DistillationModule, directory: Path, logger: Logger | Sequence[Logger], *, title: str
     ) -> fitting.Fit:
-        data = "-".join(data_digest(part.task, part.splits, part.examples) for part in self.parts)
+        data = "-".join(data_digest(part.task, part.splits, part.examples) for part in self.tasks)
         return fitting.fit(
             module, self.loaders["train"], self.loaders["dev"], settings=self.plan.trainer,
             checkpoints=directory / "checkpoints", logger=logger, title=title, resume=self.plan.resume,
             identity={"data": data, "teacher": self.teacher.fingerprint},
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A student that is trained, evaluated and saved.
+
+    Args:
+        scores: those of the student on every split that is scored.
+        loggers: are open until the results of the run are in them.
+    """
+
+    prepared: Prepared
+    student: PreTrainedModel
+    scores: Mapping[str, Scores]
+    loggers: OpenLoggers
+
+
+def train(prepared: Prepared, stack: ExitStack, *, shows: bool = False) -> Trained | None:
+    """Trains one student, and its baseline if there is one, and compares them.
+
+    Args:
+        stack: closes the loggers of the training.
+        shows: prints the summary before training.
+
+    Returns:
+        None in a dry run, which trains nothing.
+    """
+    plan, run = prepared.plan, prepared.run
+    start = copy.deepcopy(prepared.model) if plan.baseline and not plan.dry_run else None
+    with run.timed("teacher"):
+        module, outputs = prepared.prepare_training(prepared.model, prepared.source)
+    if shows:
+        prepared.show(module, outputs)
+    if plan.dry_run:
+        return None
+    run.update(teacher_outputs={"cached": outputs.outputs is not None, "reason": outputs.reason})
+    if module.teacher is None:
+        prepared.teacher.release()  # Its outputs are cached; later stages load it again.
+    loggers = stack.enter_context(plan.tracking.open(run.directory, metric=plan.task.metric, selects=plan.task.selects))
+    with run.timed("training"):
+        scores = prepared.train_student(module, outputs, loggers.lightning)
+    baseline = None
+    if start is not None:
+        with run.timed("baseline"):
+            baseline = prepared.train_baseline(start)
+    baselines = (
+        [None] * len(prepared.tasks) if baseline is None else [of for _, of in prepared.scores_of_tasks(baseline)]
+    )
+    for (task, of_student), of_baseline in zip(prepared.scores_of_tasks(scores), baselines, strict=True):
+        task.compare(of_student, of_baseline)
+    return Trained(prepared, module.student, scores, loggers)
 
 
 @dataclass(frozen=True)
@@ -356,10 +293,6 @@ class _OutputsOrReason:
 
 def _encoder_size(student: PreTrainedModel) -> EncoderSize:
     return checks.encoder_size(next(iter(heads_of(student).values())))
-
-
-def _pick(models: Callable[[], Mapping[str, PreTrainedModel]], name: str) -> PreTrainedModel:
-    return models()[name]
 
 
 def training_record(

@@ -1,0 +1,219 @@
+"""The preparation of a run: its data, its teachers, and a student that can follow them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import lightning as L
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.chain import seeds
+from distill.chain.baseline import choose_baseline
+from distill.chain.depth_search import DepthSearch
+from distill.chain.encoding import Encoding
+from distill.chain.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
+from distill.chain.task_run import TaskRun, joint_record, task_record
+from distill.chain.train import Prepared
+from distill.console import print_notice, silence_libraries
+from distill.contracts import EncodedSplits, Examples, Loader, SeveralTasks, Splits, Task, tasks_of
+from distill.data import several
+from distill.data.profile import print_rows_profile
+from distill.data.tables import LabelledText
+from distill.export.abstention import check_dev
+from distill.export.bundle import check_calibration
+from distill.export.vocabulary import check_cut
+from distill.models import checks
+from distill.models.heads import check_encoder, share_encoder
+from distill.records.record import Run
+from distill.storage.cache import open_cache
+from distill.teaching import teacher as teaching
+from distill.teaching.outputs import check_size
+from distill.teaching.several import PreparedTeachers, check_teachers, join_teachers
+from distill.teaching.teacher import PreparedTeacher, TeacherSource
+
+
+def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Prepared:
+    """Prepares the training of the first student: its data, its teachers, its weights and the choices left to `auto`.
+
+    Raises:
+        UserError: for options, data or models that do not fit, before anything is trained.
+    """
+    plan = choose_augmentation(choose_for_text(plan))
+    check_plan(source, plan)
+    seeds.check(plan)
+    silence_libraries()
+    open_cache(plan.cache_dir)
+    with run.timed("data"):
+        readings = [
+            _read(name, source.of_task(name), student, replace(plan, task=task), run.section(name))
+            for name, task in tasks_of(plan.task).items()
+        ]
+    check_teachers({reading.name: reading.source for reading in readings}, plan.objective)
+    with run.timed("teacher"):
+        prepared = [reading.prepare() for reading in readings]
+    student, tasks = prepared[0][0], [task for _, task in prepared]
+    teacher = join_teachers({task.name: task.teacher for task in tasks}, plan.objective)
+    examples = _join_examples(tasks, plan.task)
+    model, loaders = create_student(student, tasks, plan, examples)
+    if isinstance(examples["train"], Examples):
+        rows = sum(task.splits.sizes().get("train", 0) for task in tasks)
+        steps, scored = len(loaders["train"]), len(cast(Examples, examples["dev"]))
+        plan = choose_training(plan, model, examples=rows, steps_per_epoch=steps, scored=scored)
+    if not plan.dry_run:
+        with run.timed("teacher"):
+            for task in tasks:
+                teaching.score(
+                    task.teacher, task.task, task.examples, source=source.of_task(task.name),
+                    directory=plan.cache_dir / "outputs",
+                )  # fmt: skip
+    _record(run, plan, tasks, teacher)
+    ready = Prepared(plan, run, student, model, tasks, examples, loaders, teacher, source)
+    return choose_baseline(ready if plan.objective.needs_teacher else ready.without_unlabelled())
+
+
+def prepare_seed(first: Prepared, plan: Plan, run: Run) -> Prepared:
+    """Returns the training of the student of a further seed, with the data and the teachers of the first one."""
+    model, loaders = create_student(first.student, first.tasks, plan, first.examples)
+    tasks = [task.of_seed(plan, run) for task in first.tasks]
+    return replace(first, plan=plan, run=run, model=model, tasks=tasks, loaders=loaders)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The data of one task, and everything that its teacher is prepared with."""
+
+    name: str
+    plan: Plan
+    run: Run
+    source: TeacherSource
+    requested: str
+    substituted: bool
+    splits: Splits
+    encode: Encoding
+    search: DepthSearch
+
+    def prepare(self) -> tuple[Student, TaskRun]:
+        """Returns the student within the budget, and the task with its teacher."""
+        plan = self.plan
+        preparation = teaching.Preparation(
+            task=plan.task, splits=self.splits, cache_dir=plan.cache_dir, run_directory=self.run.directory,
+            device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,
+            rehearse=lambda model, tokenizer, examples: self._choose_student(
+                model, tokenizer, lambda student: self.encode.rehearse(tokenizer, examples)
+            ),
+        )  # fmt: skip
+        teacher = teaching.prepare(self.source, preparation, requested=self.requested, substituted=self.substituted)
+        student, examples = self._choose_student(
+            teacher.model, teacher.tokenizer, lambda student: self.encode(teacher, student)
+        )
+        return student, TaskRun(self.name, plan, self.run, self.encode.data, examples, teacher, self.encode.notes)
+
+    def _choose_student(
+        self,
+        teacher: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        encode: Callable[[PreTrainedModel], EncodedSplits],
+    ) -> tuple[Student, EncodedSplits]:
+        """Returns the student within the budget and the tokenized splits, which `encode` returns for its model.
+
+        Raises:
+            UserError: for a student that cannot follow the teacher. This is called before the teacher is fine-tuned
+                too.
+        """
+        plan, task = self.plan, self.plan.task
+        student = self.search.choose(teacher, tokenizer)
+        model, _ = _make_student(student, teacher, task, tokenizer)
+        _check_student(model, student.name, plan, teacher, tokenizer)
+        if self.name:
+            check_encoder(model, student.name)
+        examples = encode(model)
+        if isinstance(examples["train"], Examples):
+            checks.check_data(plan.objective, task, examples["train"])
+            check_size(
+                plan.objective, task, teacher, examples["train"], self.source.cache, student=model,
+                epochs=plan.trainer.fixed_epochs,
+            )  # fmt: skip
+        return student, examples
+
+
+def _read(name: str, source: TeacherSource, student: Student, plan: Plan, run: Run) -> _Reading:
+    """Finds the teacher's weights and reads the data of one task.
+
+    Raises:
+        UserError: for weights that are not available, and data that does not fit the options.
+    """
+    found, substituted = teaching.locate(source, plan.task)
+    rows = getattr(plan.task, "rows", None)
+    if plan.dry_run and isinstance(rows, LabelledText):
+        print_rows_profile(rows)
+    splits = plan.task.read(plan.cache_dir)
+    _check_splits(splits, plan)
+    encode, search = Encoding(plan, splits, found), DepthSearch(student, plan, run, splits)
+    return _Reading(name, plan, run, found, source.weights.name, substituted, splits, encode, search)
+
+
+def _check_splits(splits: Splits, plan: Plan) -> None:
+    """Raises UserError for data that is too little for an option, or that a baseline cannot learn from."""
+    sizes = splits.sizes()
+    check_dev(sizes.get("dev", 0), plan.export.abstain)
+    if plan.exports and "train" in sizes:
+        check_calibration(sizes["train"], plan.export)
+    if plan.baseline is True:
+        plan.task.supervised_terms()
+
+
+def create_student(
+    student: Student, parts: Sequence[TaskRun], plan: Plan, examples: EncodedSplits
+) -> tuple[PreTrainedModel, dict[str, Loader]]:
+    """Returns a student with the weights of the plan's seed, and the loaders of its training."""
+    L.seed_everything(plan.seed, verbose=False)
+    models: dict[str, PreTrainedModel] = {}
+    for part in parts:
+        models[part.name], change = _make_student(student, part.teacher.model, part.task, part.teacher.tokenizer)
+        if change is not None:
+            print_notice(change)
+    model = share_encoder(models, name=student.name) if len(parts) > 1 else models[parts[0].name]
+    return model, several.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
+
+
+def _join_examples(parts: Sequence[TaskRun], task: Task) -> EncodedSplits:
+    """Returns the examples of all tasks; those of a single task stay as they are."""
+    if isinstance(task, SeveralTasks):
+        return several.join_splits([part.examples for part in parts], sampling=task.sampling)
+    return parts[0].examples
+
+
+def _record(run: Run, plan: Plan, parts: Sequence[TaskRun], teacher: PreparedTeacher) -> None:
+    """Records the objective, and the data and the teacher of every task and of all together."""
+    for part in parts:
+        about = task_record(part.task, part.splits, part.examples)
+        if "unlabelled" in about:
+            before = (part.run.record.get("task") or {}).get("unlabelled") or {}  # Of a run that is resumed.
+            share = about["unlabelled"]["share"] if plan.objective.needs_teacher else 0.0  # They are left out.
+            about["unlabelled"] |= {"share": share, "sureness": before.get("sureness")}
+        part.run.update(task=about, teacher=part.teacher.record())
+    if isinstance(teacher, PreparedTeachers):
+        teacher.join_scores(plan.task)
+        run.update(task=joint_record(plan.task, parts), teacher=teacher.record())
+    run.update(objective=plan.objective.record())
+
+
+def _make_student(
+    student: Student, teacher: PreTrainedModel, task: Task, tokenizer: PreTrainedTokenizerBase
+) -> tuple[PreTrainedModel, str | None]:
+    """Returns a new student, and in words whether it was given other rows of embeddings than it had."""
+    model = student.make(teacher, task)
+    return model, checks.match_spare_rows(model, teacher, tokenizer) if task.over_vocabulary else None
+
+
+def _check_student(
+    student: PreTrainedModel, name: str, plan: Plan, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Raises UserError for a student that cannot follow the teacher."""
+    checks.check_vocabulary(teacher, student, tokenizer)
+    checks.check_length(student, tokenizer, plan.task.max_length, who="student")
+    checks.check_outputs(plan.objective, teacher=teacher, student=student)
+    checks.check_sizes(plan.objective, teacher=teacher, student=student)
+    checks.check_head(student, teacher, name=name, likelihood=plan.task.likelihood)
+    if plan.export.vocabulary == "task" and plan.exports:
+        check_cut(tokenizer)
