@@ -101,7 +101,7 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
         stages = Stages(
             plan, run, "student", [Part("", plan, run, splits, examples, teacher)], examples, loaders, teacher
         )
-        module, _ = stages.prepare_training(student, source)
+        module = stages.prepare_training(student, source)
         fit = fitting.fit(
             module, loaders["train"], loaders["dev"], settings=plan.trainer, checkpoints=run.directory / "checkpoints",
             logger=None, title="student",

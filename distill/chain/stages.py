@@ -15,7 +15,7 @@ from distill.chain import summary
 from distill.chain.part import BASELINE, Part, data_digest
 from distill.chain.plan import Plan
 from distill.console import console, print_line, print_notice
-from distill.contracts import EncodedSplits, Examples, Loader, Scores
+from distill.contracts import EncodedSplits, Examples, Loader, Scores, Signal
 from distill.data import several
 from distill.edge.processor import weight_bits
 from distill.export.sharing import share_weights
@@ -29,9 +29,9 @@ from distill.records.loggers import OpenLoggers
 from distill.records.record import Run
 from distill.records.run_report import write_report
 from distill.storage.files import atomic_directory, replace_file, write_checksums, write_text
-from distill.teaching.output_cache import CachedOutputs
-from distill.teaching.outputs import ComputedOutputs, earlier_decision, outputs_for_training, teacher_logits
-from distill.teaching.several import join_outputs
+from distill.teaching.output_cache import Cached
+from distill.teaching.outputs import earlier_decision, outputs_for_training, run_live, teacher_logits
+from distill.teaching.several import join_signals
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training import averaging, fitting
 from distill.training.auto import describe_choices
@@ -67,21 +67,21 @@ class Stages:
         plan, run = self.plan, self.run
         start = copy.deepcopy(model) if plan.baseline and not plan.dry_run else None
         with run.timed("teacher"):
-            module, outputs = self.prepare_training(model, source)
+            module = self.prepare_training(model, source)
         if shows:
-            self.show(module, outputs)
+            self.show(module)
         if plan.dry_run:
             return
-        run.update(teacher_outputs={"cached": outputs.outputs is not None, "reason": outputs.reason})
-        if module.teacher is None:
+        signal = module.signal
+        run.update(teacher_outputs={"cached": signal.bytes > 0, "reason": signal.reason})
+        if signal.reason is None:
             self.teacher.release()  # Its outputs are cached; later stages load it again.
         with plan.tracking.open(run.directory, metric=plan.task.metric, selects=plan.task.selects) as loggers:
-            self._train_and_publish(module, outputs, start, source, loggers)
+            self._train_and_publish(module, start, source, loggers)
 
     def _train_and_publish(
         self,
         module: DistillationModule,
-        outputs: "_OutputsOrReason",
         start: PreTrainedModel | None,
         source: TeacherSource,
         loggers: OpenLoggers,
@@ -89,7 +89,7 @@ class Stages:
         """Trains, compares and exports one student, and logs its results."""
         run = self.run
         with run.timed("training"):
-            scores = self.train(module, outputs, loggers.lightning)
+            scores = self.train(module, loggers.lightning)
         baseline = None
         if start is not None:
             with run.timed("baseline"):
@@ -101,30 +101,11 @@ class Stages:
             self.publish(module.student, scores, source)
         loggers.log_results(run.record, run.directory / "bundle" if self.plan.exports else None)
 
-    def prepare_training(
-        self, student: PreTrainedModel, source: TeacherSource
-    ) -> tuple[DistillationModule, "_OutputsOrReason"]:
-        """The module to train, and the teacher's cached outputs or the reason why it runs in every step."""
-        plan, teacher, settings = self.plan, self.teacher, self.plan.trainer
-        steps, last = len(self.loaders["train"]), self.run.directory / "checkpoints" / "last.ckpt"
-        if plan.dry_run:
-            outputs, reason = None, "nothing is computed in a dry run" if plan.objective.needs_teacher else None
-        else:
-            of_parts = [
-                outputs_for_training(
-                    part.teacher, plan.objective, part.task, part.examples["train"], cache=source.cache,
-                    directory=plan.cache_dir / "outputs", epochs=epochs, student=student,
-                    earlier=earlier_decision(self.run.record, last) if plan.resume else None,
-                )
-                for part, epochs in zip(
-                    self.parts, several.epochs_of_tasks(self.loaders["train"], settings.total_steps(steps)), strict=True
-                )
-            ]  # fmt: skip
-            for part, (of_part, _) in zip(self.parts, of_parts, strict=True):
-                part.record_sureness(of_part)
-            outputs, reason = join_outputs(of_parts)
-        cached = outputs.outputs if outputs is not None else None
-        mass = cached.mass() if isinstance(cached, CachedOutputs) and cached.top_k else 1.0
+    def prepare_training(self, student: PreTrainedModel, source: TeacherSource) -> DistillationModule:
+        """Returns the module to train, with the signal of the teachers."""
+        plan, teacher = self.plan, self.teacher
+        signal = self._prepare_signal(student, source)
+        mass = signal.mass() if isinstance(signal, Cached) and signal.top_k else 1.0
         if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:
             print_notice(
                 f"the {source.cache.top_k} largest logits hold {mass:.1%} of the teacher's probability, and the "
@@ -133,16 +114,33 @@ class Stages:
         plan.objective.connect(_encoder_size(student), checks.encoder_size(teacher.model))
         if plan.objective.fits_teacher:
             most = FITTED_DRY if plan.dry_run else FITTED
-            plan.objective.fit(teacher_logits(teacher, plan.task, self.examples["train"], cached, most=most))
-        runs_teacher = plan.objective.needs_teacher and outputs is None
-        module = DistillationModule(
-            student=student, objective=plan.objective, task=plan.task,
-            teacher=teacher.running() if runs_teacher else None,
-            cached_outputs=cached, **settings.optimization(steps),
+            plan.objective.fit(teacher_logits(teacher, plan.task, self.examples["train"], signal, most=most))
+        return DistillationModule(
+            student=student, objective=plan.objective, task=plan.task, signal=signal,
+            **plan.trainer.optimization(len(self.loaders["train"])),
         )  # fmt: skip
-        return module, _OutputsOrReason(outputs, reason)
 
-    def show(self, module: DistillationModule, outputs: "_OutputsOrReason") -> None:
+    def _prepare_signal(self, student: PreTrainedModel, source: TeacherSource) -> Signal:
+        """Returns the outputs of the teachers of all tasks, and records how sure the teachers are."""
+        plan, train = self.plan, self.loaders["train"]
+        if plan.dry_run:
+            return run_live(self.teacher, plan.task, plan.objective, "nothing is computed in a dry run")
+        last = self.run.directory / "checkpoints" / "last.ckpt"
+        signals = []
+        for part, epochs in zip(
+            self.parts, several.epochs_of_tasks(train, plan.trainer.total_steps(len(train))), strict=True
+        ):
+            signals.append(
+                outputs_for_training(
+                    part.teacher, plan.objective, part.task, part.examples["train"], cache=source.cache,
+                    directory=plan.cache_dir / "outputs", epochs=epochs, student=student,
+                    earlier=earlier_decision(self.run.record, last) if plan.resume else None,
+                )
+            )  # fmt: skip
+            part.record_sureness(signals[-1])
+        return join_signals(signals, self.teacher, plan.task, plan.objective)
+
+    def show(self, module: DistillationModule) -> None:
         """Prints the summary before training."""
         plan = self.plan
         seconds = fitting.estimate_seconds(module, self.loaders["train"], self.loaders["dev"], plan.trainer)
@@ -155,7 +153,7 @@ class Stages:
                 ("vocabulary", checks.check_vocabulary(first.model, module.student, first.tokenizer)),
                 *(row for part in self.parts for row in part.describe_data()),
                 ("batches", summary.describe_batches(self.loaders["train"], plan.trainer)),
-                ("teacher outputs", summary.describe_outputs(module, outputs.reason)),
+                ("teacher outputs", summary.describe_outputs(module.signal)),
                 ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
                 ("training", summary.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
                 *(("baseline", line) for line in summary.describe_baseline(self.run.record["baseline_choice"])),
@@ -166,9 +164,7 @@ class Stages:
         summary.warn_of_head(plan.objective)
         summary.warn_of_parts(plan.objective, plan.trainer)
 
-    def train(
-        self, module: DistillationModule, outputs: "_OutputsOrReason", loggers: Sequence[Logger]
-    ) -> dict[str, Scores]:
+    def train(self, module: DistillationModule, loggers: Sequence[Logger]) -> dict[str, Scores]:
         """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
         fit = self._fit(module, self.run.directory, loggers, title="student")
         student, task = module.student.eval(), self.plan.task
@@ -176,7 +172,7 @@ class Stages:
         student.to("cpu" if reference is None else self.plan.trainer.device())
         scores = evaluate_splits(student, task, self.loaders, reference=reference)
         student.cpu()
-        self.run.update(training=training_record(fit, module, outputs.outputs) | {"chosen": self.plan.chosen})
+        self.run.update(training=training_record(fit, module) | {"chosen": self.plan.chosen})
         for (part, of_part), model in zip(self._of_parts(scores), heads_of(student).values(), strict=True):
             part.record_student(model, of_part, name=self.student_name)
         if self._is_joint:
@@ -290,7 +286,7 @@ class Stages:
         )  # fmt: skip
         plan = replace(plan, trainer=settings, objective=copy.deepcopy(plan.objective), resume=False)
         stages = replace(self, plan=plan)
-        module, _ = stages.prepare_training(copy.deepcopy(student).train(), source)
+        module = stages.prepare_training(copy.deepcopy(student).train(), source)
         with fake_quantized(module.student, bits=min(map(weight_bits, plan.export.targets()))):
             stages._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="int8")
         return module.student.cpu().eval()
@@ -346,14 +342,6 @@ class Stages:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _OutputsOrReason:
-    """The teacher's cached outputs, or the reason why it runs in every step; neither if no term needs it."""
-
-    outputs: ComputedOutputs | None
-    reason: str | None
-
-
 def _encoder_size(student: PreTrainedModel) -> EncoderSize:
     return checks.encoder_size(next(iter(heads_of(student).values())))
 
@@ -362,12 +350,9 @@ def _pick(models: Callable[[], Mapping[str, PreTrainedModel]], name: str) -> Pre
     return models()[name]
 
 
-def training_record(
-    fit: fitting.Fit, module: DistillationModule, outputs: ComputedOutputs | None = None
-) -> dict[str, Any]:
+def training_record(fit: fitting.Fit, module: DistillationModule) -> dict[str, Any]:
     """The `training` of run.json."""
-    return {
-        **asdict(fit),
-        "teacher_seconds": module.teacher_seconds + (outputs.seconds if outputs else 0.0),
-        "teacher_cache": outputs.record() if outputs else None,
-    }
+    seconds, cache, signal = module.teacher_seconds, None, module.signal
+    if signal.bytes:
+        seconds, cache = seconds + signal.seconds, {"hit": signal.seconds == 0, "bytes": signal.bytes}
+    return {**asdict(fit), "teacher_seconds": seconds, "teacher_cache": cache}
