@@ -75,7 +75,7 @@ def distill(setup: Setup) -> Result:
     terms = {"soft": SoftTargets(temperature=TEMPERATURE, weight=0.5), "hard": HardLabels(weight=0.5)}
     module = DistillationModule(
         student=setup.student, objective=Objective(name="hinton", terms=terms), task=setup.task,
-        cached_outputs=computed.outputs, **settings.optimization(len(loaders["train"])),
+        signal=computed, **settings.optimization(len(loaders["train"])),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as checkpoints:
         fitting.fit(

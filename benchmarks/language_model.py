@@ -40,6 +40,7 @@ from distill.contracts import IGNORED
 from distill.losses import Cosine, MaskedLanguageModelling, Objective, SoftTargets
 from distill.models import cpu_kernels
 from distill.tasks import MaskedLM
+from distill.teaching.signal import Live
 from distill.training import memory
 from distill.training.module import DistillationModule, freeze
 from students.distilbert import from_teacher
@@ -102,10 +103,9 @@ def build_module(student: PreTrainedModel, teacher: BertForMaskedLM, positions: 
         "mlm": MaskedLanguageModelling(weight=MLM),
         "cosine": Cosine(weight=COSINE),
     }
-    return DistillationModule(
-        student=student, objective=Objective(name="language_model", terms=terms),
-        task=MaskedLM(), teacher=teacher, learning_rate=1e-5,
-    )  # fmt: skip
+    objective, task = Objective(name="language_model", terms=terms), MaskedLM()
+    signal = Live(teacher, task, objective, reason="the inputs change every epoch")
+    return DistillationModule(student=student, objective=objective, task=task, signal=signal, learning_rate=1e-5)
 
 
 def measure(options: argparse.Namespace, variant: str, device: str) -> dict[str, float]:

@@ -31,7 +31,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedModel
 
-from distill.contracts import Items, Outputs
+from distill.contracts import Batch, Items, Outputs
 from distill.losses import HardLabels, Objective, SoftTargets
 from distill.models import cpu_kernels
 from distill.tasks import Classification
@@ -80,23 +80,25 @@ def make_step(
     module = DistillationModule(
         student=student, objective=Objective(name="hinton", terms=terms), learning_rate=1e-5,
         task=Classification(name="step", text=["text"]),
-        cached_outputs=lambda batch, items: _FixedOutputs(teacher_logits),
+        signal=_FixedSignal(teacher_logits),
     )  # fmt: skip
     optimizer = module.configure_optimizers()[0][0]
     return make_training_step(lambda: module.losses(batch)[0], student.parameters(), optimizer, "cpu")
 
 
 @dataclass(frozen=True)
-class _FixedOutputs:
+class _FixedSignal:
     """Teacher outputs with the same logits for every batch, at no cost."""
 
     logits: Tensor
-    chunk_size: int | None = None
+    reason = None
+    bytes = 0
+    seconds = 0.0
 
-    def whole(self) -> Outputs:
-        return Outputs()
+    def describe(self) -> str:
+        return ""
 
-    def at(self, items: Items) -> Outputs:
+    def __call__(self, batch: Batch, items: Items) -> Outputs:
         return Outputs(logits=self.logits)
 
 

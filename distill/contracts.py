@@ -90,6 +90,11 @@ class Items:
         """The example that each item belongs to, `[n]`."""
         return self.batch["example_id"][self.row]
 
+    @property
+    def span(self) -> slice:
+        """The positions of the items among all items of the batch."""
+        return slice(self.first, self.first + len(self))
+
     def part(self, first: int, last: int) -> "Items":
         """Returns the items from `first` to `last`, that one excluded."""
         names = ("row", "labels", "labelled", "index", "chosen", "weights", "valid")
@@ -124,6 +129,16 @@ class Outputs:
     segment_logits: "Tensor | None" = None
     attention_vectors: "Mapping[int, AttentionVectors] | None" = None
 
+    chunk_size = None  # They are computed for all items.
+
+    def whole(self) -> "Outputs":
+        """Everything but the logits."""
+        return replace(self, logits=None)
+
+    def at(self, items: Items) -> "Outputs":
+        """Everything with the logits of these items."""
+        return self if self.logits is None else replace(self, logits=self.logits[items.span])
+
     def logits_at(self, temperature: float) -> "Tensor | None":
         """Logits `[n, C]` whose softmax at this temperature is the model's softened distribution."""
         return self.logits
@@ -146,10 +161,31 @@ class ItemOutputs(Protocol):
         ...
 
 
-class TeacherOutputs(Protocol):
-    """A teacher's outputs for a batch, computed or cached."""
+class Signal(Protocol):
+    """A teacher's outputs for every batch of a training: live or cached, of one teacher or several, or none."""
 
-    def __call__(self, batch: Batch, items: Items) -> ItemOutputs: ...
+    @property
+    def reason(self) -> str | None:
+        """The reason why the teacher runs in every step; None if its outputs are cached, or not needed."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Size of the cached outputs; 0 if none are cached."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the teacher's forward passes in this process."""
+        ...
+
+    def describe(self) -> str:
+        """Describes the outputs that are cached and where; empty if none are."""
+        ...
+
+    def __call__(self, batch: Batch, items: Items) -> ItemOutputs:
+        """Returns the outputs for a batch."""
+        ...
 
 
 @dataclass(frozen=True)

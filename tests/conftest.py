@@ -25,7 +25,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedMo
 
 from distill import __main__ as command_line
 from distill.chain import baseline
-from distill.contracts import Items, Outputs, Scores
+from distill.contracts import Items, Outputs, Scores, Task
 from distill.data import auto_text, batching, tables
 from distill.edge import cores
 from distill.export.settings import ExportSettings
@@ -33,7 +33,8 @@ from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.losses.term import EncoderSize
 from distill.records import figures
 from distill.tasks import Classification
-from distill.teaching.output_cache import CachedOutputs
+from distill.teaching.output_cache import Cached
+from distill.teaching.signal import Live
 from distill.training import fitting
 from distill.training.distributed import start_method
 from distill.training.module import DistillationModule
@@ -203,7 +204,7 @@ def outputs_at_items(output: Any, items: Items) -> Outputs:
     )
 
 
-def stored_logits(outputs: CachedOutputs) -> np.ndarray:
+def stored_logits(outputs: Cached) -> np.ndarray:
     """Returns the cached logits of all items in the order of the examples."""
     numbers = range(len(outputs._shards))
     return np.concatenate([outputs._shard(number).tensors["logits"].numpy() for number in numbers])
@@ -305,6 +306,11 @@ def make_toy(
     return build
 
 
+def live(teacher: PreTrainedModel, objective: Objective, task: Task) -> Live:
+    """Returns the signal of a teacher that runs in every step."""
+    return Live(teacher, task, objective, reason="a test")
+
+
 def build_toy(
     task: Classification,
     splits: tables.LabelledData,
@@ -327,7 +333,7 @@ def build_toy(
     torch.manual_seed(0)
     objective.connect(EncoderSize(32, 2), EncoderSize(teacher_width, 4))
     module = DistillationModule(
-        student=from_teacher(source).eval(), objective=objective, task=task, teacher=teacher,
+        student=from_teacher(source).eval(), objective=objective, task=task, signal=live(teacher, objective, task),
         **settings.optimization(len(loaders["train"])),
     )  # fmt: skip
     return Toy(module, loaders, settings, tokenizer, directory)

@@ -20,7 +20,7 @@ from distill.tasks import Classification, Regression
 from distill.training import auto, fitting
 from distill.training.module import DistillationModule
 from students.distilbert import from_teacher
-from tests.conftest import LABELS, LOOSE, SETTINGS, Toy, equal, last_state, sentences, toy_bert, weights
+from tests.conftest import LABELS, LOOSE, SETTINGS, Toy, equal, last_state, live, sentences, toy_bert, weights
 
 TIMING = d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.01, teacher=False)
 ROWS = sentences(48)
@@ -116,11 +116,11 @@ def mixed_toy(tokenizer: PreTrainedTokenizerBase, directory: Path, **options: An
     examples = task.encode(task.read(directory), tokenizer, None)
     settings = replace(SETTINGS, **{"batch_size": 8, **options})
     loaders = batching.all_loaders(examples, **settings.batches())
-    teacher = toy_bert(len(tokenizer))
+    teacher, objective = toy_bert(len(tokenizer)), Objective(soft=SoftTargets(), hard=HardLabels())
     torch.manual_seed(0)
     module = DistillationModule(
-        student=from_teacher(teacher), objective=Objective(soft=SoftTargets(), hard=HardLabels()), task=task,
-        teacher=teacher, **settings.optimization(len(loaders["train"])),
+        student=from_teacher(teacher), objective=objective, task=task, signal=live(teacher, objective, task),
+        **settings.optimization(len(loaders["train"])),
     )  # fmt: skip
     return Toy(module, loaders, settings, tokenizer, directory)
 
@@ -190,7 +190,8 @@ def test_terms_that_need_labels_skip_unlabelled_examples(
         initializer_range=0.3, num_labels=labels, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     student, teacher = BertForSequenceClassification(config), BertForSequenceClassification(config)
-    module = DistillationModule(student=student, objective=Objective(terms=terms), task=task, teacher=teacher)
+    objective = Objective(terms=terms)
+    module = DistillationModule(student=student, objective=objective, task=task, signal=live(teacher, objective, task))
     mixed = train[list(range(len(train)))]
     alone = train.labelled[list(range(6))]
     items = task.select(mixed)

@@ -8,7 +8,7 @@ from rich.text import Text
 from transformers import PreTrainedModel
 
 from distill.console import console, format_duration, print_notice
-from distill.contracts import EncodedSplits, Examples, Loader, Splits, Task
+from distill.contracts import EncodedSplits, Examples, Loader, Signal, Splits, Task
 from distill.data.batching import examples_and_buckets
 from distill.data.mixing import MixedBuckets
 from distill.data.tables import BANK
@@ -16,7 +16,6 @@ from distill.losses import Objective
 from distill.models.checks import count_parameters
 from distill.models.heads import heads_of
 from distill.storage.files import JsonObject
-from distill.teaching.outputs import StoredOutputs
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
 
@@ -110,12 +109,11 @@ def describe_baseline(choice: JsonObject) -> list[str]:
     return [f"not trained, because {choice['reason']}: baseline=true trains it"]
 
 
-def describe_outputs(module: DistillationModule, reason: str | None) -> str:
+def describe_outputs(signal: Signal) -> str:
     """Describes the cache of teacher outputs, or why the teacher runs in every step."""
-    cached = module.cached_outputs
-    if isinstance(cached, StoredOutputs):
-        return f"computed once, cached in {cached.describe()}"
-    return "none needed" if module.teacher is None else f"computed in every step: {reason}"
+    if signal.bytes:
+        return f"computed once, cached in {signal.describe()}"
+    return "none needed" if signal.reason is None else f"computed in every step: {signal.reason}"
 
 
 def warn_of_stream(train: Loader, settings: TrainerSettings) -> None:

@@ -17,7 +17,7 @@ from distill.chain import seeds, summary
 from distill.chain.depth_search import warn_of_budget
 from distill.chain.plan import Plan
 from distill.console import print_line, print_notice
-from distill.contracts import EncodedSplits, Examples, ScoredSplits, Scores, Splits, Task
+from distill.contracts import EncodedSplits, Examples, ScoredSplits, Scores, Signal, Splits, Task
 from distill.data.mixing import MixedExamples
 from distill.edge.model_files import session
 from distill.edge.processor import weight_bits
@@ -48,7 +48,7 @@ from distill.storage.files import (
     replace_file,
     write_text,
 )
-from distill.teaching.outputs import ComputedOutputs, measure_sureness
+from distill.teaching.outputs import measure_sureness
 from distill.teaching.teacher import PreparedTeacher
 from distill.training.evaluate import split_metrics
 from distill.training.statistics import is_worse
@@ -128,15 +128,13 @@ class TaskRun:
             *([("text", text)] if text else []),
         ]
 
-    def record_sureness(self, outputs: ComputedOutputs | None) -> None:
+    def record_sureness(self, signal: Signal) -> None:
         """Records how sure the teacher is of the texts that only it labels, if its outputs for them are cached."""
         record = self.run.record["task"]
         unlabelled = record.get("unlabelled")
-        if outputs is None or unlabelled is None or unlabelled["sureness"] is not None:
+        if not signal.bytes or unlabelled is None or unlabelled["sureness"] is not None:
             return
-        sureness = measure_sureness(
-            self.teacher, self.task, self.examples["train"], outputs.outputs, most=SURENESS_EXAMPLES
-        )
+        sureness = measure_sureness(self.teacher, self.task, self.examples["train"], signal, most=SURENESS_EXAMPLES)
         self.run.update(task={**record, "unlabelled": {**unlabelled, "sureness": sureness}})
 
     def record_student(self, model: PreTrainedModel, scores: Mapping[str, Scores], *, name: str) -> None:

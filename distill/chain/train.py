@@ -15,7 +15,7 @@ from distill.chain import summary
 from distill.chain.plan import Plan, Student
 from distill.chain.task_run import BASELINE, TaskRun, data_digest
 from distill.console import print_notice
-from distill.contracts import EncodedSplits, Loader, Scores
+from distill.contracts import EncodedSplits, Loader, Scores, Signal
 from distill.data import several
 from distill.edge.processor import weight_bits
 from distill.losses import Objective
@@ -24,9 +24,9 @@ from distill.models import checks
 from distill.models.heads import heads_of
 from distill.records.loggers import OpenLoggers
 from distill.records.record import Run
-from distill.teaching.output_cache import CachedOutputs
-from distill.teaching.outputs import ComputedOutputs, earlier_decision, outputs_for_training, teacher_logits
-from distill.teaching.several import join_outputs
+from distill.teaching.output_cache import Cached
+from distill.teaching.outputs import earlier_decision, outputs_for_training, run_live, teacher_logits
+from distill.teaching.several import join_signals
 from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training import fitting
 from distill.training.auto import describe_choices
@@ -62,30 +62,11 @@ class Prepared:
     teacher: PreparedTeacher
     source: TeacherSource
 
-    def prepare_training(
-        self, student: PreTrainedModel, source: TeacherSource
-    ) -> tuple[DistillationModule, "_OutputsOrReason"]:
-        """The module to train, and the teacher's cached outputs or the reason why it runs in every step."""
-        plan, teacher, settings = self.plan, self.teacher, self.plan.trainer
-        steps, last = len(self.loaders["train"]), self.run.directory / "checkpoints" / "last.ckpt"
-        if plan.dry_run:
-            outputs, reason = None, "nothing is computed in a dry run" if plan.objective.needs_teacher else None
-        else:
-            of_parts = [
-                outputs_for_training(
-                    part.teacher, plan.objective, part.task, part.examples["train"], cache=source.cache,
-                    directory=plan.cache_dir / "outputs", epochs=epochs, student=student,
-                    earlier=earlier_decision(self.run.record, last) if plan.resume else None,
-                )
-                for part, epochs in zip(
-                    self.tasks, several.epochs_of_tasks(self.loaders["train"], settings.total_steps(steps)), strict=True
-                )
-            ]  # fmt: skip
-            for part, (of_part, _) in zip(self.tasks, of_parts, strict=True):
-                part.record_sureness(of_part)
-            outputs, reason = join_outputs(of_parts)
-        cached = outputs.outputs if outputs is not None else None
-        mass = cached.mass() if isinstance(cached, CachedOutputs) and cached.top_k else 1.0
+    def prepare_training(self, student: PreTrainedModel, source: TeacherSource) -> DistillationModule:
+        """Returns the module to train, with the signal of the teachers."""
+        plan, teacher = self.plan, self.teacher
+        signal = self._prepare_signal(student, source)
+        mass = signal.mass() if isinstance(signal, Cached) and signal.top_k else 1.0
         if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:
             print_notice(
                 f"the {source.cache.top_k} largest logits hold {mass:.1%} of the teacher's probability, and the "
@@ -94,16 +75,33 @@ class Prepared:
         plan.objective.connect(_encoder_size(student), checks.encoder_size(teacher.model))
         if plan.objective.fits_teacher:
             most = FITTED_DRY if plan.dry_run else FITTED
-            plan.objective.fit(teacher_logits(teacher, plan.task, self.examples["train"], cached, most=most))
-        runs_teacher = plan.objective.needs_teacher and outputs is None
-        module = DistillationModule(
-            student=student, objective=plan.objective, task=plan.task,
-            teacher=teacher.running() if runs_teacher else None,
-            cached_outputs=cached, **settings.optimization(steps),
+            plan.objective.fit(teacher_logits(teacher, plan.task, self.examples["train"], signal, most=most))
+        return DistillationModule(
+            student=student, objective=plan.objective, task=plan.task, signal=signal,
+            **plan.trainer.optimization(len(self.loaders["train"])),
         )  # fmt: skip
-        return module, _OutputsOrReason(outputs, reason)
 
-    def show(self, module: DistillationModule, outputs: "_OutputsOrReason") -> None:
+    def _prepare_signal(self, student: PreTrainedModel, source: TeacherSource) -> Signal:
+        """Returns the outputs of the teachers of all tasks, and records how sure the teachers are."""
+        plan, train = self.plan, self.loaders["train"]
+        if plan.dry_run:
+            return run_live(self.teacher, plan.task, plan.objective, "nothing is computed in a dry run")
+        last = self.run.directory / "checkpoints" / "last.ckpt"
+        signals = []
+        for part, epochs in zip(
+            self.tasks, several.epochs_of_tasks(train, plan.trainer.total_steps(len(train))), strict=True
+        ):
+            signals.append(
+                outputs_for_training(
+                    part.teacher, plan.objective, part.task, part.examples["train"], cache=source.cache,
+                    directory=plan.cache_dir / "outputs", epochs=epochs, student=student,
+                    earlier=earlier_decision(self.run.record, last) if plan.resume else None,
+                )
+            )  # fmt: skip
+            part.record_sureness(signals[-1])
+        return join_signals(signals, self.teacher, plan.task, plan.objective)
+
+    def show(self, module: DistillationModule) -> None:
         """Prints the summary before training."""
         plan = self.plan
         seconds = fitting.estimate_seconds(module, self.loaders["train"], self.loaders["dev"], plan.trainer)
@@ -116,7 +114,7 @@ class Prepared:
                 ("vocabulary", checks.check_vocabulary(first.model, module.student, first.tokenizer)),
                 *(row for part in self.tasks for row in part.describe_data()),
                 ("batches", summary.describe_batches(self.loaders["train"], plan.trainer)),
-                ("teacher outputs", summary.describe_outputs(module, outputs.reason)),
+                ("teacher outputs", summary.describe_outputs(module.signal)),
                 ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
                 ("training", summary.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
                 *(("baseline", line) for line in summary.describe_baseline(self.run.record["baseline_choice"])),
@@ -127,9 +125,7 @@ class Prepared:
         summary.warn_of_head(plan.objective)
         summary.warn_of_parts(plan.objective, plan.trainer)
 
-    def train_student(
-        self, module: DistillationModule, outputs: "_OutputsOrReason", loggers: Sequence[Logger]
-    ) -> dict[str, Scores]:
+    def train_student(self, module: DistillationModule, loggers: Sequence[Logger]) -> dict[str, Scores]:
         """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
         fit = self._fit(module, self.run.directory, loggers, title="student")
         student, task = module.student.eval(), self.plan.task
@@ -137,7 +133,7 @@ class Prepared:
         student.to("cpu" if reference is None else self.plan.trainer.device())
         scores = evaluate_splits(student, task, self.loaders, reference=reference)
         student.cpu()
-        self.run.update(training=training_record(fit, module, outputs.outputs) | {"chosen": self.plan.chosen})
+        self.run.update(training=training_record(fit, module) | {"chosen": self.plan.chosen})
         for (part, of_part), model in zip(self.scores_of_tasks(scores), heads_of(student).values(), strict=True):
             part.record_student(model, of_part, name=self.student.name)
         if self.is_joint:
@@ -196,7 +192,7 @@ class Prepared:
         )  # fmt: skip
         plan = replace(plan, trainer=settings, objective=copy.deepcopy(plan.objective), resume=False)
         prepared = replace(self, plan=plan)
-        module, _ = prepared.prepare_training(copy.deepcopy(student).train(), source)
+        module = prepared.prepare_training(copy.deepcopy(student).train(), source)
         with fake_quantized(module.student, bits=min(map(weight_bits, plan.export.targets()))):
             prepared._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="int8")
         return module.student.cpu().eval()
@@ -260,17 +256,18 @@ def train(prepared: Prepared, stack: ExitStack, *, shows: bool = False) -> Train
     plan, run = prepared.plan, prepared.run
     start = copy.deepcopy(prepared.model) if plan.baseline and not plan.dry_run else None
     with run.timed("teacher"):
-        module, outputs = prepared.prepare_training(prepared.model, prepared.source)
+        module = prepared.prepare_training(prepared.model, prepared.source)
     if shows:
-        prepared.show(module, outputs)
+        prepared.show(module)
     if plan.dry_run:
         return None
-    run.update(teacher_outputs={"cached": outputs.outputs is not None, "reason": outputs.reason})
-    if module.teacher is None:
+    signal = module.signal
+    run.update(teacher_outputs={"cached": signal.bytes > 0, "reason": signal.reason})
+    if signal.reason is None:
         prepared.teacher.release()  # Its outputs are cached; later stages load it again.
     loggers = stack.enter_context(plan.tracking.open(run.directory, metric=plan.task.metric, selects=plan.task.selects))
     with run.timed("training"):
-        scores = prepared.train_student(module, outputs, loggers.lightning)
+        scores = prepared.train_student(module, loggers.lightning)
     baseline = None
     if start is not None:
         with run.timed("baseline"):
@@ -283,24 +280,13 @@ def train(prepared: Prepared, stack: ExitStack, *, shows: bool = False) -> Train
     return Trained(prepared, module.student, scores, loggers)
 
 
-@dataclass(frozen=True)
-class _OutputsOrReason:
-    """The teacher's cached outputs, or the reason why it runs in every step; neither if no term needs it."""
-
-    outputs: ComputedOutputs | None
-    reason: str | None
-
-
 def _encoder_size(student: PreTrainedModel) -> EncoderSize:
     return checks.encoder_size(next(iter(heads_of(student).values())))
 
 
-def training_record(
-    fit: fitting.Fit, module: DistillationModule, outputs: ComputedOutputs | None = None
-) -> dict[str, Any]:
+def training_record(fit: fitting.Fit, module: DistillationModule) -> dict[str, Any]:
     """The `training` of run.json."""
-    return {
-        **asdict(fit),
-        "teacher_seconds": module.teacher_seconds + (outputs.seconds if outputs else 0.0),
-        "teacher_cache": outputs.record() if outputs else None,
-    }
+    seconds, cache, signal = module.teacher_seconds, None, module.signal
+    if signal.bytes:
+        seconds, cache = seconds + signal.seconds, {"hit": signal.seconds == 0, "bytes": signal.bytes}
+    return {**asdict(fit), "teacher_seconds": seconds, "teacher_cache": cache}

@@ -48,7 +48,7 @@ class EncoderPass:
 
     def at(self, items: Items) -> Outputs:
         """Returns the logits `[n, V]` of these items, and those of the segments if they are computed."""
-        states = self.states[items.first : items.first + len(items)]
+        states = self.states[items.span]
         logits = run_head(self.model, self.output, states).logits[0]
         return Outputs(logits=logits, segment_logits=self._segment_logits)
 

@@ -40,7 +40,7 @@ class FullPass:
     def at(self, items: Items) -> Outputs:
         """Returns all outputs with the logits `[n, C]` of these items."""
         return Outputs(
-            logits=self.logits[items.first : items.first + len(items)],
+            logits=self.logits[items.span],
             hidden_states=self.output.get("hidden_states"),
             attentions=self.output.get("attentions"),
             attention_vectors=self.output.get("attention_vectors"),

@@ -29,7 +29,7 @@ from distill.models.modeling_bilstm import (
     feature_layers,
 )
 from distill.options import STRICT, raise_option_errors, show_value
-from distill.teaching.output_cache import CachedOutputs, HiddenLayers, OutputCache
+from distill.teaching.output_cache import Cached, HiddenLayers, OutputCache
 from distill.teaching.outputs import Computation, HiddenStatesOverflow, cache_outputs
 from distill.training.module import freeze
 from distill.training.settings import TrainerSettings
@@ -174,11 +174,10 @@ class Features:
             assert isinstance(split, Examples)  # A task that fine-tunes its teacher has no stream.
             self._check_size(split, hidden, cache)
             try:
-                computed = cache_outputs(computation, split, hidden=hidden, title=f"features of {name}")
+                outputs = cache_outputs(computation, split, hidden=hidden, title=f"features of {name}")
             except HiddenStatesOverflow as error:
                 raise UserError(f"{error.reason}: teacher.features={self.name} needs another teacher") from error
-            assert isinstance(computed.outputs, CachedOutputs)
-            with_features[name] = FeaturedExamples(split, computed.outputs)
+            with_features[name] = FeaturedExamples(split, outputs)
         return model.head, with_features
 
     def _check_size(self, split: Examples, hidden: HiddenLayers, cache: OutputCache) -> None:
@@ -198,7 +197,7 @@ def _model_class(task: Task) -> type[PreTrainedModel] | None:
 class FeaturedExamples(Dataset[dict[str, Tensor]]):
     """One tokenized split whose batches have the features of every token, `[S, L, F]`, from the cache."""
 
-    def __init__(self, examples: Examples, outputs: CachedOutputs) -> None:
+    def __init__(self, examples: Examples, outputs: Cached) -> None:
         self.examples, self.outputs = examples, outputs
         self.lengths, self.tokens, self.sequences = examples.lengths, examples.tokens, examples.sequences
         self.truncated, self.digest, self.visits = examples.truncated, examples.digest, examples.visits

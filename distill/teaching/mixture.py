@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from distill.contracts import Batch, Items, Likelihood, Outputs, Scores
-from distill.teaching.output_cache import CachedOutputs, CachedPass
+from distill.contracts import Items, Likelihood, Outputs, Scores
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,11 @@ class EnsembleOutputs(Outputs):
     members: Sequence[Tensor] = ()
     mixture: Mixture = Mixture((1.0,), "softmax")
 
+    def at(self, items: Items) -> "EnsembleOutputs":
+        """Returns the outputs with the logits of these items."""
+        members = [logits[items.span] for logits in self.members]
+        return replace(self, logits=cast(Tensor, self.logits)[items.span], members=members)
+
     @classmethod
     def create(cls, outputs: Sequence[Outputs], mixture: Mixture) -> "EnsembleOutputs":
         """Returns the mean of the outputs of each teacher, which have logits."""
@@ -71,43 +75,6 @@ class EnsembleOutputs(Outputs):
     def logits_at(self, temperature: float) -> Tensor:
         """Returns logits `[n, C]` whose softmax at this temperature is the mean of the softened distributions."""
         return self.mixture.mix(self.members, temperature=temperature)
-
-
-@dataclass(frozen=True)
-class MixedOutputs:
-    """The cached outputs of several teachers for one split. Hidden states are those of the first teacher."""
-
-    members: Sequence[CachedOutputs]
-    mixture: Mixture
-
-    def __call__(self, batch: Batch, items: Items) -> "MixedPass":
-        return MixedPass([outputs(batch, items) for outputs in self.members], self.mixture)
-
-    def bytes(self) -> int:
-        """Returns the size of all files."""
-        return sum(outputs.bytes() for outputs in self.members)
-
-    def describe(self) -> str:
-        """Describes what is cached where."""
-        return "; ".join(outputs.describe() for outputs in self.members)
-
-
-@dataclass(frozen=True)
-class MixedPass:
-    """The outputs of several teachers for one batch."""
-
-    members: Sequence[CachedPass]
-    mixture: Mixture
-    chunk_size: int | None = None
-
-    def whole(self) -> Outputs:
-        """Returns all outputs of the first teacher except its logits."""
-        return self.members[0].whole()
-
-    def at(self, items: Items) -> Outputs:
-        """Returns the outputs of the first teacher with the mixed logits `[n, C]` of these items."""
-        # Not over a vocabulary.
-        return EnsembleOutputs.create([cast(Outputs, member.at(items)) for member in self.members], self.mixture)
 
 
 def normalize_shares(weights: Sequence[float] | None, teachers: int) -> tuple[float, ...]:

@@ -143,7 +143,7 @@ class OutputCache:
 
     def open(
         self, directory: Path, lengths: np.ndarray, *, hidden: HiddenLayers | None, top_k: bool = False
-    ) -> "CachedOutputs":
+    ) -> "Cached":
         """Opens the cached outputs in `directory` for examples of these lengths in tokens `[N]`.
 
         Args:
@@ -152,7 +152,7 @@ class OutputCache:
         """
         mirror.try_fetch(directory)
         lease(directory)
-        return CachedOutputs(directory, lengths, hidden=hidden, top_k=top_k)
+        return Cached(directory, lengths, hidden=hidden, top_k=top_k)
 
     def item_bytes(self, classes: float, *, over_vocabulary: bool) -> float:
         """Returns the size of the logits of one item, in bytes."""
@@ -174,7 +174,7 @@ class OutputCache:
             raise UserError(f"{self._too_large(size)}: raise it, or set teacher.cache.{option}=false")
         return size
 
-    def shortage(self, outputs: "CachedOutputs", examples: int, logit_bytes: float) -> str | None:
+    def shortage(self, outputs: "Cached", examples: int, logit_bytes: float) -> str | None:
         """Returns the reason why the outputs of the first `examples` do not fit, None if they do.
 
         They fit if they are within `max_gb` and the disk has `MARGIN_GB` left after the missing ones are written.
@@ -190,7 +190,7 @@ class OutputCache:
             f"{outputs.directory.parent}, where {MARGIN_GB:g} GB stay free"
         )
 
-    def make_room(self, outputs: "CachedOutputs", examples: int, logit_bytes: float) -> str:
+    def make_room(self, outputs: "Cached", examples: int, logit_bytes: float) -> str:
         """Creates the directory for the outputs of the first `examples`, and returns their size in words.
 
         Raises:
@@ -211,7 +211,7 @@ class OutputCache:
     def _too_large(self, size: float) -> str:
         return f"the teacher's outputs would take {_format_size(size)}, more than teacher.cache.max_gb={self.max_gb:g}"
 
-    def _missing_gb(self, outputs: "CachedOutputs", examples: int, logit_bytes: float) -> float:
+    def _missing_gb(self, outputs: "Cached", examples: int, logit_bytes: float) -> float:
         """Returns the size of the missing outputs; `logit_bytes` is the size of the logits of all `examples`."""
         ranges = outputs.missing(examples)
         if not ranges:
@@ -220,12 +220,14 @@ class OutputCache:
         return self.size_gb(lengths, logit_bytes=logit_bytes * len(lengths) / examples, hidden=outputs.hidden)
 
 
-class CachedOutputs:
+class Cached:
     """The cached outputs of one teacher for one split. Calling it with a batch replaces running the teacher.
 
     Checksums are compared once, when the files are opened. `damaged` contains the files that do not match, which are
-    computed again.
+    computed again. `seconds` is the time that this process took to compute outputs.
     """
+
+    reason = None
 
     def __init__(
         self, directory: Path, lengths: np.ndarray, *, hidden: HiddenLayers | None, top_k: bool = False
@@ -237,12 +239,13 @@ class CachedOutputs:
         self._firsts = np.concatenate([[0], np.flatnonzero(np.diff(shard_of)) + 1])
         self._shards: list[_Shard | None] = []
         self.damaged: list[Path] = []
+        self.seconds = 0.0
         for number in range(len(self._firsts)):
             self._shards.append(self._read(number))
 
     def __reduce__(self) -> Any:
         """Pickles only the directory, not the outputs."""
-        create = partial(CachedOutputs, hidden=self.hidden, top_k=self.top_k)
+        create = partial(Cached, hidden=self.hidden, top_k=self.top_k)
         return create, (self.directory, self.lengths)
 
     def missing(self, examples: int | None = None) -> list[tuple[int, int]]:
@@ -255,6 +258,7 @@ class CachedOutputs:
         number = int(np.searchsorted(self._firsts, examples, side="left"))
         return int(self._range(number - 1)[1]) if examples > 0 else 0
 
+    @property
     def bytes(self) -> int:
         """Returns the size of all files."""
         return sum(path.stat().st_size for path in self.directory.glob("*.safetensors"))
@@ -282,7 +286,7 @@ class CachedOutputs:
             save_file(tensors, temporary, metadata={"sha256": _digest(tensors), "examples": _examples(first, last)})
         self._shards[number] = self._read(number)
 
-    def __call__(self, batch: Batch, items: Items) -> "CachedPass":
+    def __call__(self, batch: Batch, items: Items) -> Outputs | TopKOutputs:
         """Returns the outputs for a batch in float32: columns of its items, and hidden states `[B, L, H]`."""
         ids = batch["example_id"].cpu().numpy()
         numbers = np.searchsorted(self._firsts, ids, side="right") - 1
@@ -294,8 +298,10 @@ class CachedOutputs:
         joined = {name: torch.cat([column[name] for column in columns]).to(device) for name in columns[0]}
         if "widths" in joined:
             joined = {"logits": unpack_logits(joined["logits"], joined["widths"], items.valid)}
-        profile = self._shard(0).tensors["profile"].to(device) if self.top_k else None
-        return CachedPass(joined, self.hidden_states(batch) if self.hidden else None, profile)
+        hidden_states = self.hidden_states(batch) if self.hidden else None
+        if self.top_k:
+            return TopKOutputs(joined, self._shard(0).tensors["profile"].to(device), hidden_states)
+        return Outputs(logits=joined["logits"], hidden_states=hidden_states)
 
     def hidden_states(self, batch: Batch) -> tuple[Tensor, ...]:
         """Returns the hidden states for a batch in float32.
@@ -335,7 +341,7 @@ class CachedOutputs:
 
     def describe(self) -> str:
         """Describes what is cached where."""
-        size = f"{self.bytes() / 1e6:.1f} MB"
+        size = f"{self.bytes / 1e6:.1f} MB"
         if self.top_k:
             size += f", {self.mass():.1%} of the probability mass"
         if self.hidden:
@@ -434,27 +440,6 @@ def split_items(columns: Mapping[str, Tensor], counts: Tensor) -> dict[str, tupl
     if "logits" in columns:
         split["logits"] = columns["logits"].split(counts.tolist())
     return split
-
-
-@dataclass(frozen=True)
-class CachedPass:
-    """Cached outputs for one batch: columns of its items, and the hidden states of the cached layers."""
-
-    columns: Mapping[str, Tensor]
-    hidden_states: tuple[Tensor, ...] | None
-    profile: Tensor | None = None
-    chunk_size: int | None = None
-
-    def whole(self) -> Outputs:
-        """Returns the hidden states."""
-        return Outputs(hidden_states=self.hidden_states)
-
-    def at(self, items: Items) -> Outputs | TopKOutputs:
-        """Returns the logits `[n, C]` of these items."""
-        columns = {name: column[items.first : items.first + len(items)] for name, column in self.columns.items()}
-        if self.profile is not None:
-            return TopKOutputs(columns, self.profile)
-        return Outputs(logits=columns["logits"], hidden_states=self.hidden_states)
 
 
 def _examples(first: int, last: int) -> str:

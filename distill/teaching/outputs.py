@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.console import ProgressMeter, print_line, print_notice
-from distill.contracts import Batch, EncodedSplits, Examples, Items, Outputs, Scores, Stream, Task, TeacherOutputs
+from distill.contracts import Batch, EncodedSplits, Examples, Items, Outputs, Scores, Signal, Stream, Task
 from distill.data.batching import scored_tokens, scoring_steps
 from distill.data.mixing import MixedExamples, labelled_only, seen_examples, shown_in_epoch
 from distill.errors import NumericalError, UserError
@@ -23,17 +23,19 @@ from distill.losses import Objective
 from distill.models.forward import count_outputs, run_encoder, to_device
 from distill.storage import mirror
 from distill.storage.files import JsonObject
-from distill.teaching.mixture import MixedOutputs, Mixture
+from distill.teaching.mixture import Mixture
 from distill.teaching.output_cache import (
-    CachedOutputs,
+    Cached,
     HiddenLayers,
     OutputCache,
     library_versions,
     pack_logits,
     split_items,
 )
+from distill.teaching.signal import Live, Mean
 from distill.teaching.top_k import take_top_k
 from distill.training.evaluate import Columns, concatenate, score_items
+from distill.training.module import NOTHING
 
 
 class HiddenStatesOverflow(UserError):
@@ -43,31 +45,6 @@ class HiddenStatesOverflow(UserError):
 
     def __init__(self) -> None:
         super().__init__(f"{self.reason}: set teacher.cache.hidden=false")
-
-
-@runtime_checkable
-class StoredOutputs(TeacherOutputs, Protocol):
-    """The cached outputs of one teacher or several for one split."""
-
-    def bytes(self) -> int:
-        """Returns the size of all files."""
-        ...
-
-    def describe(self) -> str:
-        """Describes what is cached where."""
-        ...
-
-
-@dataclass(frozen=True)
-class ComputedOutputs:
-    """The cached outputs of a teacher for one split, and the seconds that this run took to compute them."""
-
-    outputs: StoredOutputs
-    seconds: float
-
-    def record(self) -> dict[str, Any]:
-        """Returns the `training.teacher_cache` of run.json."""
-        return {"hit": self.seconds == 0, "bytes": self.outputs.bytes()}
 
 
 @dataclass(frozen=True)
@@ -171,21 +148,21 @@ def hidden_layers(objective: Objective, *, student: PreTrainedModel, teacher: Pr
 
 
 def teacher_logits(
-    teacher: Teacher, task: Task, examples: Examples | Stream, cached: TeacherOutputs | None, *, most: int
+    teacher: Teacher, task: Task, examples: Examples | Stream, signal: Signal, *, most: int
 ) -> list[Tensor]:
     """Returns the teacher's logits on labelled examples of train, batches of `[n, C]` in float32 on the CPU.
 
     Args:
-        cached: the cached outputs; None runs the teacher.
+        signal: has the logits if they are cached; otherwise the teacher runs.
         most: number of examples, which are evenly spaced.
     """
     labelled = labelled_only({"train": examples})["train"]
     assert isinstance(labelled, Examples)  # A stream has no vectors.
-    return _logits_of(np.arange(len(labelled)), teacher, task, labelled, cached, most=most)
+    return _logits_of(np.arange(len(labelled)), teacher, task, labelled, signal, most=most)
 
 
 def measure_sureness(
-    teacher: Teacher, task: Task, examples: Examples | Stream, cached: TeacherOutputs, *, most: int
+    teacher: Teacher, task: Task, examples: Examples | Stream, signal: Signal, *, most: int
 ) -> float | None:
     """Returns the mean of the teacher's largest probability on the texts that only it labels.
 
@@ -202,7 +179,7 @@ def measure_sureness(
     drawn = np.arange(len(examples.labelled), examples.seen(1))
     if not len(drawn):
         return None
-    logits = torch.cat(_logits_of(drawn, teacher, task, examples, cached, most=most))
+    logits = torch.cat(_logits_of(drawn, teacher, task, examples, signal, most=most))
     if task.likelihood == "softmax":
         return float(logits.softmax(dim=-1).amax(dim=-1).mean())
     return float(logits.abs().sigmoid().mean())
@@ -210,15 +187,15 @@ def measure_sureness(
 
 @torch.no_grad()
 def _logits_of(
-    indices: np.ndarray, teacher: Teacher, task: Task, examples: Examples, cached: TeacherOutputs | None, *, most: int
+    indices: np.ndarray, teacher: Teacher, task: Task, examples: Examples, signal: Signal, *, most: int
 ) -> list[Tensor]:
     """Returns the teacher's logits on at most so many of these examples, as `teacher_logits`."""
     chosen = indices[np.linspace(0, len(indices) - 1, min(most, len(indices))).astype(int)]
-    logits = []
+    logits, is_cached = [], signal.bytes > 0
     for rows in scoring_steps(examples.lengths[chosen]):
-        batch = to_device(examples[chosen[rows].tolist()], torch.device("cpu") if cached else teacher.device)
+        batch = to_device(examples[chosen[rows].tolist()], torch.device("cpu") if is_cached else teacher.device)
         items = task.select(batch)
-        outputs = cached(batch, items) if cached else task.run(teacher.running(), batch, items, frozenset())
+        outputs = signal(batch, items) if is_cached else task.run(teacher.running(), batch, items, frozenset())
         logits.append(outputs.at(items).logits.float().cpu())
     return logits
 
@@ -246,8 +223,8 @@ def outputs_for_training(
     directory: Path,
     epochs: float = 1.0,
     earlier: JsonObject | None = None,
-) -> tuple[ComputedOutputs | None, str | None]:
-    """Returns the teacher's cached outputs for the training, or None and the reason why the teacher runs in every step.
+) -> Signal:
+    """Returns the teacher's outputs for the training: cached ones, or those of a teacher that runs in every step.
 
     Args:
         examples: the training split.
@@ -258,9 +235,9 @@ def outputs_for_training(
         UserError: if the outputs of an ensemble cannot be cached.
     """
     if not objective.needs_teacher:
-        return None, None
+        return NOTHING
     if not isinstance(examples, Examples):
-        return None, "a stream shows a text once only"
+        return run_live(teacher, task, objective, "a stream shows a text once only")
     first, *others = teacher.members
     hidden = hidden_layers(objective, student=student, teacher=first.model)
     reason = _obstacle(
@@ -269,18 +246,24 @@ def outputs_for_training(
             student.config.num_hidden_layers, first.model.config.num_hidden_layers
         ),
     )  # fmt: skip
-    outputs: ComputedOutputs | None = None
-    if reason is None:
-        computation = computation_of(first, task, cache, directory)
-        outputs, reason = _cache_or_reason(computation, examples, first.model, hidden, objective, epochs, earlier)
+    outputs = reason or _cache_or_reason(
+        computation_of(first, task, cache, directory), examples, first.model, hidden, objective, epochs, earlier
+    )
+    if isinstance(outputs, str):
+        if others:
+            _refuse_to_run(outputs)
+        return run_live(teacher, task, objective, outputs)
     if not others:
-        return outputs, reason
-    _refuse_to_run(reason)
-    assert outputs is not None
+        return outputs
     further = [
         cache_outputs(computation_of(other, task, cache, directory), examples, epochs=epochs) for other in others
     ]
-    return _mix([outputs, *further], Mixture(teacher.shares, task.likelihood)), None
+    return Mean([outputs, *further], Mixture(teacher.shares, task.likelihood))
+
+
+def run_live(teacher: Teacher, task: Task, objective: Objective, reason: str) -> Signal:
+    """Returns the outputs of a teacher that runs in every step for this reason, if the objective reads them."""
+    return Live(teacher.running(), task, objective, reason=reason) if objective.needs_teacher else NOTHING
 
 
 def _cache_or_reason(
@@ -291,25 +274,20 @@ def _cache_or_reason(
     objective: Objective,
     epochs: float,
     earlier: JsonObject | None,
-) -> tuple[ComputedOutputs | None, str | None]:
-    """Returns the cached outputs of one teacher, or None and the reason why optional ones are not cached."""
+) -> Cached | str:
+    """Returns the cached outputs of one teacher, or the reason why optional ones are not cached."""
     if hidden is None or not computation.cache.is_optional or (earlier is not None and earlier["cached"]):
-        return cache_outputs(computation, examples, hidden=hidden, epochs=epochs), None
+        return cache_outputs(computation, examples, hidden=hidden, epochs=epochs)
     if earlier is not None:
-        return None, str(earlier["reason"])
-    outputs, reason = _cache_if_possible(computation, examples, teacher, hidden, epochs)
+        return str(earlier["reason"])
+    outputs = _cache_if_possible(computation, examples, teacher, hidden, epochs)
     readers = ", ".join(objective.needing("hidden_states"))
-    return outputs, None if reason is None else f"{readers} reads hidden states, and {reason}"
+    return f"{readers} reads hidden states, and {outputs}" if isinstance(outputs, str) else outputs
 
 
 def computation_of(teacher: Teacher, task: Task, cache: OutputCache, directory: Path) -> Computation:
     """Returns the computation of the outputs of one teacher."""
     return Computation(teacher.running, teacher.fingerprint, task, cache, directory, device=teacher.device.type)
-
-
-def _mix(members: Sequence[ComputedOutputs], mixture: Mixture) -> ComputedOutputs:
-    outputs = [cast(CachedOutputs, member.outputs) for member in members]
-    return ComputedOutputs(MixedOutputs(outputs, mixture), sum(member.seconds for member in members))
 
 
 def cache_outputs(
@@ -319,7 +297,7 @@ def cache_outputs(
     hidden: HiddenLayers | None = None,
     title: str = "teacher",
     epochs: float = 1.0,
-) -> ComputedOutputs:
+) -> Cached:
     """Returns the outputs for all examples of a split, and computes those that are not cached.
 
     Args:
@@ -336,8 +314,8 @@ def cache_outputs(
 
 def _cache_if_possible(
     computation: Computation, examples: Examples, teacher: PreTrainedModel, hidden: HiddenLayers, epochs: float
-) -> tuple[ComputedOutputs | None, str | None]:
-    """Returns the outputs with hidden states, or None and the reason why they are not cached.
+) -> Cached | str:
+    """Returns the outputs with hidden states, or the reason why they are not cached.
 
     The decision depends on the options, the data and the free space of the disk, and not on what is cached already,
     except that cached outputs need no space.
@@ -346,14 +324,14 @@ def _cache_if_possible(
     outputs = _open(computation, examples, hidden)
     number = outputs.covering(_visited(examples, epochs))
     if shown < number:
-        return None, f"the training shows {shown:,} examples, fewer than the {number:,} that caching computes"
+        return f"the training shows {shown:,} examples, fewer than the {number:,} that caching computes"
     shortage = cache.shortage(outputs, number, _logit_bytes(cache, computation.task, examples, teacher, number))
     if shortage is not None:
-        return None, shortage
+        return shortage
     try:
-        return _fill(computation, examples, outputs, number), None
+        return _fill(computation, examples, outputs, number)
     except HiddenStatesOverflow as error:
-        return None, error.reason
+        return error.reason
 
 
 def _visited(examples: Examples, epochs: float) -> int:
@@ -361,7 +339,7 @@ def _visited(examples: Examples, epochs: float) -> int:
     return seen_examples(examples, math.ceil(epochs))
 
 
-def _open(computation: Computation, examples: Examples, hidden: HiddenLayers | None) -> CachedOutputs:
+def _open(computation: Computation, examples: Examples, hidden: HiddenLayers | None) -> Cached:
     """Returns those outputs of a split that are cached."""
     cache, task = computation.cache, computation.task
     environment = {"device": computation.device, **library_versions()}
@@ -379,13 +357,13 @@ def _open(computation: Computation, examples: Examples, hidden: HiddenLayers | N
 
 
 def _fill(
-    computation: Computation, examples: Examples, outputs: CachedOutputs, number: int, *, title: str = "teacher"
-) -> ComputedOutputs:
-    """Computes those of the first `number` outputs that are missing, in whole shards."""
+    computation: Computation, examples: Examples, outputs: Cached, number: int, *, title: str = "teacher"
+) -> Cached:
+    """Returns the outputs once those of the first `number` that are missing are computed, in whole shards."""
     cache, task = computation.cache, computation.task
     missing = outputs.missing(number)
     if not missing:
-        return ComputedOutputs(outputs, 0.0)
+        return outputs
     number = outputs.covering(number)
     start = time.perf_counter()
     teacher = computation.model()
@@ -403,7 +381,8 @@ def _fill(
             _check_finite(columns, states)
             outputs.add(first, columns, states)
     mirror.try_send(outputs.directory)
-    return ComputedOutputs(outputs, time.perf_counter() - start)
+    outputs.seconds = time.perf_counter() - start
+    return outputs
 
 
 def cached_scores(computation: Computation, examples: EncodedSplits) -> dict[str, Scores]:
@@ -412,12 +391,12 @@ def cached_scores(computation: Computation, examples: EncodedSplits) -> dict[str
     for name, split in examples.items():
         if name == "train" or not isinstance(split, Examples):
             continue
-        outputs = cache_outputs(computation, split, title=f"teacher on {name}").outputs
+        outputs = cache_outputs(computation, split, title=f"teacher on {name}")
         scores[name] = concatenate(_score_cached(computation.task, split, outputs)).by_example()
     return scores
 
 
-def _score_cached(task: Task, split: Examples, outputs: TeacherOutputs) -> Iterator[tuple[Columns, Columns]]:
+def _score_cached(task: Task, split: Examples, outputs: Signal) -> Iterator[tuple[Columns, Columns]]:
     for step in scoring_steps(split.lengths):
         batch = split[step]
         items = task.select(batch)
@@ -469,7 +448,7 @@ def _compute(
     only_hidden: bool,
     done: Callable[[int], None],
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Computes the arguments of `CachedOutputs.add` for the examples from `first` on, which have these tokens.
+    """Computes the arguments of `Cached.add` for the examples from `first` on, which have these tokens.
 
     With `only_hidden` there are no columns, and `teacher` is an encoder.
 

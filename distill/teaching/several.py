@@ -1,22 +1,22 @@
 """The teachers of several tasks, each for the batches of its own task."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
-from distill.contracts import TASK_ID, Batch, ItemOutputs, Items, Scores, Task
+from distill.contracts import Scores, Signal, Task
 from distill.errors import UserError, first_line
 from distill.losses import Objective
 from distill.models.checks import encoder_size
 from distill.models.heads import SeveralHeads
 from distill.models.tokenizer import read_vocabulary
-from distill.teaching.outputs import ComputedOutputs, StoredOutputs
+from distill.teaching.outputs import run_live
+from distill.teaching.signal import ByTask
 from distill.teaching.teacher import PreparedTeacher, TeacherSource, digest_parts
 from distill.training.evaluate import split_metrics
-from distill.training.module import freeze
+from distill.training.module import NOTHING, freeze
 
 
 class PreparedTeachers(PreparedTeacher):
@@ -119,35 +119,19 @@ def join_teachers(teachers: Mapping[str, PreparedTeacher], objective: Objective)
     return PreparedTeachers(teachers)
 
 
-@dataclass(frozen=True)
-class OutputsOfTasks:
-    """The cached outputs of the teachers of several tasks, in the order of the tasks' numbers."""
+def join_signals(signals: Sequence[Signal], teacher: PreparedTeacher, task: Task, objective: Objective) -> Signal:
+    """Returns the outputs of the teachers of all tasks as one signal.
 
-    tasks: Sequence[StoredOutputs]
+    All teachers run in every step if one of them does, for its reason.
 
-    def __call__(self, batch: Batch, items: Items) -> ItemOutputs:
-        return self.tasks[int(batch[TASK_ID][0])](batch, items)
-
-    def bytes(self) -> int:
-        """Returns the size of all files."""
-        return sum(outputs.bytes() for outputs in self.tasks)
-
-    def describe(self) -> str:
-        """Describes what is cached where."""
-        return "; ".join(outputs.describe() for outputs in self.tasks)
-
-
-def join_outputs(
-    results: Sequence[tuple[ComputedOutputs | None, str | None]],
-) -> tuple[ComputedOutputs | None, str | None]:
-    """Returns the outputs of all teachers, or None and the reason why the teachers run in every step.
-
-    They all do if one of them does, because a training reads either.
+    Args:
+        signals: of each task.
+        teacher: that of all tasks.
+        task: all tasks.
     """
-    if len(results) == 1:
-        return results[0]
-    computed = [outputs for outputs, _ in results if outputs is not None]
-    if len(computed) < len(results):
-        return None, next((reason for outputs, reason in results if outputs is None), None)
-    outputs = OutputsOfTasks([of_task.outputs for of_task in computed])
-    return ComputedOutputs(outputs, sum(of_task.seconds for of_task in computed)), None
+    if len(signals) == 1:
+        return signals[0]
+    reasons = [signal.reason for signal in signals if signal.reason is not None]
+    if reasons:
+        return run_live(teacher, task, objective, reasons[0])
+    return ByTask(signals) if objective.needs_teacher else NOTHING

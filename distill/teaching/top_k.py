@@ -1,10 +1,12 @@
 """The top k of a teacher's logits over a vocabulary, and the probability mass of the others."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from distill.contracts import Items, Outputs
 
 TEMPERATURES = (0.5, 1.0, 2.0, 4.0, 8.0)  # The mass of the other tokens is stored at each of them.
 _NO_MASS = -1e4  # The logarithm of a probability of 0.
@@ -41,16 +43,28 @@ class TopKOutputs:
     Args:
         columns: `top [n, k]`, `ids [n, k]` and `rest [n, 5]`, as `take_top_k` returns them.
         profile: `[V]`, the mean of the teacher's log-probabilities over many items.
+        hidden_states: as those of `Outputs`.
     """
 
-    hidden_states = None
     attentions = None
     segment_logits = None
     attention_vectors = None
+    chunk_size = None
 
-    def __init__(self, columns: Mapping[str, Tensor], profile: Tensor) -> None:
+    def __init__(
+        self, columns: Mapping[str, Tensor], profile: Tensor, hidden_states: Sequence[Tensor] | None = None
+    ) -> None:
         self.top, self.ids, self.rest = columns["top"], columns["ids"], columns["rest"]
-        self.profile = profile
+        self.profile, self.hidden_states = profile, hidden_states
+
+    def whole(self) -> Outputs:
+        """Returns everything but the logits."""
+        return Outputs(hidden_states=self.hidden_states)
+
+    def at(self, items: Items) -> "TopKOutputs":
+        """Returns everything with the logits of these items."""
+        columns = {"top": self.top[items.span], "ids": self.ids[items.span], "rest": self.rest[items.span]}
+        return TopKOutputs(columns, self.profile, self.hidden_states)
 
     @property
     def logits(self) -> Tensor:

@@ -90,9 +90,7 @@ def fit(
     arguments = (module, train, dev, settings, checkpoints, title, dict(identity or {}), resume)
     if settings.processes() == 1:
         return _fit(*arguments, logger=logger)
-    for model in (module, module.teacher):
-        if model is not None:
-            model.cpu()  # Pickled for processes with other GPUs.
+    module.cpu()  # Pickled for processes with other GPUs.
     if settings.strategy == "ray":
         if not resume:
             (checkpoints / "last.ckpt").unlink(missing_ok=True)
@@ -291,8 +289,6 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
     size = max(1, round(len(shown) / (len(buckets) * settings.accumulate * settings.processes())))
     device = settings.device()
     module.to(device)
-    if module.teacher is not None:
-        module.teacher.to(device)
     batch = to_device(dataset[buckets.median_batch(size)], device)
     optimizer = module.configure_optimizers()[0][0]
     for group in optimizer.param_groups:
@@ -313,7 +309,6 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
                 average.update(module, 1)
             optimizer_seconds.append(time.perf_counter() - start - step_seconds[-1])
             optimizer.zero_grad()
-    module.teacher_seconds = 0.0  # The training has not begun.
     evaluations = count_evaluations(settings.evaluations, steps_per_epoch=len(train), steps=module.total_steps)
     evaluations += int(settings.soup > 1)  # Of the average.
     scored = evaluations * len(cast(Examples, dev.dataset))

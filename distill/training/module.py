@@ -1,9 +1,8 @@
 """The only LightningModule: one optimizer step of a student under an objective, with or without a teacher."""
 
 import math
-import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import lightning as L
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, get_scheduler
 
-from distill.contracts import Batch, ItemOutputs, Items, Outputs, Task, TeacherOutputs
+from distill.contracts import Batch, ItemOutputs, Items, Outputs, Signal, Task
 from distill.errors import NumericalError
 from distill.losses import Objective
 from distill.losses.term import divisors
@@ -25,15 +24,31 @@ _RANK_SEED_STRIDE = 2_654_435_761  # Its multiples modulo 2**32 are far from eac
 _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
 
 
+class Nothing:
+    """The signal of no teacher: empty outputs for every batch."""
+
+    reason = None
+    bytes = 0
+    seconds = 0.0
+
+    def describe(self) -> str:
+        return ""
+
+    def __call__(self, batch: Batch, items: Items) -> ItemOutputs:
+        return Outputs()
+
+
+NOTHING = Nothing()
+
+
 class DistillationModule(L.LightningModule):
-    """Trains `student` with `objective`. Without a teacher this is fine-tuning.
+    """Trains `student` with `objective`. Without the signal of a teacher this is fine-tuning.
 
     A batch is one optimizer step: the list of the micro-batches of this rank. Each term is divided by its count over
     the whole step, so that micro-batches of unequal sizes equal one large batch.
 
     Args:
-        teacher: in evaluation mode and without gradients; it is not part of checkpoints and optimizer.
-        cached_outputs: the cached outputs of a teacher, instead of `teacher`.
+        signal: the teacher's outputs, which are not part of checkpoints and optimizer.
         total_steps: optimizer steps of the whole training.
         schedule: course of the learning rate after the warm-up: `linear` or `cosine` to zero, or `constant`.
         warmup: share of the steps over which the learning rate rises from zero.
@@ -47,8 +62,7 @@ class DistillationModule(L.LightningModule):
         student: PreTrainedModel,
         objective: Objective,
         task: Task,
-        teacher: PreTrainedModel | None = None,
-        cached_outputs: TeacherOutputs | None = None,
+        signal: Signal = NOTHING,
         learning_rate: float = 5e-5,
         weight_decay: float = 0.01,
         warmup: float = 0.1,
@@ -58,18 +72,13 @@ class DistillationModule(L.LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if objective.needs_teacher and teacher is None and cached_outputs is None:
-            raise ValueError(
-                f"objective {objective.name} learns from a teacher, and there is none: give teacher or cached_outputs"
-            )
+        if objective.needs_teacher and isinstance(signal, Nothing):
+            raise ValueError(f"objective {objective.name} learns from a teacher, and there is none: give its signal")
         self.automatic_optimization = False
         self.student = student.train()
         self.objective = objective
         self.task = task
-        runs_teacher = objective.needs_teacher and cached_outputs is None and teacher is not None
-        # Not registered as a submodule, because Lightning would train, save and move it.
-        self.__dict__["teacher"] = freeze(teacher) if runs_teacher and teacher is not None else None
-        self.cached_outputs = cached_outputs if objective.needs_teacher else None
+        self.signal = signal if objective.needs_teacher else NOTHING
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.warmup, self.clip, self.total_steps, self.seed = warmup, clip, total_steps, seed
         self.schedule = _SCHEDULES[schedule]
@@ -83,12 +92,8 @@ class DistillationModule(L.LightningModule):
                 if any(True for _ in module.parameters()):
                     shard_module(module, self.device_mesh["data_parallel"])
 
-    def on_fit_start(self) -> None:
-        if self.teacher is not None:
-            self.teacher.to(self.device)
-
     def training_step(self, micro_batches: list[dict[str, Tensor]], batch_idx: int) -> None:
-        step = self.global_step
+        step, teacher_seconds = self.global_step, self.signal.seconds
         torch.manual_seed(self.seed * 1_000_003 + step + distributed.rank() * _RANK_SEED_STRIDE)
         optimizer = self.optimizers()
         counts = distributed.all_reduce(torch.stack([self._counts(batch) for batch in micro_batches]).sum(dim=0))
@@ -100,6 +105,7 @@ class DistillationModule(L.LightningModule):
                 self.manual_backward(loss * distributed.world_size())  # DDP averages the gradients.
             sums += batch_sums
             loss_value += float(loss.detach())
+        self.teacher_seconds += self.signal.seconds - teacher_seconds
         values = [loss_value, *self._count_tokens(micro_batches)]
         loss_value, *seen = distributed.all_reduce(torch.tensor(values, dtype=torch.float64)).tolist()
         self.tokens_seen += int(seen[0])
@@ -155,22 +161,9 @@ class DistillationModule(L.LightningModule):
             yield checkpoint(totals, chunk, use_reentrant=False, preserve_rng_state=False)  # type: ignore[misc]
 
     def _teacher_outputs(self, batch: Batch, items: Items) -> ItemOutputs:
-        """Returns the teacher's outputs for this batch, computed or cached, or empty ones if no term needs them."""
-        if self.cached_outputs is not None:
-            with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # It cannot concatenate float16.
-                return self.cached_outputs(batch, items)
-        if self.teacher is None:
-            return _NoOutputs()
-        with self._teacher_pass():
-            return _TeacherPass(self, self.task.run(self.teacher, batch, items, self.objective.teacher_needs))
-
-    @contextmanager
-    def _teacher_pass(self) -> Iterator[None]:
-        """Disables gradients and autocast, and adds the duration to `teacher_seconds`."""
-        start = time.perf_counter()
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            yield
-        self.teacher_seconds += time.perf_counter() - start
+        """Returns the teacher's outputs for this batch, which are empty if no term needs them."""
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # It cannot concatenate float16.
+            return self.signal(batch, items)
 
     def _log_losses(self, step: int, loss: float, means: Tensor) -> None:
         values = dict(zip(self.objective.names, means.tolist(), strict=True))
@@ -221,33 +214,6 @@ class DistillationModule(L.LightningModule):
         warmup = math.ceil(self.warmup * self.total_steps)
         schedule = get_scheduler(self.schedule, optimizer, warmup, self.total_steps)
         return [optimizer], [schedule]
-
-
-class _NoOutputs:
-    """The empty outputs of a teacher that no term needs."""
-
-    chunk_size = None
-
-    def whole(self) -> Outputs:
-        return Outputs()
-
-    def at(self, items: Items) -> Outputs:
-        return Outputs()
-
-
-class _TeacherPass:
-    """The outputs of a teacher that runs in every step, with its head also run without gradients."""
-
-    def __init__(self, module: DistillationModule, outputs: ItemOutputs) -> None:
-        self.module, self.outputs, self.chunk_size = module, outputs, outputs.chunk_size
-
-    def whole(self) -> Outputs:
-        with self.module._teacher_pass():
-            return self.outputs.whole()
-
-    def at(self, items: Items) -> Any:
-        with self.module._teacher_pass():
-            return self.outputs.at(items)
 
 
 def freeze(model: PreTrainedModel) -> PreTrainedModel:

@@ -16,7 +16,7 @@ from distill.models.forward import run_encoder, run_head, run_model
 from distill.tasks import Classification, MaskedLM
 from distill.training.module import DistillationModule
 from students.distilbert import from_teacher
-from tests.conftest import outputs_at_items, toy_bert
+from tests.conftest import live, outputs_at_items, toy_bert
 
 VOCABULARY = 60
 TASK = MaskedLM()
@@ -90,7 +90,7 @@ def test_chunks_have_the_loss_and_the_gradient_of_the_whole(
     gradients = torch.autograd.grad(expected, list(student.parameters()))
     seen: list[int] = []
     student.vocab_projector.register_forward_hook(lambda layer, inputs, output: seen.append(output.shape[1]))
-    module = DistillationModule(student=student, objective=objective, task=TASK, teacher=teacher)
+    module = DistillationModule(student=student, objective=objective, task=TASK, signal=live(teacher, objective, TASK))
     student.eval()
     loss, sums = module.losses(batch)
     torch.testing.assert_close((loss, sums), (expected, expected_sums))
@@ -173,7 +173,7 @@ def test_a_bert_without_tokens_to_predict_has_a_loss_of_zero_and_gradients() -> 
     teacher = BertForMaskedLM(toy_bert(VOCABULARY).config).eval()
     student = from_teacher(teacher)
     objective = Objective(name="tokens", terms={"soft": SoftTargets(), "mlm": MaskedLanguageModelling()})
-    module = DistillationModule(student=student, objective=objective, task=TASK, teacher=teacher)
+    module = DistillationModule(student=student, objective=objective, task=TASK, signal=live(teacher, objective, TASK))
     loss, _ = module.losses(batch_of(chosen=0.0))
     loss.backward()
     assert float(loss.detach()) == 0

@@ -120,7 +120,7 @@ def read_outputs(root: Path, splits: LabelledData, tokenizer: PreTrainedTokenize
     examples = task.encode(splits, tokenizer, None)["train"]
     directory = root / "outputs" / "cache" / "outputs"
     computation = Computation(lambda: toy_bert(len(tokenizer)).eval(), "one", task, OutputCache(hidden=True), directory)
-    outputs = cache_outputs(computation, examples, hidden=HiddenLayers(32, 4, (4,))).outputs
+    outputs = cache_outputs(computation, examples, hidden=HiddenLayers(32, 4, (4,)))
     batch = examples[list(range(len(examples)))]
     states = outputs(batch, task.select(batch)).whole().hidden_states
     assert states is not None

@@ -568,7 +568,7 @@ def test_cached_vectors_equal_the_computed_ones_for_any_batch(
     mixed = Embedding(train=pairs(8), dev=pairs(4), unlabelled=["one film", "another film"])
     train = mixed.encode(mixed.read(tmp_path), tokenizer, None)["train"]
     computation = Computation(lambda: model, "one", task, OutputCache(), tmp_path / "outputs")
-    cached = cache_outputs(computation, train).outputs
+    cached = cache_outputs(computation, train)
     for rows in ([9], [3, 8, 0]):
         batch = train[rows]
         items = task.select(batch)

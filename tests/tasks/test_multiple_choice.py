@@ -286,7 +286,7 @@ def test_cached_outputs_equal_the_computed_ones_for_any_batch(
     dev = task.encode(task.read(Path()), tokenizer, None)["dev"]
     computation = Computation(lambda: model, "one", task, OutputCache(), tmp_path / "outputs")
     hidden = None if layers is None else HiddenLayers(32, 2, layers)
-    cached = cache_outputs(computation, dev, hidden=hidden).outputs
+    cached = cache_outputs(computation, dev, hidden=hidden)
     number = sum(len(choices) for choices in task.read(Path()).splits["dev"].choices)
     assert sum(len(shard.tensors["logits"]) for shard in cached._shards if shard) == number
     assert dev.classes_per_item == number / len(dev)

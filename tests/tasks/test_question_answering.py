@@ -36,12 +36,12 @@ from distill.export.settings import ExportSettings
 from distill.losses.term import EncoderSize
 from distill.tasks import QuestionAnswering
 from distill.teaching.constants import compare_with_constant
-from distill.teaching.output_cache import CachedOutputs, OutputCache
+from distill.teaching.output_cache import OutputCache
 from distill.teaching.outputs import Computation, cache_outputs, cached_scores
 from distill.training.evaluate import dev_metrics, evaluate, fit_decoding
 from distill.training.module import DistillationModule
 from teachers.embedded import train_tokenizer
-from tests.conftest import toy_bert
+from tests.conftest import live, toy_bert
 
 CITIES, DAYS = ("boston", "new york", "denver", "san jose"), ("monday", "friday", "sunday")
 Row = dict[str, Any]
@@ -325,7 +325,9 @@ def test_every_term_learns_from_context_tokens_alone(name: str, reader: PreTrain
     objective.connect(size, size)
     results = []
     for padded in (batch, longer):
-        module = DistillationModule(student=student, objective=objective, task=task, teacher=teacher)
+        module = DistillationModule(
+            student=student, objective=objective, task=task, signal=live(teacher, objective, task)
+        )
         loss, _ = module.losses(padded)
         gradients = torch.autograd.grad(loss, list(student.bert.parameters())[2:], allow_unused=True)
         results.append((loss.detach(), [gradient for gradient in gradients if gradient is not None]))
@@ -540,8 +542,7 @@ def test_cached_outputs_equal_the_computed_ones_for_any_batch(
     examples = task.encode(task.read(tmp_path), tokenizer, None)
     dev = examples["dev"]
     computation = Computation(lambda: model, "one", task, OutputCache(), tmp_path / "outputs")
-    cached = cache_outputs(computation, dev).outputs
-    assert isinstance(cached, CachedOutputs)
+    cached = cache_outputs(computation, dev)
     if pad == "right":
         for rows in ([3], [5, 0, 7]):
             batch = dev[rows]
@@ -566,7 +567,7 @@ def test_cached_outputs_equal_the_computed_ones_for_any_batch(
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
-    assert cache_outputs(computation, dev).outputs.damaged == [path]
+    assert cache_outputs(computation, dev).damaged == [path]
 
 
 def test_unlabelled_questions_are_items_without_a_label(reader: PreTrainedTokenizerBase, tmp_path: Path) -> None:

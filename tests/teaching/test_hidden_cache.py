@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.contracts import Items, Outputs
+from distill.contracts import Items, Outputs, Signal
 from distill.data.batching import TokenizedExamples
 from distill.data.tables import LabelledData, Split
 from distill.errors import UserError
@@ -22,8 +22,9 @@ from distill.losses.term import Term
 from distill.models.forward import run_model
 from distill.tasks import Classification
 from distill.teaching import output_cache
-from distill.teaching.output_cache import CachedOutputs, HiddenLayers, OutputCache, library_versions
-from distill.teaching.outputs import ComputedOutputs, check_size, earlier_decision, hidden_layers, outputs_for_training
+from distill.teaching.output_cache import Cached, HiddenLayers, OutputCache, library_versions
+from distill.teaching.outputs import check_size, earlier_decision, hidden_layers, outputs_for_training
+from distill.teaching.signal import Live
 from distill.teaching.teacher import PreparedTeacher
 from students.distilbert import from_teacher
 from tests.conftest import sentences, toy_bert
@@ -72,7 +73,7 @@ def student(teacher: PreTrainedModel) -> PreTrainedModel:
     return from_teacher(teacher)
 
 
-Cache = Callable[..., tuple[ComputedOutputs | None, str | None]]
+Cache = Callable[..., Any]
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def cache_for_training(
 
     def call(
         *, terms: Objective | None = None, epochs: float = 1.0, earlier: Any = None, data: Any = None, **options: Any
-    ) -> tuple[ComputedOutputs | None, str | None]:
+    ) -> Signal:
         return outputs_for_training(
             prepared, terms or objective(), TASK, data or examples, student=student, cache=OutputCache(**options),
             directory=tmp_path, epochs=epochs, earlier=earlier,
@@ -107,9 +108,8 @@ def states_of(teacher: PreTrainedModel, batch: dict[str, Tensor]) -> list[Tensor
     return [layer * batch["attention_mask"][..., None] for layer in states]
 
 
-def read_states(cached: ComputedOutputs | None, batch: dict[str, Tensor]) -> Any:
-    assert cached is not None
-    return cached.outputs(batch, TASK.select(batch)).whole().hidden_states
+def read_states(cached: Signal, batch: dict[str, Tensor]) -> Any:
+    return cached(batch, TASK.select(batch)).whole().hidden_states
 
 
 # The decision
@@ -119,8 +119,8 @@ def read_states(cached: ComputedOutputs | None, batch: dict[str, Tensor]) -> Any
 def test_hidden_states_are_cached_by_default(
     cache_for_training: Cache, teacher: PreTrainedModel, examples: TokenizedExamples, epochs: float
 ) -> None:
-    cached, reason = cache_for_training(epochs=epochs)
-    assert reason is None
+    cached = cache_for_training(epochs=epochs)
+    assert cached.reason is None
     batch = examples[[39, 0, 17]]
     states = read_states(cached, batch)
     torch.testing.assert_close(states[-1], states_of(teacher, batch)[-1], atol=2e-3, rtol=2e-3)  # float16
@@ -132,7 +132,7 @@ def test_layers_are_those_of_the_objective_where_others_were_cached_before(
     batch = examples[[5, 3]]
     expected = states_of(teacher, batch)
     for term, layers in ((Embeddings(), {0, 2, 4}), (Odd(), {1, 3, 4})):
-        cached, _ = cache_for_training(terms=objective(other=term))
+        cached = cache_for_training(terms=objective(other=term))
         states = read_states(cached, batch)
         assert {layer for layer, of_layer in enumerate(states) if of_layer is not None} == layers
         for layer in layers:
@@ -140,19 +140,20 @@ def test_layers_are_those_of_the_objective_where_others_were_cached_before(
 
 
 def test_hidden_states_beyond_max_gb_are_computed_in_every_step(cache_for_training: Cache, tmp_path: Path) -> None:
-    cached, reason = cache_for_training(max_gb=1e-6)
-    assert cached is None
-    assert reason is not None
-    assert reason.startswith("cosine reads hidden states, and the teacher's outputs would take 0.0 MB, more than")
-    assert reason.endswith("teacher.cache.max_gb=1e-06")
+    signal = cache_for_training(max_gb=1e-6)
+    assert isinstance(signal, Live)
+    assert signal.reason.startswith(
+        "cosine reads hidden states, and the teacher's outputs would take 0.0 MB, more than"
+    )
+    assert signal.reason.endswith("teacher.cache.max_gb=1e-06")
     assert not list(tmp_path.iterdir())
 
 
 def test_the_size_counts_every_layer(cache_for_training: Cache, examples: TokenizedExamples) -> None:
     layer, logits = int(examples.lengths.sum()) * WIDTH * 2 / 1e9, EXAMPLES * 2 * 4 / 1e9
     both = objective(embeddings=Embeddings())  # Three layers.
-    assert cache_for_training(terms=both, max_gb=logits + 2.9 * layer)[0] is None
-    assert cache_for_training(terms=both, max_gb=logits + 3.1 * layer)[0] is not None
+    assert cache_for_training(terms=both, max_gb=logits + 2.9 * layer).bytes == 0
+    assert cache_for_training(terms=both, max_gb=logits + 3.1 * layer).bytes > 0
 
 
 def test_a_full_disk_prevents_caching_unless_everything_is_cached(
@@ -160,37 +161,35 @@ def test_a_full_disk_prevents_caching_unless_everything_is_cached(
 ) -> None:
     free = 2.00001
     monkeypatch.setattr(output_cache, "_free_gb", lambda directory: free)
-    cached, reason = cache_for_training()
-    assert cached is None
-    assert reason is not None
-    assert reason.endswith(f"of the 2.00 GB left in {tmp_path}, where 2 GB stay free")
+    signal = cache_for_training()
+    assert isinstance(signal, Live)
+    assert signal.reason.endswith(f"of the 2.00 GB left in {tmp_path}, where 2 GB stay free")
     free = 2.1
-    assert cache_for_training()[0] is not None
+    assert cache_for_training().bytes > 0
     free = 0.0
-    cached, reason = cache_for_training()
-    assert cached is not None
-    assert cached.seconds == 0
+    cached = cache_for_training()
+    assert (cached.reason, cached.seconds) == (None, 0)
+    assert cached.bytes > 0
 
 
 def test_a_training_of_less_than_one_epoch_does_not_pay_for_caching(cache_for_training: Cache) -> None:
     expected = "cosine reads hidden states, and the training shows 30 examples, fewer than the 40 that caching computes"
-    assert cache_for_training(epochs=0.75) == (None, expected)
+    assert cache_for_training(epochs=0.75).reason == expected
     cache_for_training(hidden=True)
-    assert cache_for_training(epochs=0.75) == (None, expected)  # Whatever is cached already.
+    assert cache_for_training(epochs=0.75).reason == expected  # Whatever is cached already.
     for required in ({"hidden": True}, {"enabled": True}):
-        assert cache_for_training(epochs=0.75, **required)[0] is not None
+        assert cache_for_training(epochs=0.75, **required).bytes > 0
     soft = Objective(name="toy", terms={"soft": SoftTargets()})
-    assert cache_for_training(epochs=0.75, terms=soft)[0] is not None
+    assert cache_for_training(epochs=0.75, terms=soft).bytes > 0
 
 
 def test_examples_with_several_inputs_count_once_for_each(
     cache_for_training: Cache, examples: TokenizedExamples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(examples), "visits", 2)
-    cached, reason = cache_for_training(epochs=1.5)
-    assert cached is None
-    assert reason is not None
-    assert "shows 60 examples, fewer than the 80 that caching computes" in reason
+    signal = cache_for_training(epochs=1.5)
+    assert isinstance(signal, Live)
+    assert "shows 60 examples, fewer than the 80 that caching computes" in signal.reason
 
 
 @pytest.mark.parametrize(
@@ -219,22 +218,22 @@ def test_hidden_states_that_float16_does_not_hold_are_computed_in_every_step(
     with torch.no_grad():
         teacher.bert.encoder.layer[-1].output.LayerNorm.bias.fill_(1e6)
     expected = "cosine reads hidden states, and the teacher's hidden states pass 65,504, the most that float16 holds"
-    assert cache_for_training() == (None, expected)
+    assert cache_for_training().reason == expected
     with pytest.raises(UserError, match="pass 65,504, the most that float16 holds: set teacher.cache.hidden=false"):
         cache_for_training(hidden=True)
 
 
 def test_a_term_that_names_no_layers_prevents_caching(cache_for_training: Cache) -> None:
-    cached, reason = cache_for_training(terms=objective(mine=Unnamed()))
-    assert (cached, reason) == (None, "mine reads hidden states and its teacher_layers() names none")
+    signal = cache_for_training(terms=objective(mine=Unnamed()))
+    assert signal.reason == "mine reads hidden states and its teacher_layers() names none"
 
 
 def test_a_resumed_training_keeps_its_decision(cache_for_training: Cache) -> None:
     computed = {"cached": False, "reason": "the disk was full"}
-    assert cache_for_training(earlier=computed) == (None, "the disk was full")
-    assert cache_for_training(earlier={"cached": True, "reason": None}, epochs=0.5)[0] is not None
+    assert cache_for_training(earlier=computed).reason == "the disk was full"
+    assert cache_for_training(earlier={"cached": True, "reason": None}, epochs=0.5).bytes > 0
     # An option that decides alone is obeyed.
-    assert cache_for_training(earlier=computed, hidden=True)[0] is not None
+    assert cache_for_training(earlier=computed, hidden=True).bytes > 0
 
 
 def test_a_decision_belongs_to_a_checkpoint(tmp_path: Path) -> None:
@@ -255,13 +254,11 @@ def test_the_layers_that_terms_name_are_cached(
     cache_for_training: Cache, teacher: PreTrainedModel, examples: TokenizedExamples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output_cache, "SHARD_TOKENS", int(examples.lengths.sum()) + 1)
-    last = cache_for_training()[0]
-    cached = cache_for_training(terms=objective(embeddings=Embeddings()))[0]
-    assert cached is not None
-    assert last is not None
-    assert cached.outputs.directory != last.outputs.directory
-    assert len(list(last.outputs.directory.glob("*.safetensors"))) == 1
-    assert len(list(cached.outputs.directory.glob("*.safetensors"))) == 3  # The memory of a pass is that of one layer.
+    last = cache_for_training()
+    cached = cache_for_training(terms=objective(embeddings=Embeddings()))
+    assert cached.directory != last.directory
+    assert len(list(last.directory.glob("*.safetensors"))) == 1
+    assert len(list(cached.directory.glob("*.safetensors"))) == 3  # The memory of a pass is that of one layer.
     batch = examples[[5, 38, 0]]
     states, expected = read_states(cached, batch), states_of(teacher, batch)
     assert len(states) == LAYERS + 1
@@ -279,7 +276,7 @@ def test_the_layers_of_an_objective_are_the_union_of_its_terms() -> None:
 
 
 def test_padding_on_the_left_moves_the_states(cache_for_training: Cache, examples: TokenizedExamples) -> None:
-    cached = cache_for_training(terms=objective(embeddings=Embeddings()))[0]
+    cached = cache_for_training(terms=objective(embeddings=Embeddings()))
     batch = examples[[0, 2]]
     width = batch["attention_mask"].shape[1]
     flipped = {"attention_mask": batch["attention_mask"].flip(1), **{n: batch[n] for n in ("example_id", "labels")}}
@@ -299,10 +296,9 @@ def test_cached_last_hidden_states_have_the_key_and_the_shapes_of_earlier_versio
     environment = {"device": "cpu", **library_versions()}
     parts = [[3, 65_536], environment, prepared.fingerprint, examples.digest, WIDTH]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
-    cached = cache_for_training()[0]
-    assert cached is not None
-    assert cached.outputs.directory == tmp_path / key
-    [file] = cached.outputs.directory.glob("*.safetensors")
+    cached = cache_for_training()
+    assert cached.directory == tmp_path / key
+    [file] = cached.directory.glob("*.safetensors")
     shapes = {name: list(tensor.shape) for name, tensor in load_file(file).items()}
     assert shapes == {"logits": [EXAMPLES, 2], "hidden": [int(examples.lengths.sum()), WIDTH]}
 
@@ -317,7 +313,7 @@ def test_the_layers_follow_from_the_depths_of_both_models(tokenizer: PreTrainedT
 def test_reading_copies_only_the_states_of_the_batch(tmp_path: Path) -> None:
     """The files stay memory-mapped: opened tensors share the storage of the file, and a batch does not change them."""
     lengths = np.array([3, 2])
-    cached = CachedOutputs(tmp_path, lengths, hidden=HiddenLayers(4, 2, (2,)))
+    cached = Cached(tmp_path, lengths, hidden=HiddenLayers(4, 2, (2,)))
     states = torch.arange(20.0).view(5, 4)
     cached.add(0, {"logits": torch.zeros(2, 2)}, states)
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]])

@@ -21,8 +21,8 @@ from distill.models.forward import run_model
 from distill.storage.cache import LEASE
 from distill.tasks import Classification, MaskedLM
 from distill.teaching import output_cache, outputs
-from distill.teaching.output_cache import CachedOutputs, HiddenLayers, OutputCache
-from distill.teaching.outputs import Computation, ComputedOutputs, cache_outputs
+from distill.teaching.output_cache import Cached, HiddenLayers, OutputCache
+from distill.teaching.outputs import Computation, cache_outputs
 from distill.teaching.teacher import PreparedTeacher
 from distill.teaching.top_k import TopKOutputs, take_top_k
 from distill.text.masking import Masking
@@ -32,11 +32,11 @@ from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
 from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
-from tests.conftest import run_concurrently, sentences, stored_logits, toy_bert
+from tests.conftest import live, run_concurrently, sentences, stored_logits, toy_bert
 
 TASK = Classification(name="toy", text=["sentence"])
 LAST = HiddenLayers(width=32, depth=4, layers=(4,))  # Of the toy teacher.
-Compute = Callable[..., ComputedOutputs]
+Compute = Callable[..., Cached]
 
 
 def tokenize_sentences(tokenizer: PreTrainedTokenizerBase) -> TokenizedExamples:
@@ -60,9 +60,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch, examples: TokenizedExamples) -
 
 @pytest.fixture
 def compute(teacher: PreTrainedModel, examples: TokenizedExamples, tmp_path: Path) -> Compute:
-    def compute_outputs(
-        *, hidden: bool = False, model: Any = None, fingerprint: str = "one", **options: Any
-    ) -> ComputedOutputs:
+    def compute_outputs(*, hidden: bool = False, model: Any = None, fingerprint: str = "one", **options: Any) -> Cached:
         cache = OutputCache(hidden=hidden, **options)
         computation = Computation(model or (lambda: teacher), fingerprint, TASK, cache, tmp_path)
         return cache_outputs(computation, examples, hidden=LAST if hidden else None)
@@ -81,14 +79,14 @@ def test_cached_outputs_equal_those_of_the_teacher(
     first = compute(hidden=hidden)
     assert first.seconds > 0
     again = compute(hidden=hidden, model=fail_to_load)
-    assert (again.seconds, again.record()["hit"], first.record()["hit"]) == (0, True, False)
-    assert len(list(again.outputs.directory.glob("*.safetensors"))) == small_shards
-    assert again.record()["bytes"] == sum(path.stat().st_size for path in again.outputs.directory.iterdir())
+    assert (again.seconds, again.reason) == (0, None)
+    assert len(list(again.directory.glob("*.safetensors"))) == small_shards
+    assert again.bytes == sum(path.stat().st_size for path in again.directory.iterdir())
     batch = examples[[39, 0, 17, 3]]
     with torch.no_grad():
         expected = run_model(teacher, batch, frozenset({"hidden_states"}))
     items = TASK.select(batch)
-    cached = again.outputs(batch, items)
+    cached = again(batch, items)
     logits, hidden_states = cached.at(items).logits, cached.whole().hidden_states
     torch.testing.assert_close(logits, expected.logits, atol=1e-5, rtol=1e-5)
     assert (hidden_states is not None) is hidden
@@ -103,7 +101,7 @@ def test_cached_outputs_equal_those_of_the_teacher(
 def test_all_logits_are_in_the_order_of_the_split(
     compute: Compute, teacher: PreTrainedModel, examples: TokenizedExamples, small_shards: int
 ):
-    logits = stored_logits(compute().outputs)
+    logits = stored_logits(compute())
     assert logits.shape == (40, 2)
     for index in (0, 11, 39):
         with torch.no_grad():
@@ -113,12 +111,12 @@ def test_all_logits_are_in_the_order_of_the_split(
 
 def test_fingerprint_hidden_states_and_data_each_select_a_directory(compute: Compute, examples: TokenizedExamples):
     directories = {
-        compute().outputs.directory,
-        compute(fingerprint="two").outputs.directory,
-        compute(hidden=True).outputs.directory,
+        compute().directory,
+        compute(fingerprint="two").directory,
+        compute(hidden=True).directory,
     }
     examples.digest = "other texts"
-    directories.add(compute().outputs.directory)
+    directories.add(compute().directory)
     assert len(directories) == 4
 
 
@@ -135,18 +133,18 @@ def test_an_interrupted_pass_resumes(compute: Compute, small_shards: int, monkey
     with pytest.raises(KeyboardInterrupt):
         compute()
     monkeypatch.setattr(outputs, "_compute", lambda *a, **o: computed.append(o["first"]) or original(*a, **o))
-    resumed = compute().outputs
+    resumed = compute()
     assert len(computed) == small_shards
     assert computed == sorted(set(computed))  # No shard is computed twice.
     monkeypatch.setattr(outputs, "_compute", original)
-    np.testing.assert_array_equal(stored_logits(resumed), stored_logits(compute(fingerprint="at once").outputs))
+    np.testing.assert_array_equal(stored_logits(resumed), stored_logits(compute(fingerprint="at once")))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "changed", "of another split"])
 def test_a_damaged_shard_is_computed_again(
     compute: Compute, small_shards: int, damage: str, capsys: pytest.CaptureFixture[str]
 ):
-    cached = compute().outputs
+    cached = compute()
     before = stored_logits(cached)
     files = sorted(cached.directory.glob("*.safetensors"))
     content = bytearray(files[2].read_bytes())
@@ -157,14 +155,14 @@ def test_a_damaged_shard_is_computed_again(
     again = compute()
     assert "is damaged: the teacher computes it again" in capsys.readouterr().out
     assert again.seconds > 0
-    np.testing.assert_array_equal(stored_logits(again.outputs), before)
+    np.testing.assert_array_equal(stored_logits(again), before)
     assert compute(model=fail_to_load).seconds == 0
 
 
 def test_whole_shards_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Five examples of three tokens: two shards of two examples and one of one."""
     monkeypatch.setattr(output_cache, "SHARD_TOKENS", 6)
-    cached = output_cache.CachedOutputs(tmp_path, np.full(5, 3), hidden=None)
+    cached = output_cache.Cached(tmp_path, np.full(5, 3), hidden=None)
     assert [cached.covering(examples) for examples in range(6)] == [0, 2, 2, 4, 4, 5]
     assert all(cached.missing(examples)[-1][1] == cached.covering(examples) for examples in range(1, 6))
 
@@ -172,14 +170,14 @@ def test_whole_shards_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_outputs_belong_to_the_device_and_the_versions_of_the_libraries(
     teacher: PreTrainedModel, examples: TokenizedExamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def compute_on(device: str) -> ComputedOutputs:
+    def compute_on(device: str) -> Cached:
         return cache_outputs(Computation(lambda: teacher, "", TASK, OutputCache(), tmp_path, device=device), examples)
 
     first = compute_on("cpu")
     assert compute_on("cpu").seconds == 0
-    assert compute_on("cuda").outputs.directory != first.outputs.directory
+    assert compute_on("cuda").directory != first.directory
     monkeypatch.setattr(outputs, "library_versions", lambda: {"torch": "1.0", "transformers": "5.0"})
-    assert compute_on("cpu").outputs.directory != first.outputs.directory
+    assert compute_on("cpu").directory != first.directory
 
 
 def _run_teacher_pass(directory: Path, barrier: Any, results: Any) -> None:
@@ -190,7 +188,7 @@ def _run_teacher_pass(directory: Path, barrier: Any, results: Any) -> None:
     teacher = toy_bert(len(tokenizer)).eval()
     barrier.wait()
     result = cache_outputs(Computation(lambda: teacher, "", TASK, OutputCache(), directory), examples)
-    results.put((stored_logits(result.outputs).tobytes(), len(result.outputs.missing()), len(result.outputs.damaged)))
+    results.put((stored_logits(result).tobytes(), len(result.missing()), len(result.damaged)))
 
 
 def test_processes_that_start_at_once_cache_equal_outputs(tmp_path: Path):
@@ -310,13 +308,12 @@ def test_cached_outputs_give_the_same_loss_under_bf16_autocast(
     compute: Compute, teacher: PreTrainedModel, examples: TokenizedExamples
 ):
     """The cached hidden states are float16, which autocast does not mix with bfloat16."""
-    terms = {"soft": SoftTargets(), "cosine": Cosine()}
+    objective = Objective(name="toy", terms={"soft": SoftTargets(), "cosine": Cosine()})
     losses = []
-    for cached in (None, compute(hidden=True).outputs):
+    for cached in (None, compute(hidden=True)):
         student = from_teacher(teacher)
         module = DistillationModule(
-            student=student, objective=Objective(name="toy", terms=terms), task=TASK, cached_outputs=cached,
-            teacher=None if cached else teacher,
+            student=student, objective=objective, task=TASK, signal=cached or live(teacher, objective, TASK),
         )  # fmt: skip
         student.eval()
         with torch.autocast("cpu", torch.bfloat16):
@@ -339,13 +336,13 @@ def test_cached_outputs_train_the_same_student(
         )
         loaders = batching.all_loaders({"train": examples, "dev": examples}, **settings.batches())
         computation = Computation(lambda teacher=teacher: teacher, "", TASK, OutputCache(), tmp_path / "outputs")
-        cached = cache_outputs(computation, examples, hidden=hidden).outputs
+        cached = cache_outputs(computation, examples, hidden=hidden)
+        objective = Objective(name="toy", terms=terms)
         module = DistillationModule(
-            student=from_teacher(teacher), objective=Objective(name="toy", terms=terms), task=TASK,
-            teacher=None if from_cache else teacher, cached_outputs=cached if from_cache else None,
+            student=from_teacher(teacher), objective=objective, task=TASK,
+            signal=cached if from_cache else live(teacher, objective, TASK),
             **settings.optimization(len(loaders["train"])),
         )  # fmt: skip
-        assert (module.teacher is None) is from_cache
         fitting.fit(
             module, loaders["train"], loaders["dev"], settings=settings, checkpoints=tmp_path / str(from_cache),
             logger=None, title="toy",
@@ -383,9 +380,9 @@ def language_model(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
 
 def cache_top_k(
     masked: Sequences, model: PreTrainedModel, directory: Path, *, top_k: int, hidden: bool = False, epochs: int = 2
-) -> CachedOutputs:
+) -> Cached:
     computation = Computation(lambda: model, "one", TEXT, OutputCache(top_k=top_k), directory)
-    return cache_outputs(computation, masked, hidden=LAST if hidden else None, epochs=epochs).outputs
+    return cache_outputs(computation, masked, hidden=LAST if hidden else None, epochs=epochs)
 
 
 def compute_logits(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
@@ -396,7 +393,7 @@ def compute_logits(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
     return logits
 
 
-def read_cached(cached: CachedOutputs, batch: dict[str, Tensor]) -> TopKOutputs:
+def read_cached(cached: Cached, batch: dict[str, Tensor]) -> TopKOutputs:
     items = TEXT.select(batch)
     teacher_output = cached(batch, items).at(items)
     assert isinstance(teacher_output, TopKOutputs)

@@ -25,7 +25,7 @@ from distill.data import tables
 from distill.errors import UserError
 from distill.losses import HardLabels
 from distill.tasks import Classification
-from distill.teaching.output_cache import CachedOutputs, HiddenLayers
+from distill.teaching.output_cache import Cached, HiddenLayers
 from distill.training import distributed, fitting, launchers, workers
 from distill.training.pickling import dumps
 from distill.training.settings import TrainerSettings, check_processes
@@ -294,7 +294,7 @@ def test_memory_mapped_files_are_pickled_as_their_path(
     pickled = pickle.dumps(examples)
     assert tmp_path.name.encode() in pickled
     assert examples[[3, 60]]["input_ids"].equal(pickle.loads(pickled)[[3, 60]]["input_ids"])
-    cached = CachedOutputs(tmp_path / "outputs", examples.lengths, hidden=HiddenLayers(2, 1, (1,)))
+    cached = Cached(tmp_path / "outputs", examples.lengths, hidden=HiddenLayers(2, 1, (1,)))
     (tmp_path / "outputs").mkdir()
     cached.add(0, {"logits": torch.rand(64, 2)}, torch.rand(int(examples.lengths.sum()), 2))
     pickled = pickle.dumps(cached)
@@ -315,7 +315,7 @@ def test_a_model_that_was_run_can_be_pickled(make_toy: MakeToy):
         for mode in (toy.module, module):
             mode.eval()
         assert module.losses(batch)[0].equal(toy.module.losses(batch)[0])
-    assert not module.teacher.train().training
+    assert not module.signal.model.train().training
 
 
 def test_a_module_that_cannot_be_pickled_is_refused(make_toy: MakeToy):

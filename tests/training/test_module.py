@@ -21,7 +21,7 @@ from distill.models.forward import run_model
 from distill.tasks import MaskedLM
 from distill.training import distributed, fitting, settings
 from distill.training.evaluate import evaluate
-from distill.training.module import DistillationModule, freeze, parameter_groups
+from distill.training.module import DistillationModule, Nothing, freeze, parameter_groups
 from students.distilbert import from_teacher
 from tests.conftest import (
     SETTINGS,
@@ -30,6 +30,7 @@ from tests.conftest import (
     equal,
     fake_scores,
     last_state,
+    live,
     outputs_at_items,
     record_steps,
     toy_bert,
@@ -76,11 +77,11 @@ def recorded_fit(make_toy: MakeToy) -> RecordedFit:
         dropouts = [part for part in model.modules() if isinstance(part, nn.Dropout)]
         model.register_forward_pre_hook(lambda *_: modes[name].append(any(part.training for part in dropouts)))
 
-    watch("teacher", toy.module.teacher)
+    watch("teacher", toy.module.signal.model)
     watch("student", toy.module.student)
     examples = record_steps(toy)
-    before, teacher_before = weights(toy.module), weights(toy.module.teacher)
-    toy.module.teacher.train()
+    before, teacher_before = weights(toy.module), weights(toy.module.signal.model)
+    toy.module.signal.model.train()
     toy.fit(logger=CSVLogger(str(toy.directory), name="", version=""))
     with open(toy.directory / "metrics.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -90,8 +91,8 @@ def recorded_fit(make_toy: MakeToy) -> RecordedFit:
 def test_the_teacher_stays_in_evaluation_mode(recorded_fit: RecordedFit):
     assert recorded_fit.teacher_modes == [False] * 8  # One forward pass per step, none for dev.
     recorded_fit.toy.module.train()
-    recorded_fit.toy.module.teacher.train()
-    assert not any(part.training for part in recorded_fit.toy.module.teacher.modules())
+    recorded_fit.toy.module.signal.model.train()
+    assert not any(part.training for part in recorded_fit.toy.module.signal.model.modules())
 
 
 def test_the_student_trains_in_steps_and_not_on_dev(recorded_fit: RecordedFit):
@@ -100,16 +101,16 @@ def test_the_student_trains_in_steps_and_not_on_dev(recorded_fit: RecordedFit):
 
 
 def test_the_teacher_does_not_change_and_gets_no_gradient(recorded_fit: RecordedFit):
-    teacher = recorded_fit.toy.module.teacher
+    teacher = recorded_fit.toy.module.signal.model
     assert equal(weights(teacher), recorded_fit.teacher_before)
     assert all(parameter.grad is None and not parameter.requires_grad for parameter in teacher.parameters())
 
 
 def test_the_teacher_is_not_in_the_modules_of_the_training_module(recorded_fit: RecordedFit):
     module = recorded_fit.toy.module
-    teachers = {id(parameter) for parameter in module.teacher.parameters()}
+    teachers = {id(parameter) for parameter in module.signal.model.parameters()}
     assert teachers.isdisjoint(id(parameter) for parameter in module.parameters())
-    assert module.teacher not in list(module.modules())
+    assert module.signal.model not in list(module.modules())
     assert not [name for name in module.state_dict() if not name.startswith(("student.", "objective."))]
 
 
@@ -174,9 +175,9 @@ def test_the_teacher_is_dropped_if_the_objective_needs_none(make_toy: MakeToy):
     toy = make_toy()
     supervised = Objective(name="supervised", terms={"hard": HardLabels(), "soft": SoftTargets(weight=0)})
     module = DistillationModule(
-        student=toy.module.student, objective=supervised, task=toy.module.task, teacher=toy.module.teacher
+        student=toy.module.student, objective=supervised, task=toy.module.task, signal=toy.module.signal
     )
-    assert module.teacher is None
+    assert isinstance(module.signal, Nothing)
 
 
 # Weight decay
@@ -337,17 +338,17 @@ def test_only_the_needed_outputs_are_requested(teacher: PreTrainedModel):
 
 def test_the_teacher_runs_without_gradients(make_toy: MakeToy):
     toy = make_toy()
-    for parameter in toy.module.teacher.parameters():
+    for parameter in toy.module.signal.model.parameters():
         parameter.requires_grad_(True)
     toy.module.losses(next(iter(toy.loaders["train"]))[0])[0].backward()
-    assert all(parameter.grad is None for parameter in toy.module.teacher.parameters())
+    assert all(parameter.grad is None for parameter in toy.module.signal.model.parameters())
     assert all(parameter.grad is not None for parameter in toy.module.student.parameters())
 
 
 def test_the_teacher_computes_in_its_own_precision_and_the_loss_in_float32(make_toy: MakeToy):
     toy = make_toy(teacher_width=48)
     dtypes = {}
-    toy.module.teacher.register_forward_hook(lambda *seen: dtypes.update(teacher=seen[-1].logits.dtype))
+    toy.module.signal.model.register_forward_hook(lambda *seen: dtypes.update(teacher=seen[-1].logits.dtype))
     toy.module.student.register_forward_hook(lambda *seen: dtypes.update(student=seen[-1].logits.dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss, _ = toy.module.losses(next(iter(toy.loaders["train"]))[0])
@@ -479,7 +480,9 @@ def test_vocabulary_logits_are_computed_only_at_the_items(tokenizer: PreTrainedT
     student = from_teacher(teacher).eval()
     terms = {"soft": SoftTargets(weight=5), "mlm": MaskedLanguageModelling(weight=2), "cosine": Cosine()}
     objective = Objective(name="language_model", terms=terms)
-    module = DistillationModule(student=student, objective=objective, task=MaskedLM(), teacher=teacher)
+    module = DistillationModule(
+        student=student, objective=objective, task=MaskedLM(), signal=live(teacher, objective, MaskedLM())
+    )
     student.eval()
     torch.manual_seed(0)
     ids = torch.randint(5, len(tokenizer), (3, 7))

@@ -24,7 +24,7 @@ from distill.models.forward import run_model
 from distill.tasks import MaskedLM
 from distill.training.module import DistillationModule
 from students.distilbert import from_teacher
-from tests.conftest import MakeToy, Toy, equal, last_state, weights
+from tests.conftest import MakeToy, Toy, equal, last_state, live, weights
 
 
 def all_terms() -> dict[str, Any]:
@@ -44,8 +44,8 @@ def with_terms(toy: Toy, *names: str) -> Toy:
     objective = Objective(name="all", terms=terms)
     module = toy.module
     torch.manual_seed(0)
-    objective.connect(checks.encoder_size(module.student), checks.encoder_size(module.teacher))
-    module.objective = objective
+    objective.connect(checks.encoder_size(module.student), checks.encoder_size(module.signal.model))
+    module.objective = module.signal.objective = objective
     return toy
 
 
@@ -141,7 +141,7 @@ def masked_module(objective: Objective) -> DistillationModule:
     student = from_teacher(teacher)
     objective.connect(checks.encoder_size(student), checks.encoder_size(teacher))
     task = MaskedLM(data_dir="unused", max_length=16)
-    module = DistillationModule(student=student, objective=objective, task=task, teacher=teacher)
+    module = DistillationModule(student=student, objective=objective, task=task, signal=live(teacher, objective, task))
     module.student.eval()
     return module
 
@@ -158,7 +158,7 @@ def test_chunked_logits_leave_the_terms_on_attention_as_they_are(
     items = module.task.select(batch)
     needs = frozenset({"hidden_states", NAME})
     outputs = []
-    for model in (module.student, module.teacher):
+    for model in (module.student, module.signal.model):
         output = run_model(model, batch, needs)
         outputs.append(
             type(module.task.run(model, batch, items, needs).whole())(

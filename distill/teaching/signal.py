@@ -1,0 +1,113 @@
+"""The signal of a teacher that runs in every step, and that of several teachers, as one signal."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel
+
+from distill.contracts import TASK_ID, Batch, ItemOutputs, Items, Outputs, Signal, Task
+from distill.losses import Objective
+from distill.teaching.mixture import EnsembleOutputs, Mixture
+from distill.training.module import freeze
+
+
+class Live:
+    """A teacher that runs for every batch, in evaluation mode, in its own precision and without gradients.
+
+    Args:
+        model: moved to the device of the batches.
+        objective: names the outputs that are computed.
+        reason: the reason why the outputs are not cached.
+    """
+
+    bytes = 0
+
+    def __init__(self, model: PreTrainedModel, task: Task, objective: Objective, *, reason: str) -> None:
+        self.model, self.task, self.objective, self.reason = freeze(model), task, objective, reason
+        self.seconds = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Moves the model to the CPU, because it is pickled for processes with other GPUs."""
+        self.model.cpu()
+        return self.__dict__
+
+    def describe(self) -> str:
+        return ""
+
+    def __call__(self, batch: Batch, items: Items) -> "_LivePass":
+        device = batch["attention_mask"].device
+        if self.model.device != device:
+            self.model.to(device)
+        with self.timed():
+            return _LivePass(self, self.task.run(self.model, batch, items, self.objective.teacher_needs))
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Disables gradients and autocast, and adds the duration to `seconds`."""
+        start = time.perf_counter()
+        with torch.no_grad(), torch.autocast(self.model.device.type, enabled=False):
+            yield
+        self.seconds += time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class _LivePass:
+    """The outputs of a teacher that runs in every step, with its head also run without gradients."""
+
+    signal: Live
+    outputs: ItemOutputs
+
+    @property
+    def chunk_size(self) -> int | None:
+        return self.outputs.chunk_size
+
+    def whole(self) -> Outputs:
+        with self.signal.timed():
+            return self.outputs.whole()
+
+    def at(self, items: Items) -> Any:
+        with self.signal.timed():
+            return self.outputs.at(items)
+
+
+@dataclass(frozen=True)
+class _Several:
+    """The cached outputs of several teachers."""
+
+    signals: Sequence[Signal]
+    reason = None
+
+    @property
+    def bytes(self) -> int:
+        return sum(signal.bytes for signal in self.signals)
+
+    @property
+    def seconds(self) -> float:
+        return sum(signal.seconds for signal in self.signals)
+
+    def describe(self) -> str:
+        return "; ".join(signal.describe() for signal in self.signals)
+
+
+@dataclass(frozen=True)
+class ByTask(_Several):
+    """The cached outputs of the teachers of several tasks, in the order of the tasks' numbers."""
+
+    def __call__(self, batch: Batch, items: Items) -> ItemOutputs:
+        return self.signals[int(batch[TASK_ID][0])](batch, items)
+
+
+@dataclass(frozen=True)
+class Mean(_Several):
+    """The mean of the cached outputs of several teachers. Hidden states are those of the first one."""
+
+    mixture: Mixture
+
+    def __call__(self, batch: Batch, items: Items) -> EnsembleOutputs:
+        # Not over a vocabulary.
+        outputs = [cast(Outputs, signal(batch, items)) for signal in self.signals]
+        return EnsembleOutputs.create(outputs, self.mixture)
