@@ -75,7 +75,8 @@ class Stages:
         run.update(teacher_outputs={"cached": outputs.outputs is not None, "reason": outputs.reason})
         if module.teacher is None:
             self.teacher.release()  # Its outputs are cached; later stages load it again.
-        with plan.tracking.open(run.directory, metric=plan.task.metric, selects=plan.task.selects) as loggers:
+        scoring = plan.task.scoring
+        with plan.tracking.open(run.directory, metric=scoring.metric, selects=scoring.selects) as loggers:
             self._train_and_publish(module, outputs, start, source, loggers)
 
     def _train_and_publish(
@@ -172,7 +173,7 @@ class Stages:
         """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
         fit = self._fit(module, self.run.directory, loggers, title="student")
         student, task = module.student.eval(), self.plan.task
-        reference = self.teacher.running() if task.compares_with_teacher else None
+        reference = self.teacher.running() if task.scoring.compares_with_teacher else None
         student.to("cpu" if reference is None else self.plan.trainer.device())
         scores = evaluate_splits(student, task, self.loaders, reference=reference)
         student.cpu()

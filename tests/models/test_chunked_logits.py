@@ -161,7 +161,7 @@ def test_scores_are_cross_entropy_and_top1_correctness() -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0], [0.0, 5.0, 0.0]])
     labels = torch.tensor([[2, 1, IGNORED]])
     items = TASK.select({"labels": labels, "attention_mask": torch.ones_like(labels)})
-    columns = TASK.score(Outputs(logits=logits), items)
+    columns = TASK.scoring.score(Outputs(logits=logits), items)
     assert list(columns) == ["loss", "prediction", "probability", "correct"]
     scores = torch.stack([columns["loss"], columns["probability"], columns["correct"]], dim=1)
     expected = torch.tensor([[1.098612, 1 / 3, 0.0], [0.013386, 0.986703, 1.0]])
