@@ -92,6 +92,21 @@ class Items:
         """The example that each item belongs to, `[n]`."""
         return self.batch["example_id"][self.row]
 
+    def with_every_token(self) -> "Items":
+        """Returns all tokens of the batch but the padding, of which these are `chosen`, in the order of the batch.
+
+        Other items than the tokens of a vocabulary stay as they are.
+        """
+        if not self.over_vocabulary or self.index is None:
+            return self
+        mask = self.batch["attention_mask"]
+        labels = self.labels.new_full((mask.numel(),), IGNORED)
+        labels[self.index] = self.labels
+        index = mask.flatten().nonzero().squeeze(-1)
+        row, labels = index // mask.shape[1], labels[index]
+        chosen = labels != IGNORED
+        return replace(self, row=row, labels=labels, labelled=chosen, index=index, chosen=chosen)
+
     def part(self, first: int, last: int) -> "Items":
         """Returns the items from `first` to `last`, that one excluded."""
         names = ("row", "labels", "labelled", "index", "chosen", "weights", "valid")
@@ -428,8 +443,8 @@ class Task(Protocol):
         """Tokenizes all splits: `train`, then those that are scored, dev first."""
         ...
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
-        """The items of a batch; with `every_token` all tokens besides, for a task over a vocabulary."""
+    def select(self, batch: Batch) -> Items:
+        """The items of a batch."""
         ...
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> ItemOutputs:

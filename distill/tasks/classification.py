@@ -192,7 +192,7 @@ class Classification:
     ) -> dict[str, Examples]:
         return rows.encode_rows(splits, tokenizer, self.max_length, cache_dir, no_label=self.scoring.no_label)
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+    def select(self, batch: Batch) -> Items:
         return rows.select_examples(batch, self.likelihood, self.scoring.weights)
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":

@@ -219,7 +219,7 @@ class Embedding:
 
         return rows.encode_splits(splits, encode, lambda pool: pool)
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+    def select(self, batch: Batch) -> Items:
         """The texts of all examples, each with the label of its example."""
         row = batch["valid"].nonzero()[:, 0]
         labels = batch["labels"][row]

@@ -243,19 +243,16 @@ class MaskedLM:
         """The objective without a teacher: masked tokens and, for pairs, the order of two segments."""
         return Objective(name="masked_language_modelling", terms=self.supervised_terms())
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
-        """The tokens chosen for prediction, in the order of the batch; with `every_token` all but the padding."""
+    def select(self, batch: Batch) -> Items:
+        """The tokens chosen for prediction, in the order of the batch."""
         labels = batch["labels"].flatten()
-        predicted = labels != IGNORED
-        wanted = batch["attention_mask"].flatten().bool() if every_token else predicted
-        index = wanted.nonzero().squeeze(-1)
+        index = (labels != IGNORED).nonzero().squeeze(-1)
         return Items(
             batch=batch,
             row=index // batch["labels"].shape[1],
             labels=labels[index],
-            labelled=predicted[index],
+            labelled=labels[index] != IGNORED,
             index=index,
-            chosen=predicted[index] if every_token else None,
             over_vocabulary=True,
         )
 

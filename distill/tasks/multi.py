@@ -105,8 +105,8 @@ class MultiTask:
         self.sampling = SAMPLINGS[sampling] if isinstance(sampling, str) else sampling
         self.name = name
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
-        return task_of(self.tasks, batch)[1].select(batch, every_token=every_token)
+    def select(self, batch: Batch) -> Items:
+        return task_of(self.tasks, batch)[1].select(batch)
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> ItemOutputs:
         """Runs the batch's head of `model`, as `models.heads.SeveralHeads` has it."""

@@ -202,7 +202,7 @@ class MultipleChoice:
             splits, encode, lambda pool: replace(pool, labels=np.full(len(pool), IGNORED, dtype=np.int64))
         )  # fmt: skip
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+    def select(self, batch: Batch) -> Items:
         """The examples, whose valid classes are the choices that they have."""
         return rows.select_examples(batch, self.likelihood, valid=batch["valid"])
 

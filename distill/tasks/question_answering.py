@@ -363,7 +363,7 @@ class QuestionAnswering:
             classes_per_item=float((tokens.columns["start_characters"] >= NO_ANSWER).sum() / len(tokens)),
         )  # fmt: skip
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+    def select(self, batch: Batch) -> Items:
         labels = torch.stack([batch["start_positions"], batch["end_positions"]], dim=1).flatten()
         row = torch.arange(len(labels), device=labels.device) // 2
         valid = _from_first_token(batch["start_characters"], batch) >= NO_ANSWER

@@ -186,7 +186,7 @@ class Regression:
     ) -> dict[str, Examples]:
         return rows.encode_rows(splits, tokenizer, self.max_length, cache_dir, no_label=np.nan)
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+    def select(self, batch: Batch) -> Items:
         return rows.select_examples(batch, self.likelihood)
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":

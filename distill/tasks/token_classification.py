@@ -305,7 +305,7 @@ class TokenClassification:
 
         return rows.encode_splits(splits, encode, lambda pool: TaggedSplit([text.split() for text in pool.texts], []))
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+    def select(self, batch: Batch) -> Items:
         labels = batch["labels"].flatten()
         index = (labels != IGNORED).nonzero().squeeze(-1)
         chosen = labels[index]

@@ -145,7 +145,7 @@ def test_an_example_without_a_class_is_an_item_without_a_label() -> None:
 @every_task
 def test_every_token_adds_items_only_over_a_vocabulary(case: Case) -> None:
     batch = batch_of(case)
-    few, every = case.task.select(batch), case.task.select(batch, every_token=True)
+    few, every = case.task.select(batch), case.task.select(batch).with_every_token()
     if not case.task.over_vocabulary:
         assert (len(every), every.chosen) == (len(few), None)
         return
@@ -160,7 +160,7 @@ def test_every_token_adds_items_only_over_a_vocabulary(case: Case) -> None:
 @pytest.mark.parametrize("every_token", [False, True])
 def test_outputs_have_a_row_for_each_item(case: Case, every_token: bool) -> None:
     batch = batch_of(case)
-    items = case.task.select(batch, every_token=every_token)
+    items = case.task.select(batch).with_every_token() if every_token else case.task.select(batch)
     outputs = case.task.run(case.model(), batch, items, frozenset({"hidden_states"}))
     assert outputs.at(items).logits.shape == (len(items), case.classes)
     whole = outputs.whole()
