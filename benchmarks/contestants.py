@@ -283,7 +283,7 @@ def main() -> None:
         "tokens_per_second": tokens / seconds,
         "padding": 1 - tokens / computed_tokens,
         "peak_rss_mb": peak,
-        "accuracy": task.metrics(make_scores(logits, splits.splits["dev"].labels))["accuracy"],
+        "accuracy": task.scoring.metrics(make_scores(logits, splits.splits["dev"].labels))["accuracy"],
         "useful_flops": 3 * options.epochs * count_forward_flops(student, lengths),
     }
     print(json.dumps(result))

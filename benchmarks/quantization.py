@@ -62,7 +62,7 @@ def measure(run: Path, directory: Path, arguments: argparse.Namespace) -> list[d
         quantization.Material(fp32, weight_bits(this_target()), scorer.calibration(plan.export)),
         this_target(),
     )
-    rows: list[dict[str, Any]] = [{"recipe": "float32", "metrics": plan.task.metrics(reference["dev"])}]
+    rows: list[dict[str, Any]] = [{"recipe": "float32", "metrics": plan.task.scoring.metrics(reference["dev"])}]
     files = [fp32]
     for recipe in RECIPES:
         path = directory / f"{run.name}-{recipe}.onnx"
@@ -73,7 +73,7 @@ def measure(run: Path, directory: Path, arguments: argparse.Namespace) -> list[d
             rows.append(dict(rung))
             files.append(path)
     add_times(rows, files, bundle.manifest["inputs"], bundle.tokenizer.get_vocab_size(), arguments)
-    return [row | {"run": str(run), "metric": plan.task.metric} for row in rows]
+    return [row | {"run": str(run), "metric": plan.task.scoring.metric} for row in rows]
 
 
 def measure_shape(directory: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:

@@ -98,7 +98,7 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
         teaching.score(teacher, task, examples, source=source, directory=plan.cache_dir / "outputs")
         if refit:
             refit_head(student, teacher.model, cast(Examples, labelled_only(examples)["train"]))
-        start = task.metrics(evaluate(student, task, loaders["dev"]))[task.metric]
+        start = task.scoring.metrics(evaluate(student, task, loaders["dev"]))[task.scoring.metric]
         tasks = [TaskRun("", plan, run, splits, examples, teacher)]
         prepared = Prepared(plan, run, named, student, tasks, examples, loaders, teacher, source)
         module = prepared.prepare_training(student, source)
@@ -106,8 +106,8 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
             module, loaders["train"], loaders["dev"], settings=plan.trainer, checkpoints=run.directory / "checkpoints",
             logger=None, title="student",
         )  # fmt: skip
-        value = task.metrics(evaluate(module.student, task, loaders["dev"]))[task.metric]
-    reference = teacher.metrics[task.metric]
+        value = task.scoring.metrics(evaluate(module.student, task, loaders["dev"]))[task.scoring.metric]
+    reference = teacher.metrics[task.scoring.metric]
     return {
         "teacher": reference, "start": start, "student": value, "share": value / reference, "steps": fit.steps,
         "seconds": round(fit.seconds, 1),

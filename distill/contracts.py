@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from distill.tasks.scoring import Scoring
+
 VECTOR_SETTINGS = "sentence_vector"  # The entry of a model's configuration that says how vectors of texts are pooled.
 ENCODER_FEATURES = "inputs_embeds"  # The column of batches with the features of tokens, `[S, L, F]`.
 PAIR_CLASSES = "pair_classes"  # The column of batches with the class of a pair of texts, NaN for examples without one.
@@ -94,6 +96,21 @@ class Items:
     def span(self) -> slice:
         """The positions of the items among all items of the batch."""
         return slice(self.first, self.first + len(self))
+
+    def with_every_token(self) -> "Items":
+        """Returns all tokens of the batch but the padding, of which these are `chosen`, in the order of the batch.
+
+        Other items than the tokens of a vocabulary stay as they are.
+        """
+        if not self.over_vocabulary or self.index is None:
+            return self
+        mask = self.batch["attention_mask"]
+        labels = self.labels.new_full((mask.numel(),), IGNORED)
+        labels[self.index] = self.labels
+        index = mask.flatten().nonzero().squeeze(-1)
+        row, labels = index // mask.shape[1], labels[index]
+        chosen = labels != IGNORED
+        return replace(self, row=row, labels=labels, labelled=chosen, index=index, chosen=chosen)
 
     def part(self, first: int, last: int) -> "Items":
         """Returns the items from `first` to `last`, that one excluded."""
@@ -193,10 +210,10 @@ class Scores:
     """The results of evaluating a model: named columns `[n]` or `[n, C]` over the items of a split.
 
     Args:
-        columns: as `Task.score` returns them, for example `logits [n, C]`.
+        columns: as `Scoring.score` returns them, for example `logits [n, C]`.
         labels: `[n]`, or `[n, C]` of a sigmoid.
         example_id: `[n]`, the example that each item belongs to.
-        decoding: as `Task.fit_decoder` returns it for the model's scores on dev.
+        decoding: as `Scoring.fit_decoder` returns it for the model's scores on dev.
         by_task: the scores of each of `SeveralTasks` by its number; the other fields are then empty.
     """
 
@@ -369,8 +386,7 @@ class Task(Protocol):
     Attributes:
         name: names the task in records and directories.
         kind: names the kind of task in run.json and bundle.json; one of the `kinds` of its class.
-        metric: selects checkpoints; retention and the export's gate compare it.
-        selects: whether the best checkpoint has the most or the least of it.
+        scoring: all that concerns scores. That of the data exists once it is read.
         auto_class: the auto class of transformers whose models have the head for this task.
         likelihood: the meaning of the logits.
         fixed_inputs: whether every epoch shows the same tokens, so that teacher outputs can be cached.
@@ -381,11 +397,7 @@ class Task(Protocol):
         max_length: tokens that an example is cut to.
         builtin: whether the data comes with the program.
         decoder: the class of `distill.edge.decode` that reads the logits of an exported model.
-        compared_column: the column of scores in which two models are compared number by number: their logits, or a
-            function of them where these are too many to be kept.
         fine_tunes_teacher: whether a teacher without the task's head is fine-tuned before it teaches.
-        compares_with_teacher: whether `score` takes the teacher's outputs as a reference.
-        can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         can_augment: whether changed copies of the training texts can be made, which only the teacher labels.
         has_unlabelled: whether the task was given texts without labels.
         auto_unlabelled: whether the texts that only the teacher labels are chosen from the data (`auto`).
@@ -402,10 +414,7 @@ class Task(Protocol):
     def kind(self) -> str: ...
 
     @property
-    def metric(self) -> str: ...
-
-    @property
-    def selects(self) -> Literal["max", "min"]: ...
+    def scoring(self) -> "Scoring": ...
 
     @property
     def auto_class(self) -> str: ...
@@ -438,16 +447,7 @@ class Task(Protocol):
     def decoder(self) -> str: ...
 
     @property
-    def compared_column(self) -> str: ...
-
-    @property
     def fine_tunes_teacher(self) -> bool: ...
-
-    @property
-    def compares_with_teacher(self) -> bool: ...
-
-    @property
-    def can_abstain(self) -> bool: ...
 
     @property
     def can_augment(self) -> bool: ...
@@ -479,20 +479,12 @@ class Task(Protocol):
         """Tokenizes all splits: `train`, then those that are scored, dev first."""
         ...
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
-        """The items of a batch; with `every_token` all tokens besides, for a task over a vocabulary."""
+    def select(self, batch: Batch) -> Items:
+        """The items of a batch."""
         ...
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> ItemOutputs:
         """Runs the model with the outputs that the terms need besides logits."""
-        ...
-
-    def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
-        """The columns `[n]` or `[n, C]` that evaluation keeps of the items' outputs."""
-        ...
-
-    def rescore(self, scores: Scores, logits: "Sequence[np.ndarray]") -> Scores:
-        """The scores of the same items with the logits of another model, `[n, C]` of the items of each row of it."""
         ...
 
     def scored_data(self, splits: Any, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
@@ -503,104 +495,12 @@ class Task(Protocol):
         """
         ...
 
-    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        """The values that a decoder needs besides logits, from the scores on dev: `decoding` of bundle.json."""
-        ...
-
-    def metrics(self, scores: Scores) -> dict[str, float]:
-        """The metrics of a split by name; shares are in 0..1."""
-        ...
-
     def supervised_terms(self) -> "Mapping[str, Any]":
         """The loss terms that learn from labels alone: those of a fine-tuned teacher and of a baseline.
 
         Raises:
             UserError: for data without labels.
         """
-        ...
-
-    def condense(self, scores: Scores) -> Scores:
-        """The scores with the columns that `metrics` reads, which may be fewer and narrower ones."""
-        ...
-
-    def confidences(self, scores: Scores) -> np.ndarray:
-        """The probability of each prediction, `[n]`, for a task that can abstain."""
-        ...
-
-    def tabulate(self, scores: Scores, splits: Any, *, examples: int) -> "dict[str, list[Any]]":
-        """The scores of a split as columns with one value an example: `label`, `prediction` and `probability`.
-
-        A label and a prediction are names or numbers, the probability is that of the prediction. A value is a list
-        where an example has several items, and None where there is none.
-
-        Args:
-            scores: in the order of the examples.
-            examples: number of examples in the split, also those without an item.
-        """
-        ...
-
-    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
-        """The task's metric and `number` for each type of answer in a split, empty for a task without types."""
-        ...
-
-    def example_metric(self, scores: Scores) -> np.ndarray | None:
-        """The metric of each example `[N]` where the task's metric is their mean, None where it is no mean."""
-        ...
-
-    def spoil(self, scores: Scores) -> Scores | None:
-        """The scores as `condense` returns them with wrong predictions, of which `metrics` makes as little as it can.
-
-        None where the metric is a mean over examples, or has no worst value.
-        """
-        ...
-
-    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
-        """Whether each right answer of each type was found, `[number]` (bool); empty for a task without types."""
-        ...
-
-    def agreement(self, scores: Scores, reference: Scores) -> float:
-        """Share of the items that both predict alike."""
-        ...
-
-    def probability_diff(self, scores: Scores, reference: Scores) -> float:
-        """Largest difference of a probability over all items; of numbers, as a share of the reference's range."""
-        ...
-
-    def calibration_error(self, scores: Scores) -> float | None:
-        """The expected calibration error; None for predictions without a probability."""
-        ...
-
-    def constants(self, scores: Scores) -> Sequence[Constant]:
-        """The constant predictions that may be best for the labels of dev, the more frequent ones first.
-
-        There are none if no model can be better or worse than a constant, or every model may teach.
-        """
-        ...
-
-    def held_out(self, scores: Scores) -> Scores:
-        """The scores of a teacher on dev to compare with those of a constant prediction.
-
-        No example is decoded with values that were chosen on it, where these alone could beat a constant.
-        """
-        ...
-
-    def describe(self, splits: Any) -> dict[str, Any]:
-        """The task's fields of run.json, bundle.json and the model card."""
-        ...
-
-    def summary(self, splits: Any) -> str:
-        """The predictions that there are, on one line: the classes, or the range of a number."""
-        ...
-
-
-@runtime_checkable
-class WordTask(Protocol):
-    """A task whose examples are given as words, and whose exported student also splits plain text into words."""
-
-    def text_metrics(
-        self, split: Any, predict: "Callable[[Sequence[str]], Sequence[Mapping[str, Any]]]"
-    ) -> dict[str, float]:
-        """The metrics of the predictions for the plain text of a split. Their names begin with `text_`."""
         ...
 
 

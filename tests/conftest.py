@@ -376,7 +376,7 @@ def fake_scores(toy: Toy, values: list[float], monkeypatch: pytest.MonkeyPatch) 
         seen.append((toy.module.global_step, weights(toy.module)))
         return {"accuracy": values[len(seen) - 1]}
 
-    monkeypatch.setattr(toy.module.task, "metrics", metrics)
+    monkeypatch.setattr(type(toy.module.task.scoring), "metrics", staticmethod(metrics))
     return seen
 
 

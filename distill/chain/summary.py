@@ -41,7 +41,7 @@ def describe_task(task: Task, record: JsonObject, splits: Splits) -> str:
     sizes = ", ".join({"train": "streamed", **counts}.values())
     if "unlabelled" in record:
         sizes += f", {record['unlabelled']['examples']:,} unlabelled"
-    return f"{task.name}: {sizes}; {task.summary(splits)}"
+    return f"{task.name}: {sizes}; {task.scoring.summary(splits)}"
 
 
 def describe_text(unlabelled: JsonObject | None, notes: Sequence[str]) -> str | None:

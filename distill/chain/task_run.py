@@ -100,7 +100,7 @@ class TaskRun:
     def is_worse(self) -> bool:
         """Returns whether the student is worse than its baseline on the split that stands first."""
         difference = self.run.record["comparison"].get("baseline")
-        return difference is not None and is_worse(difference, selects=self.task.selects)
+        return difference is not None and is_worse(difference, selects=self.task.scoring.selects)
 
     def of_seed(self, plan: Plan, run: Run) -> "TaskRun":
         """Returns the task in the run of a further seed, with the same data and teacher."""
@@ -114,7 +114,7 @@ class TaskRun:
 
     def describe_teacher(self) -> str:
         """Describes the teacher: its name, where its head comes from, and its metric on dev."""
-        teacher, metric = self.teacher, self.task.metric
+        teacher, metric = self.teacher, self.task.scoring.metric
         score = f", {metric} {teacher.metrics[metric]:.4f} on dev" if teacher.metrics else ""
         return f"{teacher.resolved} ({teacher.origin}){score}" + (f", for {self.name}" if self.name else "")
 
@@ -301,7 +301,7 @@ class TaskRun:
 
 def measure_retention(record: JsonObject, task: Task, formats: Mapping[str, ExportedFile]) -> dict[str, float | None]:
     """The share of the teacher's metric that each file keeps, as `share_kept`."""
-    metric, teacher = task.metric, record["teacher"]["metrics"][task.metric]
+    metric, teacher = task.scoring.metric, record["teacher"]["metrics"][task.scoring.metric]
     values = {"torch": record["student"]["metrics"][metric]}
     values |= {name: row["metrics"][metric] for name, row in formats.items()}
     return {name: share_kept(value, teacher, record["task"]) for name, value in values.items()}
@@ -314,8 +314,8 @@ def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str
     train = examples["train"]
     unlabelled = {"unlabelled": dict(train.unlabelled)} if isinstance(train, MixedExamples) else {}
     return {
-        "name": task.name, "kind": task.kind, "metric": task.metric, "selects": task.selects,
-        "pair": task.pair, **task.describe(splits),
+        "name": task.name, "kind": task.kind, "metric": task.scoring.metric, "selects": task.scoring.selects,
+        "pair": task.pair, **task.scoring.describe(splits),
         "examples": {"train": 0, "dev": 0, "test": 0} | sizes, "truncated": truncated,
         "sha256": data_digest(task, splits, examples), **unlabelled,
     }  # fmt: skip
@@ -328,7 +328,7 @@ def joint_record(task: Task, parts: Sequence[TaskRun]) -> dict[str, Any]:
     for split, number in (item for record in records for item in record["examples"].items()):
         sizes[split] = sizes.get(split, 0) + number
     return {
-        "name": task.name, "kind": task.kind, "metric": task.metric, "selects": task.selects,
+        "name": task.name, "kind": task.kind, "metric": task.scoring.metric, "selects": task.scoring.selects,
         "tasks": [part.name for part in parts], "examples": sizes,
         "has_test": all(first_split(record) == "test" for record in records),
         "sha256": "-".join(record["sha256"] for record in records),
@@ -337,8 +337,8 @@ def joint_record(task: Task, parts: Sequence[TaskRun]) -> dict[str, Any]:
 
 def break_down(models: Mapping[str, Mapping[str, Scores]], task: Task) -> dict[str, dict[str, Any]]:
     """The `breakdown` of run.json: of each split, the metrics of each model for each type of answer."""
-    splits = models["student"]
-    by_split = {split: {name: task.breakdown(scores[split]) for name, scores in models.items()} for split in splits}
+    splits, scoring = models["student"], task.scoring
+    by_split = {split: {name: scoring.breakdown(scores[split]) for name, scores in models.items()} for split in splits}
     return {split: of_models for split, of_models in by_split.items() if of_models["student"]}
 
 

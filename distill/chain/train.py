@@ -129,7 +129,7 @@ class Prepared:
         """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
         fit = self._fit(module, self.run.directory, loggers, title="student")
         student, task = module.student.eval(), self.plan.task
-        reference = self.teacher.running() if task.compares_with_teacher else None
+        reference = self.teacher.running() if task.scoring.compares_with_teacher else None
         student.to("cpu" if reference is None else self.plan.trainer.device())
         scores = evaluate_splits(student, task, self.loaders, reference=reference)
         student.cpu()
@@ -265,7 +265,9 @@ def train(prepared: Prepared, stack: ExitStack, *, shows: bool = False) -> Train
     run.update(teacher_outputs={"cached": signal.bytes > 0, "reason": signal.reason})
     if signal.reason is None:
         prepared.teacher.release()  # Its outputs are cached; later stages load it again.
-    loggers = stack.enter_context(plan.tracking.open(run.directory, metric=plan.task.metric, selects=plan.task.selects))
+    scoring = plan.task.scoring
+    opened = plan.tracking.open(run.directory, metric=scoring.metric, selects=scoring.selects)
+    loggers = stack.enter_context(opened)
     with run.timed("training"):
         scores = prepared.train_student(module, loggers.lightning)
     baseline = None

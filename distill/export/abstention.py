@@ -29,7 +29,7 @@ class Abstention(TypedDict):
 
 def check_abstention(task: Task, share: float | None) -> None:
     """Raises OptionError for a task whose predictions have no confidence."""
-    if share is not None and not task.can_abstain:
+    if share is not None and not task.scoring.can_abstain:
         raise OptionError("export.abstain", str(share), f"null, because task {task.name} ({task.kind}) has no classes "
                           "of whole examples to be unsure of")  # fmt: skip
 
@@ -56,7 +56,7 @@ def choose_threshold(confidences: np.ndarray, share: float) -> float:
 
 def measure_abstention(scores: Mapping[str, Scores], *, task: Task, share: float) -> Abstention:
     """Returns the threshold that dev gives, and with it the share and the metrics of every split."""
-    confidences = {split: task.confidences(of_split) for split, of_split in scores.items()}
+    confidences = {split: task.scoring.confidences(of_split) for split, of_split in scores.items()}
     threshold = choose_threshold(confidences["dev"], share)
     answered = {split: values >= threshold for split, values in confidences.items()}
     left = {split: scores[split].select(chosen) for split, chosen in answered.items() if chosen.any()}

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.console import print_line, print_notice
-from distill.contracts import ScoredSplits, Scores, Splits, Task, WordTask
+from distill.contracts import ScoredSplits, Scores, Splits, Task
 from distill.edge import bundle as edge
 from distill.edge.decoder import Record
 from distill.edge.manifest import FORMAT
@@ -252,12 +252,12 @@ class Scorer:
 
     def text_metrics(self, path: Path) -> dict[str, float]:
         """Returns the metrics of a file on the plain text of every split; none unless examples are given as words."""
-        if not isinstance(self.task, WordTask):
+        if not self.task.scoring.scores_text:
             return {}
         bundle, metrics, splits = self._load(path), dict[str, float](), self.splits.scored()
         for split in self.scores:
             prefix = "" if split == "dev" else f"{split}/"
-            of_split = self.task.text_metrics(splits[split], bundle.predict)
+            of_split = self.task.scoring.text_metrics(splits[split], bundle.predict)
             metrics |= {f"{prefix}{name}": value for name, value in of_split.items()}
         return metrics
 
@@ -332,9 +332,9 @@ class Scorer:
         """Returns the logits of each row in the place of those of `reference`."""
         expected = np.bincount(reference.example_id, minlength=len(rows)).tolist()
         if [len(of_row) for of_row in rows] == expected:
-            return self.task.rescore(reference, rows)
+            return self.task.scoring.rescore(reference, rows)
         filled, truncated = zip(*map(self._fill, itertools.count(1), rows, expected), strict=True)
-        scores = self.task.rescore(reference, filled)
+        scores = self.task.scoring.rescore(reference, filled)
         return replace(scores, columns={**scores.columns, TRUNCATED: np.concatenate(truncated)})
 
     def _fill(self, example: int, logits: np.ndarray, expected: int) -> tuple[np.ndarray, np.ndarray]:
@@ -438,7 +438,7 @@ def _create_manifest(
     *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Splits
 ) -> dict[str, Any]:
     """Returns the content of bundle.json without its models and what follows from their scores."""
-    about = task.describe(splits)
+    about = task.scoring.describe(splits)
     return {
         "format": FORMAT,
         "kind": task.kind,

@@ -112,13 +112,13 @@ def compare(
         resolution: that of `measure_resolution`, which is the same for all files.
     """
     both = _select_common(scores["dev"], reference["dev"])
-    values, expected = (of.columns[task.compared_column] for of in both)
+    values, expected = (of.columns[task.scoring.compared_column] for of in both)
     drop, interval, examples = _measure_drop(task, reference["dev"], scores["dev"])
-    errors = [task.calibration_error(of) for of in both]
+    errors = [task.scoring.calibration_error(of) for of in both]
     return {
         "max_abs_diff": float(np.abs(values - expected).max()),
-        "max_probability_diff": task.probability_diff(*both),
-        "agreement": task.agreement(scores["dev"], reference["dev"]),
+        "max_probability_diff": task.scoring.probability_diff(*both),
+        "agreement": task.scoring.agreement(scores["dev"], reference["dev"]),
         "metrics": split_metrics(task, scores),
         "drop": drop,
         "interval": interval,
@@ -136,7 +136,7 @@ def measure_resolution(task: Task, reference: Scores) -> float | None:
     Returns:
         0 for a metric that no prediction moves, and None for one without a worst value.
     """
-    if task.example_metric(reference) is None and task.spoil(task.condense(reference)) is None:
+    if task.scoring.example_metric(reference) is None and task.scoring.spoil(task.scoring.condense(reference)) is None:
         return None
     return _measure_drop(task, reference, reference)[1][1]
 
@@ -150,8 +150,8 @@ def _measure_drop(task: Task, reference: Scores, scores: Scores) -> tuple[float,
     assert difference is not None  # As it may be with `only_means` alone.
     drop, interval = difference["difference"], difference["interval"]
     assert interval is not None
-    if task.selects == "min":
-        scale = -task.metrics(reference)[task.metric]
+    if task.scoring.selects == "min":
+        scale = -task.scoring.metrics(reference)[task.scoring.metric]
         drop, interval = drop / scale, [end / scale for end in reversed(interval)]
     return drop, interval, difference["number"]
 

@@ -210,7 +210,7 @@ class RecipeLadder:
 
     def _error(self, path: Path, keep: list[str]) -> float:
         quantization.write_dynamic(self.material, path, keep=keep, smoothed=True)
-        column = self.task.compared_column
+        column = self.task.scoring.compared_column
         values, expected = (scores.columns[column] for scores in (self.score(path), self.reference["dev"]))
         return float(np.square(values - expected).mean())
 

@@ -37,8 +37,8 @@ def measure_sensitivity(task: Task, groupings: Sequence[Scores], alone: Scores, 
     The values are those of the grouping with the largest difference.
     """
     return {
-        "max_probability_diff": max(task.probability_diff(together, alone) for together in groupings),
-        "changed": max(1 - task.agreement(together, alone) for together in groupings),
+        "max_probability_diff": max(task.scoring.probability_diff(together, alone) for together in groupings),
+        "changed": max(1 - task.scoring.agreement(together, alone) for together in groupings),
         "examples": examples,
         "batch": min(BATCH, examples),
     }

@@ -32,7 +32,7 @@ class TypeRecall(TypedDict):
 
 def compare_types(task: Task, scores: Scores, reference: Scores) -> dict[str, TypeRecall]:
     """Returns the types with at least `FEWEST` right answers whose recall decreased, the worst one first."""
-    found, expected = task.hits(scores.by_example()), task.hits(reference.by_example())
+    found, expected = task.scoring.hits(scores.by_example()), task.scoring.hits(reference.by_example())
     judged = [name for name, hits in expected.items() if len(hits) >= FEWEST]
     types: dict[str, TypeRecall] = {}
     for name in judged:

@@ -61,7 +61,7 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     loaders = batching.all_loaders(examples, steps=settings.max_steps, **settings.batches())
     run.update(task=task_record(task, splits, examples), objective=objective.record())
     device, dev = settings.device(), loaders["dev"]
-    before = task.metrics(evaluate(start.model.to(device), task, dev)) if start.fits else None
+    before = task.scoring.metrics(evaluate(start.model.to(device), task, dev)) if start.fits else None
     module = DistillationModule(
         student=start.model, objective=objective, task=task, **settings.optimization(len(loaders["train"]))
     )
@@ -69,14 +69,14 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     _show(module, task_line, examples, loaders, settings, start, source.weights.resolved(), before)
     if config.dry_run:
         return
-    with tracking.open(run.directory, metric=task.metric, selects=task.selects) as loggers:
+    with tracking.open(run.directory, metric=task.scoring.metric, selects=task.scoring.selects) as loggers:
         with run.timed("training"):
             fit = fitting.fit(
                 module, loaders["train"], dev, settings=settings, checkpoints=run.directory / "checkpoints",
                 logger=loggers.lightning, title="teacher", resume=bool(config.resume),
                 identity={"data": run.record["task"]["sha256"], "start": source.weights.fingerprint()},
             )  # fmt: skip
-            metrics = task.metrics(evaluate(module.student.to(device), task, dev))
+            metrics = task.scoring.metrics(evaluate(module.student.to(device), task, dev))
         run.update(
             training=training_record(fit, module),
             teacher=_teacher_record(source, start, from_scratch=from_scratch) | {"metrics": metrics, "before": before},
@@ -188,7 +188,7 @@ def _show(
 ) -> None:
     """Prints the summary before training."""
     seconds = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
-    metric = module.task.metric
+    metric = module.task.scoring.metric
     summary.show(
         [
             ("model", f"{name}, {checks.count_parameters(start.model) / 1e6:.1f} M parameters"),

@@ -78,7 +78,7 @@ def _create_table(
     if settings.texts:
         columns |= split.columns()
     for model, scores in models.items():
-        predictions = task.tabulate(scores, splits, examples=count)
+        predictions = task.scoring.tabulate(scores, splits, examples=count)
         columns.setdefault("label", predictions["label"])
         columns |= {f"{model}_{column}": predictions[column] for column in ("prediction", "probability")}
     return pyarrow.table({column: pyarrow.array(values) for column, values in columns.items()})

@@ -2,82 +2,24 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 from distill.console import print_notice
 from distill.contracts import IGNORED, Constant, Likelihood, Scores
 from distill.data.tables import LabelledData
-from distill.edge.classes import softmax
 from distill.errors import OptionError, UserError
-from distill.tasks import rows
 from distill.tasks.class_weights import ClassWeights, describe_weights, resolve_class_weights
+from distill.tasks.scoring import Scoring, always, compute_metrics
 
 ORDERED = (("0", "1"), ("0.0", "1.0"), ("false", "true"))  # Pairs of classes of which the second one is positive.
 
 
-class ClassScores(Protocol):
-    """The classes of a task and the metrics of their scores, as the members of `Task` with these names have them.
-
-    Attributes:
-        names: the metrics, the one that selects checkpoints first.
-        no_label: the label of an example without one.
-        weights: of the classes in the loss on the labels, None for equal ones.
-    """
-
-    kind: str
-    decoder: str
-    likelihood: Likelihood
-    can_abstain: bool
-    model_settings: Mapping[str, Any]
-    names: tuple[str, ...]
-    no_label: float
-    weights: tuple[float, ...] | None
-    head_bias: tuple[float, ...] | None
-
-    def adapt(self, data: LabelledData) -> LabelledData:
-        """Takes what the options need from the data; returns it with a digest that depends on them.
-
-        Raises:
-            UserError: for options that do not suit the data.
-        """
-        ...
-
-    def fit_decoder(self, scores: Scores) -> dict[str, Any]: ...
-
-    def metrics(self, scores: Scores) -> dict[str, float]: ...
-
-    def confidences(self, scores: Scores) -> np.ndarray: ...
-
-    def tabulate(self, scores: Scores, splits: LabelledData) -> dict[str, list[Any]]: ...
-
-    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]: ...
-
-    def example_metric(self, scores: Scores) -> np.ndarray | None: ...
-
-    def spoil(self, scores: Scores) -> Scores | None: ...
-
-    def hits(self, scores: Scores) -> dict[str, np.ndarray]: ...
-
-    def agreement(self, scores: Scores, reference: Scores) -> float: ...
-
-    def probability_diff(self, scores: Scores, reference: Scores) -> float: ...
-
-    def calibration_error(self, scores: Scores) -> float: ...
-
-    def constants(self, scores: Scores) -> Sequence[Constant]: ...
-
-    def held_out(self, scores: Scores) -> Scores: ...
-
-    def describe(self, splits: LabelledData) -> dict[str, Any]: ...
-
-    def summary(self, splits: LabelledData) -> str: ...
-
-
-class OneClass:
+@dataclass(frozen=True)
+class OneClass(Scoring):
     """One class for each example, by the softmax of the logits.
 
     Args:
@@ -85,44 +27,49 @@ class OneClass:
         labels: the given names of the classes, None for those of the data.
         positive: of two classes the one whose F1 is computed, None for the second one where an order is known.
         class_weights: as in `Classification`.
+        classes: the names of the classes, those of the data once it is read.
+        positive_index: the class whose F1 is computed, None for the mean of both.
+        weights: of the classes in the loss on the labels, None for equal ones.
     """
 
     kind = "classification"
     decoder = "classes"
-    likelihood: Likelihood = "softmax"
+    likelihood: ClassVar[Likelihood] = "softmax"
     can_abstain = True
-    model_settings: Mapping[str, Any] = MappingProxyType({})
-    no_label: float = IGNORED
-    head_bias: tuple[float, ...] | None = None
+    model_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    no_label = float(IGNORED)
+    head_bias = None
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        *,
-        labels: tuple[str, ...] | None,
-        positive: str | None,
-        class_weights: ClassWeights | None,
-    ) -> None:
-        self.names, self.labels, self.positive, self.class_weights = tuple(names), labels, positive, class_weights
-        if positive is not None and labels is not None:
-            self._check_positive("positive", labels)
-        self.classes: tuple[str, ...] = labels or ()  # Set by `adapt`, as are the next two.
-        self._positive_index: int | None = 1
-        self.weights: tuple[float, ...] | None = None
+    names: tuple[str, ...]
+    labels: tuple[str, ...] | None = None
+    positive: str | None = None
+    class_weights: ClassWeights | None = None
+    classes: tuple[str, ...] = ()
+    positive_index: int | None = 1
+    weights: tuple[float, ...] | None = None
 
-    def adapt(self, data: LabelledData) -> LabelledData:
-        self.classes, self._positive_index = data.labels, self._find_positive(data.labels)
+    def __post_init__(self) -> None:
+        if self.positive is not None and self.labels is not None:
+            self._check_positive("positive", self.labels)
+
+    def adapt(self, data: LabelledData) -> "tuple[LabelledData, OneClass]":
+        """Returns the data with a digest that depends on the options, and the scoring for it.
+
+        Raises:
+            UserError: for options that do not suit the data.
+        """
+        positive_index, weights = self._find_positive(data.labels), None
         if len(known := np.unique(data.splits["dev"].labels)) == 1:
             print_notice(
                 f"dev has one class only, {data.labels[int(known[0])]}: its {self.names[0]} says nothing of the others"
             )
         # The digest is a part of a fine-tuned teacher's key, and F1 may select its checkpoint.
-        if self._positive_index not in (1, None):
+        if positive_index not in (1, None):
             data = _extend_digest(data, f"positive={self.positive}")
-        if self.class_weights is None:
-            return data
-        self.weights = resolve_class_weights(self.class_weights, data.labels, data.splits["train"].labels)
-        return _extend_digest(data, f"class_weights={self.weights}")
+        if self.class_weights is not None:
+            weights = resolve_class_weights(self.class_weights, data.labels, data.splits["train"].labels)
+            data = _extend_digest(data, f"class_weights={weights}")
+        return data, replace(self, classes=data.labels, positive_index=positive_index, weights=weights)
 
     def _find_positive(self, labels: Sequence[str]) -> int | None:
         """Returns the index of the positive class; None if F1 is the mean of both classes, because neither is known."""
@@ -145,40 +92,27 @@ class OneClass:
         if self.positive not in labels:
             raise OptionError(option, self.positive, f"{labels[0]} or {labels[1]}")
 
-    def predictions(self, scores: Scores) -> np.ndarray:
-        """The class of every example, `[N]`."""
-        return np.asarray(scores.columns["logits"].argmax(axis=-1))
-
-    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        return {}
-
     def metrics(self, scores: Scores) -> dict[str, float]:
         # scikit-learn takes a second to import, and the command's help does without it.
         from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
         predicted, labels = self.predictions(scores), scores.labels
-        is_mean = scores.columns["logits"].shape[-1] > 2 or self._positive_index is None
+        is_mean = scores.columns["logits"].shape[-1] > 2 or self.positive_index is None
         # Without a binary average scikit-learn warns of every positive class but the one that is its default.
-        f1_options = {"average": "macro"} if is_mean else {"pos_label": self._positive_index}
+        f1_options = {"average": "macro"} if is_mean else {"pos_label": self.positive_index}
         functions = {
             "accuracy": lambda: accuracy_score(labels, predicted),
             "f1": lambda: f1_score(labels, predicted, zero_division=0.0, **f1_options),
             "matthews": lambda: matthews_corrcoef(labels, predicted),
         }
-        return rows.compute_metrics(functions, self.names)
+        return compute_metrics(functions, self.names)
 
-    def confidences(self, scores: Scores) -> np.ndarray:
-        return np.asarray(softmax(scores.columns["logits"].astype(np.float64)).max(axis=-1))
-
-    def tabulate(self, scores: Scores, splits: LabelledData) -> dict[str, list[Any]]:
+    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         return {
             "label": [splits.labels[label] for label in scores.labels],
             "prediction": [splits.labels[label] for label in self.predictions(scores)],
             "probability": self.confidences(scores).tolist(),
         }
-
-    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
-        return {}
 
     def example_metric(self, scores: Scores) -> np.ndarray | None:
         return (self.predictions(scores) == scores.labels).astype(np.float64) if self.names[0] == "accuracy" else None
@@ -192,24 +126,11 @@ class OneClass:
         is_right = self.predictions(scores) == scores.labels
         return {name: is_right[scores.labels == number] for number, name in enumerate(self.classes)}
 
-    def agreement(self, scores: Scores, reference: Scores) -> float:
-        return float((self.predictions(scores) == self.predictions(reference)).mean())
-
-    def probability_diff(self, scores: Scores, reference: Scores) -> float:
-        return rows.probability_diff(scores, reference)
-
-    def calibration_error(self, scores: Scores) -> float:
-        return rows.calibration_error(scores)
-
     def constants(self, scores: Scores) -> Sequence[Constant]:
         """Every class of dev."""
         counts = np.bincount(scores.labels)
         order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)].tolist()
-        return [rows.always(f"always {self.classes[index] if self.classes else index}", index) for index in order]
-
-    def held_out(self, scores: Scores) -> Scores:
-        """The scores themselves, because nothing is chosen on dev."""
-        return scores
+        return [always(f"always {self.classes[index] if self.classes else index}", index) for index in order]
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {
@@ -230,9 +151,9 @@ class OneClass:
 
     def _positive(self, splits: LabelledData) -> str | None:
         """Returns the class whose F1 is computed, None for the mean of all classes and without F1."""
-        if len(splits.labels) != 2 or "f1" not in self.names or self._positive_index is None:
+        if len(splits.labels) != 2 or "f1" not in self.names or self.positive_index is None:
             return None
-        return splits.labels[self._positive_index]
+        return splits.labels[self.positive_index]
 
 
 def _extend_digest(data: LabelledData, option: str) -> LabelledData:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
-import numpy as np
 from pydantic import Field
 
-from distill.contracts import Batch, Constant, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
+from distill.contracts import Batch, EncodedSplits, Examples, Items, Likelihood, ScoredSplits
 from distill.data.bank import BankSource
 from distill.data.labels import simplify
 from distill.data.tables import LabelledData
@@ -21,12 +20,11 @@ from distill.errors import OptionError
 from distill.losses import HardLabels, Term
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
-from distill.tasks.class_scores import ClassScores, OneClass
+from distill.tasks.class_scores import OneClass
 from distill.tasks.class_weights import ClassWeights
 from distill.tasks.label_scores import METRICS, LabelSets
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from distill.models.forward import FullPass
@@ -96,13 +94,10 @@ class Classification:
 
     kinds = (OneClass.kind, LabelSets.kind)
     auto_class = "AutoModelForSequenceClassification"
-    selects: Literal["max", "min"] = "max"
     fixed_inputs = True
     over_vocabulary = False
-    compared_column = "logits"
     fine_tunes_teacher = True
     choices: int | None = None
-    compares_with_teacher = False
     can_augment = True
     further_teachers: Sequence[str] = ()
 
@@ -125,14 +120,16 @@ class Classification:
         names = None if labels is None else tuple(map(str, labels))
         if names is not None and len(set(map(simplify, names))) < len(names):
             raise OptionError("labels", show_value(names), "at least two names, each once")
-        chosen = _choose_metrics(metrics, multi_label=multi_label)
-        self.scoring: ClassScores
+        chosen = tuple(_choose_metrics(metrics, multi_label=multi_label))
+        self.scoring: OneClass | LabelSets
         if multi_label:
             _refuse_options_of_one_label(positive, class_weights)
             self.scoring = LabelSets(chosen, separator=separator)
         else:
             positive = None if positive is None else str(positive)
-            self.scoring = OneClass(chosen, labels=names, positive=positive, class_weights=class_weights)
+            self.scoring = OneClass(
+                chosen, labels=names, positive=positive, class_weights=class_weights, classes=names or ()
+            )
         self.name, self.max_length, self.builtin = name, max_length, options.get("builtin", False)
         self.rows = rows.labelled_text(
             name=name,
@@ -161,14 +158,6 @@ class Classification:
         return self.scoring.decoder
 
     @property
-    def can_abstain(self) -> bool:
-        return self.scoring.can_abstain
-
-    @property
-    def metric(self) -> str:
-        return self.scoring.names[0]
-
-    @property
     def head_bias(self) -> Sequence[float] | None:
         return self.scoring.head_bias
 
@@ -195,78 +184,25 @@ class Classification:
             UserError: for invalid data and class weights that do not fit it, and if F1 selects checkpoints and the
                 positive class of two is unknown.
         """
-        return self.scoring.adapt(self.pool.add_to(self.rows.read(cache_dir)))
+        data, self.scoring = self.scoring.adapt(self.pool.add_to(self.rows.read(cache_dir)))
+        return data
 
     def encode(
         self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> dict[str, Examples]:
         return rows.encode_rows(splits, tokenizer, self.max_length, cache_dir, no_label=self.scoring.no_label)
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+    def select(self, batch: Batch) -> Items:
         return rows.select_examples(batch, self.likelihood, self.scoring.weights)
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
         return rows.run_whole_model(model, batch, needs)
 
-    def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
-        return rows.score_logits(outputs)
-
     def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
         return splits
 
-    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
-        return rows.rescore(scores, logits)
-
-    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        return self.scoring.fit_decoder(scores)
-
-    def metrics(self, scores: Scores) -> dict[str, float]:
-        return self.scoring.metrics(scores)
-
     def supervised_terms(self) -> dict[str, Term]:
         return {"hard": HardLabels()}
-
-    def condense(self, scores: Scores) -> Scores:
-        return scores
-
-    def confidences(self, scores: Scores) -> np.ndarray:
-        return self.scoring.confidences(scores)
-
-    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
-        return self.scoring.tabulate(scores, splits)
-
-    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
-        return self.scoring.breakdown(scores)
-
-    def example_metric(self, scores: Scores) -> np.ndarray | None:
-        return self.scoring.example_metric(scores)
-
-    def spoil(self, scores: Scores) -> Scores | None:
-        return self.scoring.spoil(scores)
-
-    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
-        return self.scoring.hits(scores)
-
-    def agreement(self, scores: Scores, reference: Scores) -> float:
-        return self.scoring.agreement(scores, reference)
-
-    def probability_diff(self, scores: Scores, reference: Scores) -> float:
-        return self.scoring.probability_diff(scores, reference)
-
-    def calibration_error(self, scores: Scores) -> float | None:
-        return self.scoring.calibration_error(scores)
-
-    def constants(self, scores: Scores) -> Sequence[Constant]:
-        return self.scoring.constants(scores)
-
-    def held_out(self, scores: Scores) -> Scores:
-        return self.scoring.held_out(scores)
-
-    def describe(self, splits: LabelledData) -> dict[str, Any]:
-        return self.scoring.describe(splits)
-
-    def summary(self, splits: LabelledData) -> str:
-        return self.scoring.summary(splits)
 
 
 def _choose_metrics(metrics: Sequence[str] | None, *, multi_label: bool) -> Sequence[str]:

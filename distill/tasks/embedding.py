@@ -2,7 +2,7 @@
 
 >>> from distill.tasks import Embedding
 >>> pairs = {"sentence1": ["a cat", "a car"], "sentence2": ["one cat", "a tree"], "score": [5.0, 0.0]}
->>> Embedding(text=["sentence1", "sentence2"], label="score", train=pairs, dev=pairs).metric
+>>> Embedding(text=["sentence1", "sentence2"], label="score", train=pairs, dev=pairs).scoring.metric
 'spearman'
 """
 
@@ -21,14 +21,11 @@ from distill.contracts import (
     SOURCE_VECTORS,
     VECTOR_SETTINGS,
     Batch,
-    Constant,
     EncodedSplits,
     Examples,
     Items,
     Likelihood,
-    Outputs,
     ScoredSplits,
-    Scores,
 )
 from distill.data.tables import LabelledData, Split
 from distill.data.text_groups import GroupColumns, GroupData, GroupSplit, UnlabelledTexts
@@ -48,7 +45,6 @@ from distill.tasks.vector_scores import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from distill.data.batching import TokenizedExamples
@@ -64,7 +60,6 @@ Metrics = Annotated[
         description=f"a list of some of {', '.join(CORRELATIONS)}, or of {', '.join(METRICS)}, or [{ACCURACY}]",
     ),
 ]
-TOLERANCE = 0.05  # Of the range of the reference's cosines, within which two models agree.
 
 
 class Embedding:
@@ -108,16 +103,12 @@ class Embedding:
     kind = "embedding"
     kinds = (kind,)
     auto_class = "AutoModel"
-    selects: Literal["max", "min"] = "max"
     likelihood: Likelihood = "vector"
     fixed_inputs = True
     over_vocabulary = False
     decoder = "vectors"
-    compared_column = "logits"
     fine_tunes_teacher = True
-    can_abstain = False
     choices: int | None = None
-    compares_with_teacher = False
     can_augment = False
     auto_unlabelled = False
     bank: Any = None
@@ -145,7 +136,7 @@ class Embedding:
         **options: Unpack[rows.DataOptions],
     ) -> None:
         self.name, self.max_length, self.builtin = name, max_length, options.get("builtin", False)
-        self.scoring = _scoring(metrics, negatives, language)
+        self.scoring = _scoring(tuple(metrics), pooling, normalize, negatives=negatives, language=language)
         if cross_encoder is not None and not self.scoring.scores_pairs and not negatives:
             raise OptionError(
                 "cross_encoder",
@@ -165,10 +156,6 @@ class Embedding:
         if source_encoder is not None:
             self.source_encoder = _source_encoder(source_encoder, self.model_settings[VECTOR_SETTINGS])
         self.supervised: dict[str, Term] = {}  # Set by `read`.
-
-    @property
-    def metric(self) -> str:
-        return self.scoring.names[0]
 
     @property
     def model_settings(self) -> Mapping[str, Any]:
@@ -191,7 +178,7 @@ class Embedding:
         Raises:
             UserError: for a directory, file, column, text or label that is missing or unusable.
         """
-        data = self.scoring.read(self.columns, self.source, cache_dir)
+        data, self.scoring = self.scoring.read(self.columns, self.source, cache_dir)
         if self.cross_encoder is not None:
             self.cross_encoder.check(data.splits["train"].groups)
         if self.source_encoder is not None:
@@ -232,7 +219,7 @@ class Embedding:
 
         return rows.encode_splits(splits, encode, lambda pool: pool)
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+    def select(self, batch: Batch) -> Items:
         """The texts of all examples, each with the label of its example."""
         row = batch["valid"].nonzero()[:, 0]
         labels = batch["labels"][row]
@@ -242,21 +229,8 @@ class Embedding:
         """Runs the model on the sequences `[S, L]` of all texts; in the place of logits are their vectors `[S, D]`."""
         return rows.run_whole_model(model, batch, needs)
 
-    def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
-        return rows.score_logits(outputs)
-
-    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
-        return rows.rescore(scores, logits)
-
     def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
         return splits
-
-    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        return {}
-
-    def metrics(self, scores: Scores) -> dict[str, float]:
-        """The correlations of cosines and scores, or the means over the queries or translations."""
-        return self.scoring.metrics(scores)
 
     def supervised_terms(self) -> dict[str, Term]:
         """Cosine regression for scores, classification for classes, and otherwise multiple negatives.
@@ -270,75 +244,6 @@ class Embedding:
                 "learned without a teacher: give pairs (task.text), or a teacher that was trained for vectors"
             )
         return dict(self.supervised)
-
-    def condense(self, scores: Scores) -> Scores:
-        return self.scoring.condense(scores)
-
-    def confidences(self, scores: Scores) -> np.ndarray:
-        raise TypeError(f"a {self.kind} cannot abstain, because a vector has no probability")
-
-    def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]:
-        """The scores and the cosines of pairs, the ids of each query's relevant and best documents, or translations."""
-        return self.scoring.tabulate(scores, splits, examples=examples)
-
-    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
-        """The accuracy of each language of translations."""
-        return self.scoring.breakdown(scores)
-
-    def example_metric(self, scores: Scores) -> np.ndarray | None:
-        """The metric of each query or translation; None for scores, because a correlation is no mean."""
-        return self.scoring.example_metric(scores)
-
-    def spoil(self, scores: Scores) -> Scores | None:
-        """Cosines that fall where the scores rise; None for queries and translations, whose metrics are means."""
-        return self.scoring.spoil(scores)
-
-    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
-        """Nothing, because there are no types."""
-        return {}
-
-    def agreement(self, scores: Scores, reference: Scores) -> float:
-        """Share of the pairs of texts whose cosines differ by less than 5% of the reference's range.
-
-        They are the pairs with a score, or all pairs of a query and a document.
-        """
-        cosines, expected = self.scoring.cosines(scores), self.scoring.cosines(reference)
-        return float((np.abs(cosines - expected) < TOLERANCE * max(float(np.ptp(expected)), 1e-6)).mean())
-
-    def probability_diff(self, scores: Scores, reference: Scores) -> float:
-        """The largest difference of a cosine of these pairs as a share of the reference's range."""
-        cosines, expected = self.scoring.cosines(scores), self.scoring.cosines(reference)
-        return float(np.abs(cosines - expected).max()) / (float(np.ptp(expected)) or 1.0)
-
-    def calibration_error(self, scores: Scores) -> float | None:
-        """None, because a vector has no probability."""
-        return None
-
-    def constants(self, scores: Scores) -> Sequence[Constant]:
-        """The same vector for every text: rankings are then in the order of the corpus, and nothing correlates."""
-
-        def predict(scores: Scores) -> Scores:
-            return replace(scores, columns={"logits": np.ones((len(scores.labels), 1), dtype=np.float32)})
-
-        return [Constant("always the same vector", predict)]
-
-    def held_out(self, scores: Scores) -> Scores:
-        """The scores themselves, because nothing is chosen on dev."""
-        return scores
-
-    def describe(self, splits: LabelledData) -> dict[str, Any]:
-        return {
-            "labels": [],
-            "answer": "vector",
-            "pooling": self.pooling,
-            "normalize": self.normalize,
-            "pipeline_tag": "sentence-similarity",
-            "prediction": "Encodes a text as a vector: texts of similar meaning have vectors with a large cosine.",
-        }
-
-    def summary(self, splits: GroupData) -> str:
-        length = " of length 1" if self.normalize else ""
-        return f"a vector{length} by {self.pooling} pooling; {self.scoring.summary(splits)}"
 
 
 def _cross_encoder(directory: str | Path, max_length: int) -> "CrossEncoder":
@@ -376,7 +281,9 @@ def _group_columns(
     return columns
 
 
-def _scoring(metrics: Sequence[str], negatives: int, language: str | None) -> VectorScores:
+def _scoring(
+    metrics: tuple[str, ...], pooling: str, normalize: bool, *, negatives: int, language: str | None
+) -> VectorScores:
     """Returns the scoring with these metrics.
 
     Raises:
@@ -386,11 +293,13 @@ def _scoring(metrics: Sequence[str], negatives: int, language: str | None) -> Ve
     if language is not None and set(metrics) != {ACCURACY}:
         raise OptionError("language", language, f"metrics=[{ACCURACY}] beside it, which is computed for each language")
     if set(metrics) <= set(METRICS):
-        return RankingScores(metrics, negatives=negatives)
+        return RankingScores(metrics, pooling, normalize, negatives=negatives)
     if set(metrics) <= set(CORRELATIONS) or set(metrics) == {ACCURACY}:
         if negatives:
             raise OptionError("negatives", str(negatives), "0, because they are found for retrieval sets alone")
-        return TranslationScores(language) if set(metrics) == {ACCURACY} else PairScores(metrics)
+        if set(metrics) == {ACCURACY}:
+            return TranslationScores((ACCURACY,), pooling, normalize, language=language)
+        return PairScores(metrics, pooling, normalize)
     pairs, rankings = (", ".join(names) for names in (CORRELATIONS, METRICS))
     raise OptionError(
         "metrics",

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from distill.contracts import Constant, Likelihood, Scores
 from distill.data.tables import LabelledData
 from distill.edge.classes import sigmoid
-from distill.tasks import rows
+from distill.tasks.scoring import Scoring, compute_metrics, expected_calibration_error
 
 METRICS = ("micro_f1", "macro_f1", "subset_accuracy")
 THRESHOLD = 0.5  # Of a label that no example of dev has, and before thresholds are chosen.
@@ -19,32 +19,33 @@ SHOWN = 8  # Labels in a summary.
 NAMED = 3  # Labels in the name of a constant set.
 
 
-class LabelSets:
+@dataclass(frozen=True)
+class LabelSets(Scoring):
     """Any number of labels for each example, each by the sigmoid of its logit and a threshold that dev chooses.
 
     Args:
         names: micro_f1, macro_f1 or subset_accuracy.
         separator: stands between the labels of a text that has several.
+        labels: the names of the labels of the data.
+        head_bias: the initial bias `[C]` of a new head, None before the data is read.
     """
 
     kind = "multi_label_classification"
     decoder = "labels"
-    likelihood: Likelihood = "sigmoid"
-    can_abstain = False
+    likelihood: ClassVar[Likelihood] = "sigmoid"
     # By which the pipelines of transformers take the sigmoid too.
-    model_settings: Mapping[str, Any] = MappingProxyType({"problem_type": "multi_label_classification"})
-    no_label: float = np.nan
-    weights: tuple[float, ...] | None = None
+    model_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({"problem_type": "multi_label_classification"})
+    no_label = np.nan
+    weights = None
 
-    def __init__(self, names: Sequence[str], *, separator: str) -> None:
-        self.names, self.separator = tuple(names), separator
-        self.labels: tuple[str, ...] = ()  # Both are set by `adapt`.
-        self.head_bias: tuple[float, ...] | None = None
+    names: tuple[str, ...]
+    separator: str
+    labels: tuple[str, ...] = ()
+    head_bias: tuple[float, ...] | None = None
 
-    def adapt(self, data: LabelledData) -> LabelledData:
-        self.labels = data.labels
-        self.head_bias = log_odds(data.splits["train"].labels > 0)
-        return data
+    def adapt(self, data: LabelledData) -> "tuple[LabelledData, LabelSets]":
+        """Returns the data and the scoring for it."""
+        return data, replace(self, labels=data.labels, head_bias=log_odds(data.splits["train"].labels > 0))
 
     def probabilities(self, scores: Scores) -> np.ndarray:
         """The probability of every label, `[N, C]`."""
@@ -70,12 +71,9 @@ class LabelSets:
             "macro_f1": lambda: f1_score(labels, predicted, average="macro", zero_division=0.0),
             "subset_accuracy": lambda: accuracy_score(labels, predicted),
         }
-        return rows.compute_metrics(functions, self.names)
+        return compute_metrics(functions, self.names)
 
-    def confidences(self, scores: Scores) -> np.ndarray:
-        raise TypeError(f"a {self.kind} cannot abstain, because an example has many labels")
-
-    def tabulate(self, scores: Scores, splits: LabelledData) -> dict[str, list[Any]]:
+    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         """The labels of each example, those that it is given, and the probabilities of these."""
         predicted, probabilities = self.predictions(scores), self.probabilities(scores)
         return {
@@ -119,12 +117,9 @@ class LabelSets:
         shared, either = (first & second).sum(axis=-1), (first | second).sum(axis=-1)
         return float(np.where(either > 0, shared / np.maximum(either, 1), 1.0).mean())
 
-    def probability_diff(self, scores: Scores, reference: Scores) -> float:
-        return float(np.abs(self.probabilities(scores) - self.probabilities(reference)).max())
-
     def calibration_error(self, scores: Scores) -> float:
         """The expected calibration error of the probabilities of all labels."""
-        return rows.expected_calibration_error(self.probabilities(scores).ravel(), scores.labels.ravel() > 0)
+        return expected_calibration_error(self.probabilities(scores).ravel(), scores.labels.ravel() > 0)
 
     def constants(self, scores: Scores) -> Sequence[Constant]:
         """The best constant set of labels: so many of the most frequent ones, from none to all of them."""

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from distill.contracts import IGNORED, Batch, Constant, EncodedSplits, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, Scores
 from distill.edge.masks import MaskedTokens
 from distill.losses import MaskedLanguageModelling, Objective, SegmentOrder, Term
-from distill.tasks.rows import expected_calibration_error
+from distill.tasks.scoring import Scoring, expected_calibration_error
 from distill.text.corpus import Corpus
 from distill.text.masking import Masking
 from distill.text.sequences import (
@@ -70,6 +70,107 @@ class TextData:
                 return
 
 
+@dataclass(frozen=True)
+class TokenScores(Scoring):
+    """The cross-entropies and the predictions of chosen tokens.
+
+    Args:
+        settings: of the sequences.
+        mask_token: of the tokenizer, None before the data is encoded; so is `tokens`.
+        tokens: of the tokenizer. A model may have more rows, which no metric counts.
+    """
+
+    names = ("perplexity", "loss", "accuracy")
+    selects = "min"
+    compared_column = "loss"
+    compares_with_teacher = True
+
+    settings: SequenceSettings
+    mask_token: str | None = None
+    tokens: int | None = None
+
+    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
+        """Cross-entropy, prediction and correctness of every item."""
+        if outputs.logits is None:
+            raise ValueError("got outputs without logits, expected [n, V] at the items")
+        columns = _score_logits(outputs.logits[:, : self.tokens].float(), items.labels)
+        if outputs.segment_logits is not None:
+            in_order = outputs.segment_logits.argmax(dim=-1) == items["pair_labels"]
+            columns["pair_correct"] = in_order[items.row]
+        return columns
+
+    def compare(self, columns: "Mapping[str, Tensor]", reference: Outputs) -> "dict[str, Tensor]":
+        """Whether each prediction is the reference's first choice, and one of the first five."""
+        if reference.logits is None:
+            return {}
+        best, first = columns["prediction"], reference.logits[:, : self.tokens].float().topk(5, dim=-1).indices
+        teacher_best = first.to(best.device) == best.unsqueeze(-1)
+        return {"agreement_top1": teacher_best[:, 0], "agreement_top5": teacher_best.any(dim=-1)}
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        values = torch.from_numpy(np.concatenate(logits))[:, : self.tokens].float()
+        columns = _score_logits(values, torch.from_numpy(scores.labels))
+        return replace(scores, columns={name: column.numpy() for name, column in columns.items()})
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        return {"mask_token": self.mask_token, "top_k": TOP_K}
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """Mean cross-entropy, its exponential, accuracy, and the further columns that were scored.
+
+        `agreement_top1` is the share of the items at which the student's first choice is the teacher's too,
+        `agreement_top5` at which it is among the teacher's first five.
+        """
+        columns = scores.columns
+        means = np.stack([columns["loss"], columns["correct"]], axis=1).astype(np.float64).mean(axis=0)
+        loss, accuracy = map(float, means)
+        metrics = {"perplexity": float(np.exp(loss)), "loss": loss, "accuracy": accuracy}
+        if "pair_correct" in columns:
+            _, first = np.unique(scores.example_id, return_index=True)
+            metrics[f"{self.settings.pair}_accuracy"] = float(columns["pair_correct"][first].mean())
+        for name in ("agreement_top1", "agreement_top5"):
+            if name in columns:
+                metrics[name] = float(columns[name].mean())
+        return metrics
+
+    def tabulate(self, scores: Scores, splits: TextData, *, examples: int) -> dict[str, list[Any]]:
+        """The ids of the right tokens and of the predicted ones, in the order of their positions."""
+        ends = np.bincount(scores.example_id, minlength=examples).cumsum()[:-1]
+        values = {"label": scores.labels, "prediction": scores.columns["prediction"]}
+        values["probability"] = scores.columns["probability"]
+        return {name: [of_example.tolist() for of_example in np.split(of, ends)] for name, of in values.items()}
+
+    def agreement(self, scores: Scores, reference: Scores) -> float:
+        """Share of the items at which both predict the same token."""
+        return float((scores.columns["prediction"] == reference.columns["prediction"]).mean())
+
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        """The largest difference of the probabilities that both give to the right token."""
+        probabilities, expected = (np.exp(-of.columns["loss"].astype(np.float64)) for of in (scores, reference))
+        return float(np.abs(probabilities - expected).max())
+
+    def calibration_error(self, scores: Scores) -> float | None:
+        """The expected calibration error of the predicted tokens."""
+        confidences = scores.columns["probability"].astype(np.float64)
+        return expected_calibration_error(confidences, scores.columns["correct"] == 1)
+
+    def describe(self, splits: TextData) -> dict[str, Any]:
+        settings = self.settings
+        return {
+            "labels": [],
+            "answer": "vocabulary",
+            "packing": settings.packing,
+            "masking": settings.masking,
+            "max_length": settings.max_length,
+            "pipeline_tag": "fill-mask",
+            "prediction": "Fills the masks of a text.",
+            **({} if self.mask_token is None else {"example": f'"a {self.mask_token} sentence"'}),
+        }
+
+    def summary(self, splits: TextData) -> str:
+        return "the tokens of the vocabulary"
+
+
 class MaskedLM:
     """Masked language modelling (arXiv 1810.04805, section 3.1), with an objective on two segments if `pair` names one.
 
@@ -85,19 +186,13 @@ class MaskedLM:
 
     kind = "masked_lm"
     kinds = (kind,)
-    metric_names = ("perplexity", "loss", "accuracy")
-    metric = "perplexity"
-    selects: Literal["max", "min"] = "min"
     likelihood: Likelihood = "softmax"
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = True
     auto_class = "AutoModelForMaskedLM"
     decoder = "masks"
-    compared_column = "loss"
     fine_tunes_teacher = False
-    can_abstain = False
     choices: int | None = None
-    compares_with_teacher = True
     can_augment = False
     auto_unlabelled = False
     bank: Any = None
@@ -123,8 +218,7 @@ class MaskedLM:
         self.pair = self.settings.pair is not None
         if self.pair:  # A second head predicts the order of two segments.
             self.auto_class = "AutoModelForPreTraining"
-        self.mask_token: str | None = None  # Set by `encode`, as is the next one.
-        self.tokens: int | None = None  # Of the tokenizer; a model may have more rows, which no metric counts.
+        self.scoring = TokenScores(self.settings)
 
     @property
     def fixed_inputs(self) -> bool:
@@ -137,7 +231,7 @@ class MaskedLM:
         self, splits: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> "dict[str, Sequences | StreamedText]":
         """Packs the corpus into sequences, once; of a corpus that is streamed only dev is read now."""
-        self.mask_token, self.tokens = tokenizer.mask_token, len(tokenizer)
+        self.scoring = TokenScores(self.settings, tokenizer.mask_token, len(tokenizer))
         if cache_dir is None:
             raise ValueError("got no cache_dir, expected a directory for the tokens of the corpus")
         if is_streamed(self.settings, splits.corpus):
@@ -149,19 +243,16 @@ class MaskedLM:
         """The objective without a teacher: masked tokens and, for pairs, the order of two segments."""
         return Objective(name="masked_language_modelling", terms=self.supervised_terms())
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
-        """The tokens chosen for prediction, in the order of the batch; with `every_token` all but the padding."""
+    def select(self, batch: Batch) -> Items:
+        """The tokens chosen for prediction, in the order of the batch."""
         labels = batch["labels"].flatten()
-        predicted = labels != IGNORED
-        wanted = batch["attention_mask"].flatten().bool() if every_token else predicted
-        index = wanted.nonzero().squeeze(-1)
+        index = (labels != IGNORED).nonzero().squeeze(-1)
         return Items(
             batch=batch,
             row=index // batch["labels"].shape[1],
             labels=labels[index],
-            labelled=predicted[index],
+            labelled=labels[index] != IGNORED,
             index=index,
-            chosen=predicted[index] if every_token else None,
             over_vocabulary=True,
         )
 
@@ -171,125 +262,15 @@ class MaskedLM:
 
         return run_encoder_pass(model, batch, items, needs, segments="pair_labels" in batch)
 
-    def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
-        """Cross-entropy, prediction and correctness of every item.
-
-        With a reference also whether its prediction is the reference's first choice, and one of the first five.
-        """
-        if outputs.logits is None:
-            raise ValueError("got outputs without logits, expected [n, V] at the items")
-        columns = _score_logits(outputs.logits[:, : self.tokens].float(), items.labels)
-        best = columns["prediction"]
-        if outputs.segment_logits is not None:
-            in_order = outputs.segment_logits.argmax(dim=-1) == items["pair_labels"]
-            columns["pair_correct"] = in_order[items.row]
-        if reference is not None and reference.logits is not None:
-            first = reference.logits[:, : self.tokens].float().topk(5, dim=-1).indices
-            teacher_best = first.to(best.device) == best.unsqueeze(-1)
-            columns |= {"agreement_top1": teacher_best[:, 0], "agreement_top5": teacher_best.any(dim=-1)}
-        return columns
-
-    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
-        values = torch.from_numpy(np.concatenate(logits))[:, : self.tokens].float()
-        columns = _score_logits(values, torch.from_numpy(scores.labels))
-        return replace(scores, columns={name: column.numpy() for name, column in columns.items()})
-
     def scored_data(self, splits: TextData, examples: Callable[[], EncodedSplits]) -> "TextSplits":
         """The masked sequences, because a text would not give the same tokens again that they were packed of."""
         return TextSplits(splits, examples())
-
-    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        return {"mask_token": self.mask_token, "top_k": TOP_K}
-
-    def metrics(self, scores: Scores) -> dict[str, float]:
-        """Mean cross-entropy, its exponential, accuracy, and the further columns that were scored.
-
-        `agreement_top1` is the share of the items at which the student's first choice is the teacher's too,
-        `agreement_top5` at which it is among the teacher's first five.
-        """
-        columns = scores.columns
-        means = np.stack([columns["loss"], columns["correct"]], axis=1).astype(np.float64).mean(axis=0)
-        loss, accuracy = map(float, means)
-        metrics = {"perplexity": float(np.exp(loss)), "loss": loss, "accuracy": accuracy}
-        if "pair_correct" in columns:
-            _, first = np.unique(scores.example_id, return_index=True)
-            metrics[f"{self.settings.pair}_accuracy"] = float(columns["pair_correct"][first].mean())
-        for name in ("agreement_top1", "agreement_top5"):
-            if name in columns:
-                metrics[name] = float(columns[name].mean())
-        return metrics
 
     def supervised_terms(self) -> dict[str, Term]:
         terms: dict[str, Term] = {"mlm": MaskedLanguageModelling()}
         if self.settings.pair is not None:
             terms[self.settings.pair] = SegmentOrder()
         return terms
-
-    def condense(self, scores: Scores) -> Scores:
-        return scores
-
-    def confidences(self, scores: Scores) -> np.ndarray:
-        raise TypeError(f"a {self.kind} cannot abstain, because scores have no probabilities")
-
-    def tabulate(self, scores: Scores, splits: TextData, *, examples: int) -> dict[str, list[Any]]:
-        """The ids of the right tokens and of the predicted ones, in the order of their positions."""
-        ends = np.bincount(scores.example_id, minlength=examples).cumsum()[:-1]
-        values = {"label": scores.labels, "prediction": scores.columns["prediction"]}
-        values["probability"] = scores.columns["probability"]
-        return {name: [of_example.tolist() for of_example in np.split(of, ends)] for name, of in values.items()}
-
-    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
-        return {}
-
-    def example_metric(self, scores: Scores) -> np.ndarray | None:
-        """None, because the perplexity is no mean."""
-        return None
-
-    def spoil(self, scores: Scores) -> Scores | None:
-        """None, because a perplexity has no worst value."""
-        return None
-
-    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
-        """Nothing, because there are no types."""
-        return {}
-
-    def agreement(self, scores: Scores, reference: Scores) -> float:
-        """Share of the items at which both predict the same token."""
-        return float((scores.columns["prediction"] == reference.columns["prediction"]).mean())
-
-    def probability_diff(self, scores: Scores, reference: Scores) -> float:
-        """The largest difference of the probabilities that both give to the right token."""
-        probabilities, expected = (np.exp(-of.columns["loss"].astype(np.float64)) for of in (scores, reference))
-        return float(np.abs(probabilities - expected).max())
-
-    def calibration_error(self, scores: Scores) -> float | None:
-        """The expected calibration error of the predicted tokens."""
-        confidences = scores.columns["probability"].astype(np.float64)
-        return expected_calibration_error(confidences, scores.columns["correct"] == 1)
-
-    def constants(self, scores: Scores) -> Sequence[Constant]:
-        """Nothing, because every language model may teach."""
-        return []
-
-    def held_out(self, scores: Scores) -> Scores:
-        """The scores themselves, because nothing is chosen on dev."""
-        return scores
-
-    def describe(self, splits: TextData) -> dict[str, Any]:
-        settings = self.settings
-        return {
-            "labels": [],
-            "answer": "vocabulary",
-            "packing": settings.packing,
-            "masking": settings.masking,
-            "max_length": settings.max_length,
-            "pipeline_tag": "fill-mask",
-            "prediction": "Fills the masks of a text.",
-            **({} if self.mask_token is None else {"example": f'"a {self.mask_token} sentence"'}),
-        }
-
-    def summary(self, splits: TextData) -> str:
-        return "the tokens of the vocabulary"
 
 
 def _score_logits(logits: "Tensor", labels: "Tensor") -> "dict[str, Tensor]":

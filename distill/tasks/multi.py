@@ -17,6 +17,7 @@ from pydantic import Field
 from distill.contracts import TASK_ID, Batch, ItemOutputs, Items, Outputs, Scores, Task
 from distill.errors import OptionError, UserError
 from distill.options import check_arguments, show_value
+from distill.tasks.scoring import Scoring
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,10 +34,50 @@ Sampling = Annotated[
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
+class MeanScores(Scoring):
+    """The metrics of several tasks as `task/metric`, and `mean`, the mean of the tasks' own metrics.
+
+    Args:
+        tasks: the tasks by name.
+    """
+
+    names = (MEAN,)
+
+    def __init__(self, tasks: Mapping[str, Task]) -> None:
+        self.tasks = tasks
+
+    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
+        """The columns of the task that the batch belongs to."""
+        return task_of(self.tasks, items.batch)[1].scoring.score(outputs, items)
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        """The values of the decoder of each task by its name."""
+        return {name: task.scoring.fit_decoder(of_task) for name, task, of_task in self._parts(scores)}
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """The metrics of the tasks that have this split; without `mean` if one of them has not."""
+        values = dict[str, dict[str, float]]()
+        for name, task, of_task in self._parts(scores):
+            values[name] = task.scoring.metrics(replace(of_task, decoding=scores.decoding.get(name, of_task.decoding)))
+        metrics = {f"{name}/{metric}": value for name, of_task in values.items() for metric, value in of_task.items()}
+        if len(values) < len(self.tasks):
+            return metrics
+        own = [values[name][task.scoring.metric] for name, task in self.tasks.items()]
+        return {MEAN: float(np.mean(own)), **metrics}
+
+    def _parts(self, scores: Scores) -> list[tuple[str, Task, Scores]]:
+        """Returns the name, the task and the scores of each task that the scores have."""
+        every = list(self.tasks.items())
+        return [(*every[number], of_task) for number, of_task in sorted(scores.by_task.items())]
+
+
+def task_of(tasks: Mapping[str, Task], batch: Batch) -> tuple[str, Task]:
+    """Returns the task of a batch with its name."""
+    return list(tasks.items())[int(batch[TASK_ID][0])]
+
+
 class MultiTask:
     """Several tasks with a head each on one encoder. What concerns one task alone is asked of that task.
-
-    The metrics are those of the tasks as `task/metric`, and `mean`, the mean of the tasks' own metrics.
 
     Args:
         tasks: at least two tasks by name. Models, bundles and records of a task are named after it.
@@ -50,10 +91,7 @@ class MultiTask:
     """
 
     kind = "multi"
-    metric = MEAN
-    selects: Literal["max", "min"] = "max"
     over_vocabulary = False
-    compares_with_teacher = False
     builtin = False
 
     @check_arguments
@@ -63,48 +101,23 @@ class MultiTask:
         for task_name, task in tasks.items():
             _check_part(task_name, task)
         self.tasks: dict[str, Task] = dict(tasks)
+        self.scoring = MeanScores(self.tasks)
         self.sampling = SAMPLINGS[sampling] if isinstance(sampling, str) else sampling
         self.name = name
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
-        return self._task(batch)[1].select(batch, every_token=every_token)
+    def select(self, batch: Batch) -> Items:
+        return task_of(self.tasks, batch)[1].select(batch)
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> ItemOutputs:
         """Runs the batch's head of `model`, as `models.heads.SeveralHeads` has it."""
         from distill.models.heads import heads_of
 
-        name, task = self._task(batch)
+        name, task = task_of(self.tasks, batch)
         return task.run(heads_of(model)[name], batch, items, needs)
-
-    def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
-        return self._task(items.batch)[1].score(outputs, items, reference)
-
-    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        """The values of the decoder of each task by its name."""
-        return {name: task.fit_decoder(of_task) for name, task, of_task in self._parts(scores)}
-
-    def metrics(self, scores: Scores) -> dict[str, float]:
-        """The metrics of the tasks that have this split; without `mean` if one of them has not."""
-        values = dict[str, dict[str, float]]()
-        for name, task, of_task in self._parts(scores):
-            values[name] = task.metrics(replace(of_task, decoding=scores.decoding.get(name, of_task.decoding)))
-        metrics = {f"{name}/{metric}": value for name, of_task in values.items() for metric, value in of_task.items()}
-        if len(values) < len(self.tasks):
-            return metrics
-        return {MEAN: float(np.mean([values[name][task.metric] for name, task in self.tasks.items()])), **metrics}
 
     def supervised_terms(self) -> dict[str, Any]:
         """The terms of all tasks, which the items of a batch choose from by what they have."""
         return {key: term for task in self.tasks.values() for key, term in task.supervised_terms().items()}
-
-    def _task(self, batch: Batch) -> tuple[str, Task]:
-        """Returns the task of a batch with its name."""
-        return list(self.tasks.items())[int(batch[TASK_ID][0])]
-
-    def _parts(self, scores: Scores) -> list[tuple[str, Task, Scores]]:
-        """Returns the name, the task and the scores of each task that the scores have."""
-        every = list(self.tasks.items())
-        return [(*every[number], of_task) for number, of_task in sorted(scores.by_task.items())]
 
 
 def _check_part(name: str, task: Task) -> None:
@@ -113,5 +126,5 @@ def _check_part(name: str, task: Task) -> None:
         raise OptionError("tasks", show_value(name), "names of letters, digits, _ and -")
     if task.over_vocabulary or task.likelihood == "vector":
         raise UserError(f"task {name} ({task.kind}) cannot be one of several: its students learn nothing else")
-    if task.selects == "min":
-        raise UserError(f"task {name} cannot be one of several: less of its metric {task.metric} is better")
+    if task.scoring.selects == "min":
+        raise UserError(f"task {name} cannot be one of several: less of its metric {task.scoring.metric} is better")

@@ -9,10 +9,10 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import numpy as np
 from pydantic import Field
@@ -31,13 +31,13 @@ from distill.contracts import (
 )
 from distill.data.choices import ChoiceColumns, ChoiceSplit, UnlabelledChoices
 from distill.data.tables import LabelledData, Split
-from distill.edge.classes import softmax
 from distill.edge.decoder import pair_choices
 from distill.errors import OptionError
 from distill.losses import HardLabels, Term
 from distill.losses.term import mask_logits, scatter_logits
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
+from distill.tasks.scoring import Scoring, always
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +50,64 @@ Choices = Annotated[
     str | int | Sequence[str | int | Sequence[str | int]],
     Field(description="the column of the lists of choices, or a list of the columns of the single choices"),
 ]
+
+
+@dataclass(frozen=True)
+class ChoiceScores(Scoring):
+    """The choices of a model, and the share that is right.
+
+    Args:
+        choices: the usual number of choices of an example.
+        reading: of the answers; None before the data is read.
+    """
+
+    names = ("accuracy",)
+    can_abstain = True
+
+    choices: int | None = None
+    reading: str | None = None
+
+    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
+        """The logits `[n, K]`, `MASKED` for a choice that an example does not have."""
+        return {"logits": mask_logits(super().score(outputs, items)["logits"], items.valid)}
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        """Returns the reading of the answers, with which a bundle reads those of a labelled file."""
+        return {"answers": self.reading}
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        return {"accuracy": float((self.predictions(scores) == scores.labels).mean())}
+
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        return np.asarray(self.predictions(scores) == scores.labels, dtype=np.float64)
+
+    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
+        """The indices of the right and of the predicted choice."""
+        return {
+            "label": scores.labels.tolist(),
+            "prediction": self.predictions(scores).tolist(),
+            "probability": self.confidences(scores).tolist(),
+        }
+
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """The most frequent position of the right choice."""
+        position = int(np.bincount(scores.labels).argmax())
+        return [always(f"always choice {position + 1}", position)]
+
+    def describe(self, splits: LabelledData) -> dict[str, Any]:
+        return {
+            "labels": [],
+            "answer": "choices",
+            "choices": self.choices,
+            "pipeline_tag": "multiple-choice",
+            "prediction": "Takes one of the choices of a question.",
+            "example": r"$'a question\tone choice\tanother choice'",
+        }
+
+    def summary(self, splits: LabelledData) -> str:
+        every = [len(choices) for split in splits.splits.values() for choices in split.choices]
+        numbers = f"{min(every)}" if min(every) == max(every) else f"{min(every)} to {max(every)}"
+        return f"{numbers} choices"
 
 
 class MultipleChoice:
@@ -79,17 +137,12 @@ class MultipleChoice:
     kind = "multiple_choice"
     kinds = (kind,)
     auto_class = "AutoModelForMultipleChoice"
-    metric = "accuracy"
-    selects: Literal["max", "min"] = "max"
     likelihood: Likelihood = "softmax"
     fixed_inputs = True
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
     decoder = "choices"
-    compared_column = "logits"
     fine_tunes_teacher = True
-    can_abstain = True
-    compares_with_teacher = False
     can_augment = False
     auto_unlabelled = False
     bank: Any = None
@@ -117,7 +170,7 @@ class MultipleChoice:
         self.source = rows.table_source(name=name, text=self.columns.text, label=self.columns.answer, **options)
         self.pool = rows.pool_source(options, lambda questions: UnlabelledChoices(questions, self.columns))
         self.choices: int | None = None  # Set by `read`.
-        self.reading: str | None = None  # Of the answers, set by `read`.
+        self.scoring = ChoiceScores()
 
     @property
     def has_unlabelled(self) -> bool:
@@ -129,9 +182,10 @@ class MultipleChoice:
         Raises:
             UserError: for a directory, file, column, text or answer that is missing or unusable.
         """
-        labelled, self.reading = self.columns.read(self.source, cache_dir)
+        labelled, reading = self.columns.read(self.source, cache_dir)
         data = self.pool.add_to(labelled)
         self.choices = int(np.bincount(list(map(len, data.splits["train"].choices))).argmax())
+        self.scoring = ChoiceScores(self.choices, reading)
         return data
 
     def encode(
@@ -148,7 +202,7 @@ class MultipleChoice:
             splits, encode, lambda pool: replace(pool, labels=np.full(len(pool), IGNORED, dtype=np.int64))
         )  # fmt: skip
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+    def select(self, batch: Batch) -> Items:
         """The examples, whose valid classes are the choices that they have."""
         return rows.select_examples(batch, self.likelihood, valid=batch["valid"])
 
@@ -159,92 +213,11 @@ class MultipleChoice:
         output = run_model(model, batch, needs)
         return FullPass(output, scatter_logits(output.logits, batch["valid"]))  # [B, K]
 
-    def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
-        """The logits `[n, K]`, `MASKED` for a choice that an example does not have."""
-        return {"logits": mask_logits(rows.score_logits(outputs)["logits"], items.valid)}
-
-    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
-        return rows.rescore(scores, logits)
-
     def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
         return splits
 
-    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        """Returns the reading of the answers, with which a bundle reads those of a labelled file."""
-        return {"answers": self.reading}
-
-    def predictions(self, scores: Scores) -> np.ndarray:
-        """The index of the choice of every example, `[N]`."""
-        return np.asarray(scores.columns["logits"].argmax(axis=-1))
-
-    def metrics(self, scores: Scores) -> dict[str, float]:
-        return {"accuracy": float((self.predictions(scores) == scores.labels).mean())}
-
     def supervised_terms(self) -> dict[str, Term]:
         return {"hard": HardLabels()}
-
-    def condense(self, scores: Scores) -> Scores:
-        return scores
-
-    def confidences(self, scores: Scores) -> np.ndarray:
-        return np.asarray(softmax(scores.columns["logits"].astype(np.float64)).max(axis=-1))
-
-    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
-        """The indices of the right and of the predicted choice."""
-        return {
-            "label": scores.labels.tolist(),
-            "prediction": self.predictions(scores).tolist(),
-            "probability": self.confidences(scores).tolist(),
-        }
-
-    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
-        """Nothing, because choices have no types."""
-        return {}
-
-    def example_metric(self, scores: Scores) -> np.ndarray | None:
-        return np.asarray(self.predictions(scores) == scores.labels, dtype=np.float64)
-
-    def spoil(self, scores: Scores) -> Scores | None:
-        """None, because the accuracy is a mean."""
-        return None
-
-    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
-        """Nothing, because there are no types."""
-        return {}
-
-    def agreement(self, scores: Scores, reference: Scores) -> float:
-        """Share of the questions for which both take the same choice."""
-        return float((self.predictions(scores) == self.predictions(reference)).mean())
-
-    def probability_diff(self, scores: Scores, reference: Scores) -> float:
-        return rows.probability_diff(scores, reference)
-
-    def calibration_error(self, scores: Scores) -> float | None:
-        return rows.calibration_error(scores)
-
-    def constants(self, scores: Scores) -> Sequence[Constant]:
-        """The most frequent position of the right choice."""
-        position = int(np.bincount(scores.labels).argmax())
-        return [rows.always(f"always choice {position + 1}", position)]
-
-    def held_out(self, scores: Scores) -> Scores:
-        """The scores themselves, because nothing is chosen on dev."""
-        return scores
-
-    def describe(self, splits: LabelledData) -> dict[str, Any]:
-        return {
-            "labels": [],
-            "answer": "choices",
-            "choices": self.choices,
-            "pipeline_tag": "multiple-choice",
-            "prediction": "Takes one of the choices of a question.",
-            "example": r"$'a question\tone choice\tanother choice'",
-        }
-
-    def summary(self, splits: LabelledData) -> str:
-        every = [len(choices) for split in splits.splits.values() for choices in split.choices]
-        numbers = f"{min(every)}" if min(every) == max(every) else f"{min(every)} to {max(every)}"
-        return f"{numbers} choices"
 
 
 def _list_columns(choices: str | int | Sequence[str | int | Sequence[str | int]]) -> tuple[tuple[str, ...], ...]:

@@ -11,11 +11,11 @@
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Annotated, Any, Unpack, cast
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ from distill.losses.term import mask_logits
 from distill.options import check_arguments
 from distill.tasks import rows
 from distill.tasks.offsets import check_offsets
+from distill.tasks.scoring import Scoring, expected_calibration_error
 from distill.tasks.windows import label_windows, tokenize_windows
 
 if TYPE_CHECKING:
@@ -60,6 +61,151 @@ if TYPE_CHECKING:
 LABELS = ("start", "end")  # The two outputs of a model's head at every token.
 SUFFIXES = (*readers.SQUAD, ".jsonl", ".jsonl.gz", ".parquet")
 SMALLEST = 5  # Tokens of a window besides the shared ones: three special ones, the question's and a new one.
+
+
+@dataclass(frozen=True)
+class AnswerScores(Scoring):
+    """The answers to the questions of all scored splits, joined over the windows of their contexts.
+
+    Args:
+        max_length: tokens of a window.
+        doc_stride: tokens of the context that neighbouring windows share.
+        limits: of spans, as `edge.spans.find_answers` takes them.
+        scored: the questions of all scored splits in turn; None before the data is read.
+        may_be_unanswerable: whether a split has a question without an answer, so that the rules of SQuAD 2.0 hold.
+    """
+
+    names = ("f1", "exact_match")
+
+    max_length: int
+    doc_stride: int
+    limits: Mapping[str, int]
+    scored: QuestionSplit | None = None
+    may_be_unanswerable: bool = False
+
+    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
+        """Returns logits and characters `[n, max_length]`, padded to the same width in every batch."""
+        columns = [_from_first_token(items[f"{name}_characters"], items.batch) for name in LABELS]
+        characters = torch.stack(columns, dim=1).flatten(0, 1)
+        assert items.valid is not None
+        characters = characters.masked_fill(~items.valid, NO_CLASS)
+        logits = mask_logits(super().score(outputs, items)["logits"], items.valid)
+        padding = (0, self.max_length - logits.shape[-1])
+        return {
+            "logits": F.pad(logits, padding, value=MASKED),
+            "characters": F.pad(characters, padding, value=NO_CLASS).int(),
+            "question": items["question"][items.row],
+        }
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        """Returns the limits of spans and, if questions may have no answer, the threshold with the best F1."""
+        decoding: dict[str, Any] = {**self.limits, "null_threshold": None}
+        if self.may_be_unanswerable:
+            answers = self._find_answers(scores)
+            of_span, of_null = (self._score_answers(answers, is_null)[:, 1] for is_null in (False, True))
+            decoding["null_threshold"] = spans.fit_threshold(answers.null_difference, of_span, of_null)
+        return decoding
+
+    def _find_answers(self, scores: Scores) -> spans.Answers:
+        columns = scores.columns
+        return spans.find_answers(columns["logits"], columns["characters"], columns["question"][::2], **self.limits)
+
+    def _threshold(self, scores: Scores) -> float | None:
+        default = 0.0 if self.may_be_unanswerable else None
+        threshold: float | None = scores.decoding.get("null_threshold", default)
+        return threshold
+
+    def _score_answers(self, answers: spans.Answers, is_null: np.ndarray | bool) -> np.ndarray:
+        """Returns exact match and F1 of each question `[Q, 2]`; `is_null [Q]` are those that get no answer."""
+        options = {"may_be_unanswerable": self.may_be_unanswerable}
+        return np.array(
+            [
+                answer_metrics.score_answer(text, answer_metrics.normalize_references(references, **options), **options)
+                for text, references in zip(
+                    self._texts(answers, is_null), self._references(answers.question), strict=True
+                )
+            ]
+        )
+
+    def _texts(self, answers: spans.Answers, is_null: np.ndarray | bool) -> list[str | None]:
+        """Returns the text of each answer, None for no answer."""
+        assert self.scored is not None
+        nulls = np.broadcast_to(is_null, len(answers.question)).tolist()
+        places = zip(answers.question.tolist(), answers.start.tolist(), answers.end.tolist(), nulls, strict=True)
+        contexts = self.scored.contexts
+        return [None if null else contexts[number][start:end].strip() for number, start, end, null in places]
+
+    def _references(self, numbers: np.ndarray) -> list[list[str]]:
+        assert self.scored is not None
+        return [[answer.text for answer in self.scored.answers[number]] for number in numbers]
+
+    def _question_scores(self, scores: Scores) -> tuple[spans.Answers, np.ndarray]:
+        """Returns the answers, and exact match and F1 of each question `[Q, 2]`."""
+        answers = self._find_answers(scores)
+        return answers, self._score_answers(answers, answers.is_null(self._threshold(scores)))
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """F1 and exact match, and with unanswerable questions F1 of the answerable ones and accuracy of the others."""
+        answers, values = self._question_scores(scores)
+        exact, f1 = values.mean(axis=0)
+        metrics = {"f1": float(f1), "exact_match": float(exact)}
+        answered = np.array([bool(references) for references in self._references(answers.question)])
+        if answered.any() and not answered.all():
+            metrics["answerable_f1"] = float(values[answered, 1].mean())
+            metrics["unanswerable_accuracy"] = float(values[~answered, 0].mean())
+        return metrics
+
+    def tabulate(self, scores: Scores, splits: QuestionData, *, examples: int) -> dict[str, list[Any]]:
+        """The different correct answers to each question, None for none, and the predicted one."""
+        answers, threshold = self._find_answers(scores), self._threshold(scores)
+        return {
+            "label": [list(dict.fromkeys(texts)) or None for texts in self._references(answers.question)],
+            "prediction": self._texts(answers, answers.is_null(threshold)),
+            "probability": answers.probability(threshold).tolist(),
+        }
+
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        """F1 of each question."""
+        return np.asarray(self._question_scores(scores)[1][:, 1])
+
+    def agreement(self, scores: Scores, reference: Scores) -> float:
+        """Share of the questions to which both give the same span, or both no answer."""
+        found, expected = self._find_answers(scores), self._find_answers(reference)
+        nulls = [of.is_null(self._threshold(own)) for of, own in ((found, scores), (expected, reference))]
+        same = (found.start == expected.start) & (found.end == expected.end)
+        return float(np.where(nulls[0] | nulls[1], nulls[0] == nulls[1], same).mean())
+
+    def calibration_error(self, scores: Scores) -> float | None:
+        """The expected calibration error of the probabilities of the predictions, where an exact match is right."""
+        answers, values = self._question_scores(scores)
+        return expected_calibration_error(answers.probability(self._threshold(scores)), values[:, 0])
+
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """No answer to any question."""
+
+        def predict(scores: Scores) -> Scores:
+            return replace(scores, decoding={**scores.decoding, "null_threshold": -np.inf})
+
+        return [Constant("always no answer", predict)]
+
+    def describe(self, splits: QuestionData) -> dict[str, Any]:
+        nothing = " or that it has none" if self.may_be_unanswerable else ""
+        return {
+            "labels": list(splits.labels),
+            "doc_stride": self.doc_stride,
+            "answer": "spans",
+            "pipeline_tag": "question-answering",
+            "prediction": f"Finds the answer to a question in a context{nothing}.",
+            "example": "$'Who wrote it?\\tAlan Turing wrote it in 1950.'",
+        }
+
+    def summary(self, splits: QuestionData) -> str:
+        without = {name: sum(not answers for answers in split.answers) for name, split in splits.splits.items()}
+        counts = ", ".join(f"{number:,} in {name}" for name, number in without.items() if number)
+        return (
+            f"a span of the context; questions without an answer: {counts or 'none'}; windows share {self.doc_stride} "
+            "tokens"
+        )
 
 
 class QuestionAnswering:
@@ -95,17 +241,12 @@ class QuestionAnswering:
     kind = "question_answering"
     kinds = (kind,)
     auto_class = "AutoModelForQuestionAnswering"
-    metric = "f1"
-    selects: Literal["max", "min"] = "max"
     likelihood: Likelihood = "softmax"
     fixed_inputs = True
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
     decoder = "spans"
-    compared_column = "logits"
     fine_tunes_teacher = True
-    compares_with_teacher = False
-    can_abstain = False
     can_augment = True
     auto_unlabelled = False
     bank: Any = None
@@ -132,17 +273,14 @@ class QuestionAnswering:
                 f"at most {max_length - SMALLEST}, so that windows of {max_length} tokens have room for a question",
             )  # fmt: skip
         self.name, self.max_length, self.doc_stride = name, max_length, doc_stride
-        self.limits = {"n_best": n_best, "max_answer_length": max_answer_length}
+        limits = {"n_best": n_best, "max_answer_length": max_answer_length}
+        self.scoring = AnswerScores(max_length, doc_stride, limits)
         *text, label = questions.COLUMNS
         self.source = rows.table_source(
             name=name, text=tuple(text), label=(label,), further=questions.OPTIONAL_COLUMNS, suffixes=SUFFIXES,
             **options,
         )  # fmt: skip
         self.pool = rows.pool_source(options, lambda pairs: UnlabelledText(pairs, tuple(text), (label,)))
-        # Set by `read`: the questions of all scored splits in turn, and the number of the first one of each split.
-        self._scored: QuestionSplit | None = None
-        self._firsts: dict[str, int] = {}
-        self._may_be_unanswerable = False
 
     @property
     def has_unlabelled(self) -> bool:
@@ -163,14 +301,14 @@ class QuestionAnswering:
             splits[name] = questions.read_questions(table)
         splits = self.source.sample(splits)
         report_shared_texts(splits)
-        self._may_be_unanswerable = any(not answers for split in splits.values() for answers in split.answers)
         # The digest is a part of a fine-tuned teacher's key, and windows and limits change its training and its F1.
-        digest = questions.compute_digest(splits, [self.doc_stride, self.limits])
+        digest = questions.compute_digest(splits, [self.doc_stride, self.scoring.limits])
         data = QuestionData(labels=LABELS, splits=splits, sha256=digest)
-        scored = data.scored()
-        sizes = np.cumsum([0, *map(len, scored.values())])
-        self._firsts = {name: int(first) for name, first in zip(scored, sizes, strict=False)}
-        self._scored = functools.reduce(operator.add, scored.values())
+        self.scoring = replace(
+            self.scoring,
+            scored=functools.reduce(operator.add, data.scored().values()),
+            may_be_unanswerable=any(not answers for split in splits.values() for answers in split.answers),
+        )
         return cast(QuestionData, self.pool.add_to(data))
 
     def encode(
@@ -183,14 +321,25 @@ class QuestionAnswering:
         """
         check_offsets(tokenizer, dict.fromkeys(splits.splits["train"].contexts))
 
+        scored = splits.scored()
+        sizes = np.cumsum([0, *map(len, scored.values())])
+        firsts = {name: int(first) for name, first in zip(scored, sizes, strict=False)}
+
         def encode(name: str, split: QuestionSplit) -> "TokenizedExamples":
-            return self._encode(split, tokenizer, cache_dir, name=name)
+            return self._encode(split, tokenizer, cache_dir, name=name, first=firsts.get(name))
 
         return rows.encode_splits(splits, encode, lambda pool: QuestionSplit(pool.texts, pool.pairs, []))
 
     def _encode(
-        self, split: QuestionSplit, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None, *, name: str
+        self,
+        split: QuestionSplit,
+        tokenizer: "PreTrainedTokenizerBase",
+        cache_dir: Path | None,
+        *,
+        name: str,
+        first: int | None,
     ) -> "TokenizedExamples":
+        """Tokenizes a split, whose first question has the number `first` among those of all scored splits."""
         from distill.data.batching import TokenizedExamples
 
         tokens = tokenize_windows(
@@ -198,23 +347,23 @@ class QuestionAnswering:
         )
         assert tokens.rows is not None
         answers = split.spans()
-        first, last = label_windows(tokens, answers)
+        starts, ends = label_windows(tokens, answers)
         answered = int((answers[:, 0] >= 0).sum())
-        found = len(np.unique(tokens.rows[first > 0]))
+        found = len(np.unique(tokens.rows[starts > 0]))
         if found < answered:
             print_notice(
                 f"{name}: the answers to {answered - found:,} of {answered:,} questions have no token, or are longer "
                 "than what neighbouring windows share, so that no window holds the whole of them: raise task.doc_stride"
             )
-        question = tokens.rows + self._firsts[name] if name in self._firsts else np.full(len(tokens), NO_ANSWER)
+        question = np.full(len(tokens), NO_ANSWER) if first is None else tokens.rows + first
         return TokenizedExamples(
             tokens, tokenizer,
-            per_example={"start_positions": first, "end_positions": last, "question": question},
+            per_example={"start_positions": starts, "end_positions": ends, "question": question},
             items_per_example=2.0,
             classes_per_item=float((tokens.columns["start_characters"] >= NO_ANSWER).sum() / len(tokens)),
         )  # fmt: skip
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+    def select(self, batch: Batch) -> Items:
         labels = torch.stack([batch["start_positions"], batch["end_positions"]], dim=1).flatten()
         row = torch.arange(len(labels), device=labels.device) // 2
         valid = _from_first_token(batch["start_characters"], batch) >= NO_ANSWER
@@ -227,163 +376,11 @@ class QuestionAnswering:
         logits = [_from_first_token(output.logits[..., side], batch) for side in range(2)]
         return FullPass(output, torch.stack(logits, dim=1).flatten(0, 1))
 
-    def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
-        """Returns logits and characters `[n, max_length]`, padded to the same width in every batch."""
-        columns = [_from_first_token(items[f"{name}_characters"], items.batch) for name in LABELS]
-        characters = torch.stack(columns, dim=1).flatten(0, 1)
-        assert items.valid is not None
-        characters = characters.masked_fill(~items.valid, NO_CLASS)
-        logits = mask_logits(rows.score_logits(outputs)["logits"], items.valid)
-        padding = (0, self.max_length - logits.shape[-1])
-        return {
-            "logits": F.pad(logits, padding, value=MASKED),
-            "characters": F.pad(characters, padding, value=NO_CLASS).int(),
-            "question": items["question"][items.row],
-        }
-
-    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
-        return rows.rescore(scores, logits)
-
     def scored_data(self, splits: QuestionData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
         return splits
 
-    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        """Returns the limits of spans and, if questions may have no answer, the threshold with the best F1."""
-        decoding: dict[str, Any] = {**self.limits, "null_threshold": None}
-        if self._may_be_unanswerable:
-            answers = self._find_answers(scores)
-            of_span, of_null = (self._score_answers(answers, is_null)[:, 1] for is_null in (False, True))
-            decoding["null_threshold"] = spans.fit_threshold(answers.null_difference, of_span, of_null)
-        return decoding
-
-    def _find_answers(self, scores: Scores) -> spans.Answers:
-        columns = scores.columns
-        return spans.find_answers(columns["logits"], columns["characters"], columns["question"][::2], **self.limits)
-
-    def _threshold(self, scores: Scores) -> float | None:
-        default = 0.0 if self._may_be_unanswerable else None
-        threshold: float | None = scores.decoding.get("null_threshold", default)
-        return threshold
-
-    def _score_answers(self, answers: spans.Answers, is_null: np.ndarray | bool) -> np.ndarray:
-        """Returns exact match and F1 of each question `[Q, 2]`; `is_null [Q]` are those that get no answer."""
-        options = {"may_be_unanswerable": self._may_be_unanswerable}
-        return np.array(
-            [
-                answer_metrics.score_answer(text, answer_metrics.normalize_references(references, **options), **options)
-                for text, references in zip(
-                    self._texts(answers, is_null), self._references(answers.question), strict=True
-                )
-            ]
-        )
-
-    def _texts(self, answers: spans.Answers, is_null: np.ndarray | bool) -> list[str | None]:
-        """Returns the text of each answer, None for no answer."""
-        assert self._scored is not None
-        nulls = np.broadcast_to(is_null, len(answers.question)).tolist()
-        places = zip(answers.question.tolist(), answers.start.tolist(), answers.end.tolist(), nulls, strict=True)
-        contexts = self._scored.contexts
-        return [None if null else contexts[number][start:end].strip() for number, start, end, null in places]
-
-    def _references(self, numbers: np.ndarray) -> list[list[str]]:
-        assert self._scored is not None
-        return [[answer.text for answer in self._scored.answers[number]] for number in numbers]
-
-    def _question_scores(self, scores: Scores) -> tuple[spans.Answers, np.ndarray]:
-        """Returns the answers, and exact match and F1 of each question `[Q, 2]`."""
-        answers = self._find_answers(scores)
-        return answers, self._score_answers(answers, answers.is_null(self._threshold(scores)))
-
-    def metrics(self, scores: Scores) -> dict[str, float]:
-        """F1 and exact match, and with unanswerable questions F1 of the answerable ones and accuracy of the others."""
-        answers, values = self._question_scores(scores)
-        exact, f1 = values.mean(axis=0)
-        metrics = {"f1": float(f1), "exact_match": float(exact)}
-        answered = np.array([bool(references) for references in self._references(answers.question)])
-        if answered.any() and not answered.all():
-            metrics["answerable_f1"] = float(values[answered, 1].mean())
-            metrics["unanswerable_accuracy"] = float(values[~answered, 0].mean())
-        return metrics
-
     def supervised_terms(self) -> dict[str, Term]:
         return {"hard": HardLabels()}
-
-    def condense(self, scores: Scores) -> Scores:
-        return scores
-
-    def confidences(self, scores: Scores) -> np.ndarray:
-        raise TypeError(f"a {self.kind} cannot abstain below a probability: it gives no answer above a null threshold")
-
-    def tabulate(self, scores: Scores, splits: QuestionData, *, examples: int) -> dict[str, list[Any]]:
-        """The different correct answers to each question, None for none, and the predicted one."""
-        answers, threshold = self._find_answers(scores), self._threshold(scores)
-        return {
-            "label": [list(dict.fromkeys(texts)) or None for texts in self._references(answers.question)],
-            "prediction": self._texts(answers, answers.is_null(threshold)),
-            "probability": answers.probability(threshold).tolist(),
-        }
-
-    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
-        """Nothing, because answers have no types."""
-        return {}
-
-    def example_metric(self, scores: Scores) -> np.ndarray | None:
-        """F1 of each question."""
-        return np.asarray(self._question_scores(scores)[1][:, 1])
-
-    def spoil(self, scores: Scores) -> Scores | None:
-        """None, because F1 is the mean of that of the questions."""
-        return None
-
-    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
-        """Nothing, because there are no types."""
-        return {}
-
-    def agreement(self, scores: Scores, reference: Scores) -> float:
-        """Share of the questions to which both give the same span, or both no answer."""
-        found, expected = self._find_answers(scores), self._find_answers(reference)
-        nulls = [of.is_null(self._threshold(own)) for of, own in ((found, scores), (expected, reference))]
-        same = (found.start == expected.start) & (found.end == expected.end)
-        return float(np.where(nulls[0] | nulls[1], nulls[0] == nulls[1], same).mean())
-
-    def probability_diff(self, scores: Scores, reference: Scores) -> float:
-        return rows.probability_diff(scores, reference)
-
-    def calibration_error(self, scores: Scores) -> float | None:
-        """The expected calibration error of the probabilities of the predictions, where an exact match is right."""
-        answers, values = self._question_scores(scores)
-        return rows.expected_calibration_error(answers.probability(self._threshold(scores)), values[:, 0])
-
-    def constants(self, scores: Scores) -> Sequence[Constant]:
-        """No answer to any question."""
-
-        def predict(scores: Scores) -> Scores:
-            return replace(scores, decoding={**scores.decoding, "null_threshold": -np.inf})
-
-        return [Constant("always no answer", predict)]
-
-    def held_out(self, scores: Scores) -> Scores:
-        """The scores themselves, because one threshold for all questions can hardly follow chance."""
-        return scores
-
-    def describe(self, splits: QuestionData) -> dict[str, Any]:
-        nothing = " or that it has none" if self._may_be_unanswerable else ""
-        return {
-            "labels": list(splits.labels),
-            "doc_stride": self.doc_stride,
-            "answer": "spans",
-            "pipeline_tag": "question-answering",
-            "prediction": f"Finds the answer to a question in a context{nothing}.",
-            "example": "$'Who wrote it?\\tAlan Turing wrote it in 1950.'",
-        }
-
-    def summary(self, splits: QuestionData) -> str:
-        without = {name: sum(not answers for answers in split.answers) for name, split in splits.splits.items()}
-        counts = ", ".join(f"{number:,} in {name}" for name, number in without.items() if number)
-        return (
-            f"a span of the context; questions without an answer: {counts or 'none'}; windows share {self.doc_stride} "
-            "tokens"
-        )
 
 
 def _from_first_token(values: "Tensor", batch: Batch) -> "Tensor":

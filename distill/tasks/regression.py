@@ -1,12 +1,12 @@
 """Regression on one text or a pair of texts: `logits [B, 1]` are the number, one item an example.
 
 >>> from distill.tasks import Regression
->>> Regression(text=["question", "answer"], label="score", data="pairs.csv").metric
+>>> Regression(text=["question", "answer"], label="score", data="pairs.csv").scoring.metric
 'pearson'
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
@@ -15,16 +15,16 @@ import numpy as np
 from pydantic import Field
 
 from distill.console import print_notice
-from distill.contracts import Batch, Constant, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
+from distill.contracts import Batch, Constant, EncodedSplits, Examples, Items, Likelihood, ScoredSplits, Scores
 from distill.data.bank import BankSource
 from distill.data.tables import LabelledData
 from distill.errors import OptionError
 from distill.losses import HardLabels, Term
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
+from distill.tasks.scoring import Scoring, compute_metrics, is_constant
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from distill.models.forward import FullPass
@@ -33,6 +33,78 @@ Metrics = Annotated[
     Sequence[Literal["pearson", "spearman", "mae"]],
     Field(min_length=1, description="a list of some of pearson, spearman, mae"),
 ]
+
+
+@dataclass(frozen=True)
+class NumberScores(Scoring):
+    """The numbers of a model, compared with those of the labels.
+
+    Args:
+        names: pearson, spearman or mae.
+    """
+
+    names: tuple[str, ...]
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """The metrics; a correlation with a constant is 0."""
+        from scipy.stats import pearsonr, spearmanr
+
+        predicted, labels = scores.columns["logits"][:, 0], scores.labels
+        constant = is_constant(predicted) or is_constant(labels)
+        functions = {
+            "pearson": lambda: 0.0 if constant else pearsonr(predicted, labels).statistic,
+            "spearman": lambda: 0.0 if constant else spearmanr(predicted, labels).statistic,
+            "mae": lambda: np.abs(predicted - labels).mean(),
+        }
+        return compute_metrics(functions, self.names)
+
+    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
+        numbers = scores.columns["logits"][:, 0].tolist()
+        return {"label": scores.labels.tolist(), "prediction": numbers, "probability": [None] * len(numbers)}
+
+    def spoil(self, scores: Scores) -> Scores | None:
+        """The labels, reflected at their mean."""
+        reflected = 2 * scores.labels.mean() - scores.labels
+        return replace(scores, columns={**scores.columns, "logits": reflected[:, None].astype(np.float32)})
+
+    def agreement(self, scores: Scores, reference: Scores) -> float:
+        """Share of the numbers that differ by less than 5% of the reference's range."""
+        expected = reference.columns["logits"]
+        tolerance = 0.05 * max(float(np.ptp(expected)), 1e-6)
+        return float((np.abs(scores.columns["logits"] - expected) < tolerance).mean())
+
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        """The largest difference as a share of the reference's range, or of the labels' where that is larger."""
+        expected = reference.columns["logits"]
+        scale = max(float(np.ptp(expected)), float(np.ptp(reference.labels))) or 1.0
+        return float(np.abs(scores.columns["logits"] - expected).max()) / scale
+
+    def calibration_error(self, scores: Scores) -> float | None:
+        """None, because a number has no probability."""
+        return None
+
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """The mean of dev; nothing if all of its numbers are the same, because every correlation is then 0."""
+        if is_constant(scores.labels):
+            return []
+        mean = float(scores.labels.mean())
+
+        def predict(scores: Scores) -> Scores:
+            return replace(scores, columns={"logits": np.full_like(scores.columns["logits"], mean)})
+
+        return [Constant("always the mean of the labels", predict)]
+
+    def describe(self, splits: LabelledData) -> dict[str, Any]:
+        return {
+            "labels": list(splits.labels),
+            "answer": "number",
+            "pipeline_tag": "text-classification",
+            "prediction": f"Predicts a number: {splits.labels[0]}.",
+        }
+
+    def summary(self, splits: LabelledData) -> str:
+        numbers = splits.splits["train"].labels
+        return f"a number, {splits.labels[0]}: {numbers.min():g} to {numbers.max():g}, mean {numbers.mean():.4g}"
 
 
 class Regression:
@@ -54,17 +126,13 @@ class Regression:
     kind = "regression"
     kinds = (kind,)
     auto_class = "AutoModelForSequenceClassification"
-    selects: Literal["max", "min"] = "max"
     likelihood: Likelihood = "gaussian"
     fixed_inputs = True
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
     decoder = "number"
-    compared_column = "logits"
     fine_tunes_teacher = True
-    can_abstain = False
     choices: int | None = None
-    compares_with_teacher = False
     can_augment = True
     head_bias: Sequence[float] | None = None
     further_teachers: Sequence[str] = ()
@@ -83,13 +151,9 @@ class Regression:
         if metrics[0] == "mae":
             raise OptionError("metrics", show_value(metrics), "pearson or spearman first, because more of it is better")
         self.name, self.max_length, self.builtin = name, max_length, options.get("builtin", False)
-        self.metric_names = tuple(metrics)
+        self.scoring = NumberScores(tuple(metrics))
         self.rows = rows.labelled_text(name=name, text=text, label=label, regression=True, **options)
         self.pool = rows.text_pool(options, self.rows)
-
-    @property
-    def metric(self) -> str:
-        return self.metric_names[0]
 
     @property
     def pair(self) -> bool:
@@ -110,10 +174,10 @@ class Regression:
     def read(self, cache_dir: Path) -> LabelledData:
         data = self.pool.add_to(self.rows.read(cache_dir))
         numbers = data.splits["dev"].labels
-        if rows.is_constant(numbers):
+        if is_constant(numbers):
             print_notice(
-                f"all numbers of dev are {numbers[0]:g}, so that {self.metric} is 0 whatever a model predicts: give a "
-                "dev with different numbers"
+                f"all numbers of dev are {numbers[0]:g}, so that {self.scoring.metric} is 0 whatever a model predicts: "
+                "give a dev with different numbers"
             )
         return data
 
@@ -122,105 +186,14 @@ class Regression:
     ) -> dict[str, Examples]:
         return rows.encode_rows(splits, tokenizer, self.max_length, cache_dir, no_label=np.nan)
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+    def select(self, batch: Batch) -> Items:
         return rows.select_examples(batch, self.likelihood)
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
         return rows.run_whole_model(model, batch, needs)
 
-    def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
-        return rows.score_logits(outputs)
-
-    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
-        return rows.rescore(scores, logits)
-
     def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
         return splits
 
-    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        return {}
-
-    def metrics(self, scores: Scores) -> dict[str, float]:
-        """The metrics; a correlation with a constant is 0."""
-        from scipy.stats import pearsonr, spearmanr
-
-        predicted, labels = scores.columns["logits"][:, 0], scores.labels
-        constant = rows.is_constant(predicted) or rows.is_constant(labels)
-        functions = {
-            "pearson": lambda: 0.0 if constant else pearsonr(predicted, labels).statistic,
-            "spearman": lambda: 0.0 if constant else spearmanr(predicted, labels).statistic,
-            "mae": lambda: np.abs(predicted - labels).mean(),
-        }
-        return rows.compute_metrics(functions, self.metric_names)
-
     def supervised_terms(self) -> dict[str, Term]:
         return {"hard": HardLabels()}
-
-    def condense(self, scores: Scores) -> Scores:
-        return scores
-
-    def confidences(self, scores: Scores) -> np.ndarray:
-        raise TypeError(f"a {self.kind} cannot abstain, because a number has no probability")
-
-    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
-        numbers = scores.columns["logits"][:, 0].tolist()
-        return {"label": scores.labels.tolist(), "prediction": numbers, "probability": [None] * len(numbers)}
-
-    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
-        return {}
-
-    def example_metric(self, scores: Scores) -> np.ndarray | None:
-        """None, because a correlation is no mean."""
-        return None
-
-    def spoil(self, scores: Scores) -> Scores | None:
-        """The labels, reflected at their mean."""
-        reflected = 2 * scores.labels.mean() - scores.labels
-        return replace(scores, columns={**scores.columns, "logits": reflected[:, None].astype(np.float32)})
-
-    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
-        """Nothing, because there are no types."""
-        return {}
-
-    def agreement(self, scores: Scores, reference: Scores) -> float:
-        """Share of the numbers that differ by less than 5% of the reference's range."""
-        expected = reference.columns["logits"]
-        tolerance = 0.05 * max(float(np.ptp(expected)), 1e-6)
-        return float((np.abs(scores.columns["logits"] - expected) < tolerance).mean())
-
-    def probability_diff(self, scores: Scores, reference: Scores) -> float:
-        """The largest difference as a share of the reference's range, or of the labels' where that is larger."""
-        expected = reference.columns["logits"]
-        scale = max(float(np.ptp(expected)), float(np.ptp(reference.labels))) or 1.0
-        return float(np.abs(scores.columns["logits"] - expected).max()) / scale
-
-    def calibration_error(self, scores: Scores) -> float | None:
-        """None, because a number has no probability."""
-        return None
-
-    def constants(self, scores: Scores) -> Sequence[Constant]:
-        """The mean of dev; nothing if all of its numbers are the same, because every correlation is then 0."""
-        if rows.is_constant(scores.labels):
-            return []
-        mean = float(scores.labels.mean())
-
-        def predict(scores: Scores) -> Scores:
-            return replace(scores, columns={"logits": np.full_like(scores.columns["logits"], mean)})
-
-        return [Constant("always the mean of the labels", predict)]
-
-    def held_out(self, scores: Scores) -> Scores:
-        """The scores themselves, because nothing is chosen on dev."""
-        return scores
-
-    def describe(self, splits: LabelledData) -> dict[str, Any]:
-        return {
-            "labels": list(splits.labels),
-            "answer": "number",
-            "pipeline_tag": "text-classification",
-            "prediction": f"Predicts a number: {splits.labels[0]}.",
-        }
-
-    def summary(self, splits: LabelledData) -> str:
-        numbers = splits.splits["train"].labels
-        return f"a number, {splits.labels[0]}: {numbers.min():g} to {numbers.max():g}, mean {numbers.mean():.4g}"

@@ -1,4 +1,4 @@
-"""The parts that tasks with labelled rows share: columns of text, texts without labels, and scores of logits."""
+"""The parts that tasks with labelled rows share: columns of text, and texts without labels."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic reads that of `typing` from Python 3.12 on.
 
-from distill.contracts import IGNORED, Batch, Constant, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood
 from distill.data import in_memory, readers
 from distill.data.auto_text import AUTO, SHARE
 from distill.data.bank import BankSource
@@ -20,7 +20,6 @@ from distill.data.missing_rows import Missing
 from distill.data.sources import STEMS, TableSource
 from distill.data.tables import LabelledData, LabelledText, Split
 from distill.data.unlabelled import Unlabelled, UnlabelledText, clean_pool
-from distill.edge.classes import MASKED, pad_classes, softmax
 from distill.errors import OptionError
 from distill.options import show_value
 from distill.tasks.class_weights import item_weights
@@ -37,7 +36,6 @@ Columns = str | int | Sequence[str | int]
 MaxLength = Annotated[int, Field(ge=3, description="at least 3 tokens")]
 Share = Annotated[float, Field(gt=0, lt=1, description="a share between 0 and 1")]
 Amount = Annotated[int, Field(ge=1)]
-CALIBRATION_BINS = 15
 UNLABELLED = "task.unlabelled"  # Names the rows of the pool, which are encoded as a split.
 
 
@@ -303,64 +301,3 @@ def run_whole_model(model: "PreTrainedModel", batch: Batch, needs: frozenset[str
 
     output = run_model(model, batch, needs)
     return FullPass(output, output.logits)
-
-
-def score_logits(outputs: Outputs) -> "dict[str, Tensor]":
-    """The logits `[n, C]`, float32."""
-    if outputs.logits is None:
-        raise ValueError("got outputs without logits, expected [n, C] at the items")
-    return {"logits": outputs.logits.float()}
-
-
-def rescore(scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
-    """The scores with the logits of another model, padded to the width of those they replace."""
-    width = scores.columns["logits"].shape[-1]
-    return replace(
-        scores, columns={**scores.columns, "logits": np.concatenate([pad_classes(of, width) for of in logits])}
-    )
-
-
-def probability_diff(scores: Scores, reference: Scores) -> float:
-    """The largest difference of the probabilities of two models' `logits [n, C]`."""
-    probabilities, expected = (softmax(of.columns["logits"].astype(np.float64)) for of in (scores, reference))
-    return float(np.abs(probabilities - expected).max())
-
-
-def calibration_error(scores: Scores) -> float:
-    """The expected calibration error of `logits [n, C]` (Guo et al., arXiv 1706.04599, equation 3)."""
-    probabilities = softmax(scores.columns["logits"].astype(np.float64))
-    return expected_calibration_error(probabilities.max(axis=-1), probabilities.argmax(axis=-1) == scores.labels)
-
-
-def expected_calibration_error(confidences: np.ndarray, correct: np.ndarray) -> float:
-    """The expected calibration error of predictions with these probabilities `[n]`, `correct [n]` are the right ones.
-
-    The predictions are put into `CALIBRATION_BINS` bins of equal width by their probability. The error is the mean over
-    them of the difference of accuracy and mean probability in their bin.
-    """
-    bins = np.minimum((confidences * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
-    gaps = np.bincount(bins, weights=correct - confidences, minlength=CALIBRATION_BINS)
-    return float(np.abs(gaps).sum() / len(confidences))
-
-
-def compute_metrics(functions: Mapping[str, Callable[[], float]], names: Sequence[str]) -> dict[str, float]:
-    """The named metrics as floats."""
-    return {name: float(functions[name]()) for name in names}
-
-
-def always(answer: str, index: int) -> Constant:
-    """The constant prediction of class `index` by `logits [n, C]`; an item that cannot have it gets its first class."""
-
-    def predict(scores: Scores) -> Scores:
-        logits = scores.columns["logits"]
-        constant = np.where(logits <= MASKED, MASKED, 0.0).astype(np.float32)
-        if index < constant.shape[-1]:
-            constant[:, index] += 1.0  # What is masked stays so.
-        return replace(scores, columns={**scores.columns, "logits": constant})
-
-    return Constant(answer, predict)
-
-
-def is_constant(values: np.ndarray) -> bool:
-    """Returns whether all values are the same."""
-    return bool(np.ptp(values) == 0)

@@ -8,10 +8,10 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import numpy as np
 from pydantic import Field
@@ -25,7 +25,6 @@ from distill.contracts import (
     Examples,
     Items,
     Likelihood,
-    Outputs,
     ScoredSplits,
     Scores,
 )
@@ -43,10 +42,10 @@ from distill.options import check_arguments, show_value
 from distill.tasks import rows
 from distill.tasks.class_weights import ClassWeights, describe_weights, item_weights, resolve_class_weights
 from distill.tasks.offsets import check_offsets
+from distill.tasks.scoring import Scoring, always
 from distill.tasks.words import tokenize_sentences
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from distill.models.forward import FullPass
@@ -54,6 +53,125 @@ if TYPE_CHECKING:
 UNTAGGED = -1  # The label in a batch of the first piece of a word without a tag.
 SPLIT = 2000  # Sentences of train that splitters of text are compared on.
 Labels = Annotated[Sequence[str], Field(min_length=2, description="the names of at least two tags, one of them O")]
+
+
+@dataclass(frozen=True)
+class TagScores(Scoring):
+    """The tags of words, and the entities that they make up.
+
+    Args:
+        labels: the names of the tags of the data.
+        splitter: of plain text.
+        weights: of the tags in the loss on the labels, None for equal ones.
+    """
+
+    names = ("f1", "precision", "recall", "accuracy")
+    scores_text = True
+
+    labels: tuple[str, ...] = ()
+    splitter: Splitter = field(default_factory=Splitter)
+    weights: tuple[float, ...] | None = None
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        """Returns the splitter of plain text."""
+        return {splitting.NAME: self.splitter.describe()}
+
+    def text_metrics(
+        self, split: TaggedSplit, predict: Callable[[Sequence[str]], Sequence[Mapping[str, Any]]]
+    ) -> dict[str, float]:
+        """F1 of entities in plain text, which are right in type and in all characters.
+
+        Entities of words that are cut off count as missed.
+        """
+        written = split.written()
+        scheme = TagScheme(self.labels)
+        expected = [locate_entities(scheme, tags, spans) for tags, (_, spans) in zip(split.tags, written, strict=True)]
+        return {f"text_{self.metric}": score_entities(predict([text for text, _ in written]), expected)["f1"]}
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """F1, precision and recall of entities, which count when type, first and last word are right, and accuracy.
+
+        Entities are read by the rule of `TagScheme`, that of conlleval.
+        """
+        predicted = self.predictions(scores)
+        correct, found, expected = (int(counts.sum()) for counts in self._count_entities(scores, predicted))
+        return {
+            **_f1(correct, found, expected),
+            "accuracy": float((predicted == scores.labels).mean()),
+        }
+
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
+        """F1, precision and recall of each type of entity, and the number of its entities in the data."""
+        counts = self._count_entities(scores, self.predictions(scores))
+        return {
+            kind: {**_f1(int(correct), int(found), int(expected)), "number": int(expected)}
+            for kind, correct, found, expected in zip(TagScheme(self.labels).types, *counts, strict=True)
+        }
+
+    def _count_entities(self, scores: Scores, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The numbers of correct, predicted and true entities of each type, `[types]` each."""
+        scheme, starts = TagScheme(self.labels), np.diff(scores.example_id, prepend=-1) != 0
+        found, expected = (scheme.find(tags, starts) for tags in (predicted, scores.labels))
+        last, kind = np.zeros(len(predicted), dtype=int), np.full(len(predicted), -1)
+        last[expected.first], kind[expected.first] = expected.last, expected.kind
+        is_right = (kind[found.first] == found.kind) & (last[found.first] == found.last)
+        kinds = (found.kind[is_right], found.kind, expected.kind)
+        correct, of_found, of_expected = (np.bincount(of, minlength=len(scheme.types)) for of in kinds)
+        return correct, of_found, of_expected
+
+    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
+        """The tags of the words of each sentence that were not cut off."""
+        probabilities = softmax(scores.columns["logits"].astype(np.float64))
+        predicted = probabilities.argmax(axis=-1)
+        values = {"label": scores.labels, "prediction": predicted, "probability": probabilities.max(axis=-1)}
+        ends = np.bincount(scores.example_id, minlength=examples).cumsum()[:-1]
+        columns: dict[str, list[Any]] = {
+            name: [of_sentence.tolist() for of_sentence in np.split(of, ends)] for name, of in values.items()
+        }
+        for name in ("label", "prediction"):
+            columns[name] = [[splits.labels[tag] for tag in tags] for tags in columns[name]]
+        return columns
+
+    def spoil(self, scores: Scores) -> Scores | None:
+        """The least probable tag of each word."""
+        return replace(scores, columns={**scores.columns, "logits": -scores.columns["logits"]})
+
+    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
+        """Whether each entity was found, with its type, first and last word."""
+        scheme, starts = TagScheme(self.labels), np.diff(scores.example_id, prepend=-1) != 0
+        found, expected = (scheme.find(tags, starts) for tags in (self.predictions(scores), scores.labels))
+        last, kind = np.zeros(len(scores.labels), dtype=int), np.full(len(scores.labels), -1)
+        last[found.first], kind[found.first] = found.last, found.kind
+        is_found = (kind[expected.first] == expected.kind) & (last[expected.first] == expected.last)
+        return {name: is_found[expected.kind == number] for number, name in enumerate(scheme.types)}
+
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """The most frequent tag, which is usually that of words without an entity."""
+        index = int(np.bincount(scores.labels).argmax())
+        return [always(f"always {self.labels[index]}", index)]
+
+    def describe(self, splits: LabelledData) -> dict[str, Any]:
+        return {
+            "labels": list(splits.labels),
+            "class_weights": None if self.weights is None else list(self.weights),
+            "splitter": self.splitter.name,
+            "split_differently": {name: self._share_split_differently(of) for name, of in splits.splits.items()},
+            "answer": "tags",
+            "pipeline_tag": "token-classification",
+            "prediction": f"Tags words: {', '.join(splits.labels)}.",
+        }
+
+    def summary(self, splits: LabelledData) -> str:
+        shown = ", ".join(splits.labels[:8])
+        tags = f"{len(splits.labels)} tags: {shown}{', ...' if len(splits.labels) > 8 else ''}"
+        dev = self._share_split_differently(splits.splits["dev"])
+        text = f"; plain text is split by {self.splitter.name}, {dev:.1%} of dev into other words"
+        return tags + describe_weights(self.weights, splits.labels) + text
+
+    def _share_split_differently(self, split: TaggedSplit) -> float:
+        """Returns the share of the sentences whose text a bundle splits into other words than theirs."""
+        written = split.written()
+        return sum(self.splitter.split(text) != spans for text, spans in written) / len(written)
 
 
 class TokenClassification:
@@ -87,18 +205,13 @@ class TokenClassification:
     kind = "token_classification"
     kinds = (kind,)
     auto_class = "AutoModelForTokenClassification"
-    metric = "f1"
-    selects: Literal["max", "min"] = "max"
     likelihood: Likelihood = "softmax"
     fixed_inputs = True
     model_settings: Mapping[str, Any] = MappingProxyType({})
     over_vocabulary = False
     decoder = "tags"
-    compared_column = "logits"
     fine_tunes_teacher = True
-    can_abstain = False
     choices: int | None = None
-    compares_with_teacher = False
     can_augment = True
     auto_unlabelled = False
     bank: Any = None
@@ -137,10 +250,8 @@ class TokenClassification:
             ),
         )
         self.name, self.max_length = name, max_length
-        self.labels: tuple[str, ...] = ()  # Set by `read`.
-        self.splitter = Splitter()  # Of plain text; set by `read`.
         self.class_weights = class_weights
-        self._weights: tuple[float, ...] | None = None  # Set by `read`.
+        self.scoring = TagScores()
         self._reported: set[str] = set()  # Splits whose words without a token were reported.
 
     @property
@@ -154,15 +265,15 @@ class TokenClassification:
             UserError: for data that is missing or unusable, and for class weights that do not fit the tags.
         """
         data = self.rows.read(cache_dir)
-        self.splitter = _choose_splitter(data.splits["train"])
+        self.scoring = TagScores(data.labels, _choose_splitter(data.splits["train"]))
         data = self.pool.add_to(data)
-        self.labels = data.labels
         self._reported.clear()
         if self.class_weights is None:
             return data
         tags = np.concatenate(data.splits["train"].tags)
-        self._weights = resolve_class_weights(self.class_weights, data.labels, tags)
-        digest = hashlib.sha256(f"{data.sha256} class_weights={self._weights}".encode())
+        weights = resolve_class_weights(self.class_weights, data.labels, tags)
+        self.scoring = replace(self.scoring, weights=weights)
+        digest = hashlib.sha256(f"{data.sha256} class_weights={weights}".encode())
         return replace(data, sha256=digest.hexdigest())
 
     def encode(
@@ -194,14 +305,14 @@ class TokenClassification:
 
         return rows.encode_splits(splits, encode, lambda pool: TaggedSplit([text.split() for text in pool.texts], []))
 
-    def select(self, batch: Batch, *, every_token: bool = False) -> Items:
+    def select(self, batch: Batch) -> Items:
         labels = batch["labels"].flatten()
         index = (labels != IGNORED).nonzero().squeeze(-1)
         chosen = labels[index]
         chosen = chosen.where(chosen != UNTAGGED, IGNORED)
         return Items(
             batch=batch, row=index // batch["labels"].shape[1], labels=chosen, labelled=chosen != IGNORED, index=index,
-            weights=item_weights(self._weights, chosen),
+            weights=item_weights(self.scoring.weights, chosen),
         )  # fmt: skip
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
@@ -210,152 +321,15 @@ class TokenClassification:
         output = run_model(model, batch, needs)
         return FullPass(output, output.logits.flatten(0, 1)[items.index])
 
-    def score(self, outputs: Outputs, items: Items, reference: Outputs | None = None) -> "dict[str, Tensor]":
-        if outputs.logits is None:
-            raise ValueError("got outputs without logits, expected [n, C] at the items")
-        return {"logits": outputs.logits.float()}
-
-    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
-        return rows.rescore(scores, logits)
-
     def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
         return splits
 
-    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        """Returns the splitter of plain text."""
-        return {splitting.NAME: self.splitter.describe()}
-
-    def text_metrics(
-        self, split: TaggedSplit, predict: Callable[[Sequence[str]], Sequence[Mapping[str, Any]]]
-    ) -> dict[str, float]:
-        """F1 of entities in plain text, which are right in type and in all characters.
-
-        Entities of words that are cut off count as missed.
-        """
-        written = split.written()
-        scheme = TagScheme(self.labels)
-        expected = [locate_entities(scheme, tags, spans) for tags, (_, spans) in zip(split.tags, written, strict=True)]
-        return {f"text_{self.metric}": score_entities(predict([text for text, _ in written]), expected)["f1"]}
-
     def _split_text(self, text: str) -> list[str]:
         """Returns the words of a text, split as by a bundle."""
-        return [text[start:end] for start, end in self.splitter.split(text)]
-
-    def _share_split_differently(self, split: TaggedSplit) -> float:
-        """Returns the share of the sentences whose text a bundle splits into other words than theirs."""
-        written = split.written()
-        return sum(self.splitter.split(text) != spans for text, spans in written) / len(written)
-
-    def metrics(self, scores: Scores) -> dict[str, float]:
-        """F1, precision and recall of entities, which count when type, first and last word are right, and accuracy.
-
-        Entities are read by the rule of `TagScheme`, that of conlleval.
-        """
-        predicted = self.predictions(scores)
-        correct, found, expected = (int(counts.sum()) for counts in self._count_entities(scores, predicted))
-        return {
-            **_f1(correct, found, expected),
-            "accuracy": float((predicted == scores.labels).mean()),
-        }
-
-    def predictions(self, scores: Scores) -> np.ndarray:
-        """The tag of every word, `[n]`."""
-        return np.asarray(scores.columns["logits"].argmax(axis=-1))
-
-    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
-        """F1, precision and recall of each type of entity, and the number of its entities in the data."""
-        counts = self._count_entities(scores, self.predictions(scores))
-        return {
-            kind: {**_f1(int(correct), int(found), int(expected)), "number": int(expected)}
-            for kind, correct, found, expected in zip(TagScheme(self.labels).types, *counts, strict=True)
-        }
-
-    def _count_entities(self, scores: Scores, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The numbers of correct, predicted and true entities of each type, `[types]` each."""
-        scheme, starts = TagScheme(self.labels), np.diff(scores.example_id, prepend=-1) != 0
-        found, expected = (scheme.find(tags, starts) for tags in (predicted, scores.labels))
-        last, kind = np.zeros(len(predicted), dtype=int), np.full(len(predicted), -1)
-        last[expected.first], kind[expected.first] = expected.last, expected.kind
-        is_right = (kind[found.first] == found.kind) & (last[found.first] == found.last)
-        kinds = (found.kind[is_right], found.kind, expected.kind)
-        correct, of_found, of_expected = (np.bincount(of, minlength=len(scheme.types)) for of in kinds)
-        return correct, of_found, of_expected
+        return [text[start:end] for start, end in self.scoring.splitter.split(text)]
 
     def supervised_terms(self) -> dict[str, Term]:
         return {"hard": HardLabels()}
-
-    def condense(self, scores: Scores) -> Scores:
-        return scores
-
-    def confidences(self, scores: Scores) -> np.ndarray:
-        raise TypeError(f"a {self.kind} cannot abstain, because a sentence has many tags")
-
-    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
-        """The tags of the words of each sentence that were not cut off."""
-        probabilities = softmax(scores.columns["logits"].astype(np.float64))
-        predicted = probabilities.argmax(axis=-1)
-        values = {"label": scores.labels, "prediction": predicted, "probability": probabilities.max(axis=-1)}
-        ends = np.bincount(scores.example_id, minlength=examples).cumsum()[:-1]
-        columns: dict[str, list[Any]] = {
-            name: [of_sentence.tolist() for of_sentence in np.split(of, ends)] for name, of in values.items()
-        }
-        for name in ("label", "prediction"):
-            columns[name] = [[splits.labels[tag] for tag in tags] for tags in columns[name]]
-        return columns
-
-    def example_metric(self, scores: Scores) -> np.ndarray | None:
-        """None, because F1 is no mean."""
-        return None
-
-    def spoil(self, scores: Scores) -> Scores | None:
-        """The least probable tag of each word."""
-        return replace(scores, columns={**scores.columns, "logits": -scores.columns["logits"]})
-
-    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
-        """Whether each entity was found, with its type, first and last word."""
-        scheme, starts = TagScheme(self.labels), np.diff(scores.example_id, prepend=-1) != 0
-        found, expected = (scheme.find(tags, starts) for tags in (self.predictions(scores), scores.labels))
-        last, kind = np.zeros(len(scores.labels), dtype=int), np.full(len(scores.labels), -1)
-        last[found.first], kind[found.first] = found.last, found.kind
-        is_found = (kind[expected.first] == expected.kind) & (last[expected.first] == expected.last)
-        return {name: is_found[expected.kind == number] for number, name in enumerate(scheme.types)}
-
-    def agreement(self, scores: Scores, reference: Scores) -> float:
-        """Share of the words to which both give the same tag."""
-        return float((self.predictions(scores) == self.predictions(reference)).mean())
-
-    def probability_diff(self, scores: Scores, reference: Scores) -> float:
-        return rows.probability_diff(scores, reference)
-
-    def calibration_error(self, scores: Scores) -> float | None:
-        return rows.calibration_error(scores)
-
-    def constants(self, scores: Scores) -> Sequence[Constant]:
-        """The most frequent tag, which is usually that of words without an entity."""
-        index = int(np.bincount(scores.labels).argmax())
-        return [rows.always(f"always {self.labels[index]}", index)]
-
-    def held_out(self, scores: Scores) -> Scores:
-        """The scores themselves, because nothing is chosen on dev."""
-        return scores
-
-    def describe(self, splits: LabelledData) -> dict[str, Any]:
-        return {
-            "labels": list(splits.labels),
-            "class_weights": None if self._weights is None else list(self._weights),
-            "splitter": self.splitter.name,
-            "split_differently": {name: self._share_split_differently(of) for name, of in splits.splits.items()},
-            "answer": "tags",
-            "pipeline_tag": "token-classification",
-            "prediction": f"Tags words: {', '.join(splits.labels)}.",
-        }
-
-    def summary(self, splits: LabelledData) -> str:
-        shown = ", ".join(splits.labels[:8])
-        tags = f"{len(splits.labels)} tags: {shown}{', ...' if len(splits.labels) > 8 else ''}"
-        dev = self._share_split_differently(splits.splits["dev"])
-        text = f"; plain text is split by {self.splitter.name}, {dev:.1%} of dev into other words"
-        return tags + describe_weights(self._weights, splits.labels) + text
 
 
 def _choose_splitter(train: TaggedSplit) -> Splitter:

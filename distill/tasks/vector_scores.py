@@ -1,14 +1,15 @@
 """Metrics of vectors: correlations of cosines with the scores of pairs, rankings of documents, and translations."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 from distill.console import print_notice
-from distill.contracts import Scores
+from distill.contracts import Constant, Scores
 from distill.data.columns import read_text_column
 from distill.data.readers import Table
 from distill.data.retrieval import RetrievalData, read_retrieval
@@ -16,7 +17,8 @@ from distill.data.sources import TableSource, check_columns
 from distill.data.text_groups import GroupColumns, GroupData, GroupSplit
 from distill.edge.search import find_nearest, match_pairs, similarity
 from distill.errors import UserError
-from distill.tasks import rankings, rows
+from distill.tasks import rankings
+from distill.tasks.scoring import Scoring, compute_metrics, is_constant
 
 COSINE = "cosine"  # The column of condensed scores of pairs.
 DIGITS = 6  # Of a score, which float32 holds.
@@ -25,48 +27,90 @@ LEAST_OTHER = 2.0  # A score that is on another scale than those up to 1.
 NARROW = 0.5  # Share of the scale that the scores of train usually cover.
 CORRELATIONS = ("spearman", "pearson")
 ACCURACY = "accuracy"
+TOLERANCE = 0.05  # Of the range of the reference's cosines, within which two models agree.
 
 
-class VectorScores(Protocol):
-    """The metrics of the vectors of a split, as the methods of `Task` with these names return them."""
+@dataclass(frozen=True)
+class VectorScores(Scoring):
+    """The vectors of texts, of which a kind of data compares the cosines with its labels.
+
+    Args:
+        names: the metrics.
+        pooling: of the hidden states of a text.
+        normalize: whether vectors have length 1.
+    """
+
+    scores_pairs: ClassVar[bool] = False  # Whether the data has pairs with scores, whose range is that of similarities.
 
     names: tuple[str, ...]
-    scores_pairs: bool  # Whether the data has pairs with scores, whose range is that of similarities.
+    pooling: str = "mean"
+    normalize: bool = True
 
-    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> GroupData: ...
-
-    def metrics(self, scores: Scores) -> dict[str, float]: ...
-
-    def condense(self, scores: Scores) -> Scores: ...
-
-    def example_metric(self, scores: Scores) -> np.ndarray | None: ...
-
-    def spoil(self, scores: Scores) -> Scores | None: ...
+    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> "tuple[GroupData, VectorScores]":
+        """Reads every split; returns the data and the scoring for it."""
+        raise TypeError(f"{type(self).__name__} has no read(columns, source, cache_dir)")
 
     def cosines(self, scores: Scores) -> np.ndarray:
-        """The cosines in which two models are compared, in one dimension and the same order for both."""
-        ...
+        """The cosines in which two models are compared, in one dimension and the same order for both.
 
-    def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]: ...
-
-    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]: ...
+        They are those of the pairs.
+        """
+        return _pairs(scores)[0]
 
     def scale(self, labels: np.ndarray, splits: GroupData, split: str) -> np.ndarray:
-        """The labels `[N]` of the batches of a split."""
-        ...
+        """The labels `[N]` of the batches of a split, which are numbers of queries or languages as they are."""
+        return labels
 
-    def summary(self, splits: GroupData) -> str: ...
+    def summarize_dev(self, splits: GroupData) -> str:
+        """The contents of dev in words."""
+        raise TypeError(f"{type(self).__name__} has no summarize_dev(splits)")
+
+    def agreement(self, scores: Scores, reference: Scores) -> float:
+        """Share of the pairs of texts whose cosines differ by less than 5% of the reference's range.
+
+        They are the pairs with a score, or all pairs of a query and a document.
+        """
+        cosines, expected = self.cosines(scores), self.cosines(reference)
+        return float((np.abs(cosines - expected) < TOLERANCE * max(float(np.ptp(expected)), 1e-6)).mean())
+
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        """The largest difference of a cosine of these pairs as a share of the reference's range."""
+        cosines, expected = self.cosines(scores), self.cosines(reference)
+        return float(np.abs(cosines - expected).max()) / (float(np.ptp(expected)) or 1.0)
+
+    def calibration_error(self, scores: Scores) -> float | None:
+        """None, because a vector has no probability."""
+        return None
+
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """The same vector for every text: rankings are then in the order of the corpus, and nothing correlates."""
+
+        def predict(scores: Scores) -> Scores:
+            return replace(scores, columns={"logits": np.ones((len(scores.labels), 1), dtype=np.float32)})
+
+        return [Constant("always the same vector", predict)]
+
+    def describe(self, splits: GroupData) -> dict[str, Any]:
+        return {
+            "labels": [],
+            "answer": "vector",
+            "pooling": self.pooling,
+            "normalize": self.normalize,
+            "pipeline_tag": "sentence-similarity",
+            "prediction": "Encodes a text as a vector: texts of similar meaning have vectors with a large cosine.",
+        }
+
+    def summary(self, splits: GroupData) -> str:
+        length = " of length 1" if self.normalize else ""
+        return f"a vector{length} by {self.pooling} pooling; {self.summarize_dev(splits)}"
 
 
-class PairScores:
+class PairScores(VectorScores):
     """The correlations of the cosines of pairs with their scores."""
 
     scores_pairs = True
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-
-    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> GroupData:
+    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> "tuple[GroupData, PairScores]":
         """Reads every split.
 
         Raises:
@@ -80,26 +124,23 @@ class PairScores:
                 "correlates: give pairs with different scores"
             )
         _report_scales(data)
-        return data
+        return data, self
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The correlations; one with a constant is 0."""
         from scipy.stats import pearsonr, spearmanr
 
         cosines, labels = _pairs(scores)
-        constant = rows.is_constant(cosines) or rows.is_constant(labels)
+        constant = is_constant(cosines) or is_constant(labels)
         functions = {
             "spearman": lambda: 0.0 if constant else spearmanr(cosines, labels).statistic,
             "pearson": lambda: 0.0 if constant else pearsonr(cosines, labels).statistic,
         }
-        return rows.compute_metrics(functions, self.names)
+        return compute_metrics(functions, self.names)
 
     def condense(self, scores: Scores) -> Scores:
         """The scores with the cosine of each text with the first text of its example in place of the vectors."""
         return replace(scores, columns={COSINE: _cosines(scores)})
-
-    def example_metric(self, scores: Scores) -> None:
-        """None, because a correlation is no mean."""
 
     def spoil(self, scores: Scores) -> Scores:
         """Condensed scores whose cosines fall as the scores rise, in the range of the cosines."""
@@ -109,10 +150,6 @@ class PairScores:
         spoiled = cosines.mean() - slope * (scores.labels.astype(np.float64) - labels.mean())
         return replace(scores, columns={**scores.columns, COSINE: spoiled})
 
-    def cosines(self, scores: Scores) -> np.ndarray:
-        """The cosine of each pair."""
-        return _pairs(scores)[0]
-
     def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]:
         """The scores of the pairs, and their cosines as the predictions."""
         cosines, labels = _pairs(scores)
@@ -120,37 +157,32 @@ class PairScores:
         labels = np.round(labels.astype(np.float64) * (high - low) + low, DIGITS)
         return {"label": labels.tolist(), "prediction": cosines.tolist(), "probability": [None] * examples}
 
-    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
-        return {}
-
     def scale(self, labels: np.ndarray, splits: GroupData, split: str) -> np.ndarray:
         """The scores from 0 to 1."""
         low, high = score_range(splits, split)
         return np.asarray((labels - low) / (high - low), dtype=np.float32)
 
-    def summary(self, splits: GroupData) -> str:
+    def summarize_dev(self, splits: GroupData) -> str:
         labels = splits.splits["dev"].labels
         return f"dev has pairs with scores {labels.min():g} to {labels.max():g}"
 
 
-class RankingScores:
+@dataclass(frozen=True)
+class RankingScores(VectorScores):
     """The rankings of a corpus by cosine for each query, compared with the relevant documents.
 
     Args:
-        names: the metrics, the one that selects checkpoints first.
         negatives: as for `read_retrieval`.
+        data: the retrieval set, None before it is read.
     """
 
-    scores_pairs = False
+    negatives: int = 0
+    data: RetrievalData | None = None
 
-    def __init__(self, names: Sequence[str], *, negatives: int = 0) -> None:
-        self.names, self.negatives = tuple(names), negatives
-        self.data: RetrievalData | None = None
-
-    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> GroupData:
+    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> "tuple[GroupData, RankingScores]":
         """Reads a retrieval set, whose columns have names of their own."""
-        self.data = read_retrieval(source, negatives=self.negatives)
-        return self.data
+        data = read_retrieval(source, negatives=self.negatives)
+        return data, replace(self, data=data)
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The means over the queries."""
@@ -166,9 +198,6 @@ class RankingScores:
     def example_metric(self, scores: Scores) -> np.ndarray:
         """The task's metric of each query."""
         return np.asarray(self.condense(scores).columns[self.names[0]])
-
-    def spoil(self, scores: Scores) -> None:
-        """None, because the metric is a mean."""
 
     def cosines(self, scores: Scores) -> np.ndarray:
         """The cosines of all queries and documents, which are held at once."""
@@ -186,14 +215,7 @@ class RankingScores:
             predictions[item] = [data.documents[number] for number in ranking]
         return {"label": labels, "prediction": predictions, "probability": [None] * examples}
 
-    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
-        return {}
-
-    def scale(self, labels: np.ndarray, splits: GroupData, split: str) -> np.ndarray:
-        """The numbers of queries and documents as they are."""
-        return labels
-
-    def summary(self, splits: GroupData) -> str:
+    def summarize_dev(self, splits: GroupData) -> str:
         dev: GroupSplit = splits.splits["dev"]
         queries = int((dev.labels >= 0).sum())
         return f"dev has {queries:,} queries and {len(dev) - queries:,} documents"
@@ -219,7 +241,8 @@ class RankingScores:
         return replace(scores, columns=columns, labels=labels, example_id=scores.example_id[queries])
 
 
-class TranslationScores:
+@dataclass(frozen=True)
+class TranslationScores(VectorScores):
     """The accuracy with which translations find each other: the share of the texts whose nearest one is their own.
 
     A text is compared with all texts of the other side in the rows of the same language. The two directions are
@@ -227,27 +250,27 @@ class TranslationScores:
 
     Args:
         language: the column with the language of the second text of a row; None for a single language.
+        languages: of the data. The labels are their numbers.
     """
 
-    names: tuple[str, ...] = (ACCURACY,)
-    scores_pairs = False
+    language: str | None = None
+    languages: tuple[str, ...] = ()
 
-    def __init__(self, language: str | None) -> None:
-        self.language = language
-        self.languages: list[str] = []  # The labels are their numbers; set by `read`.
+    def read(
+        self, columns: GroupColumns, source: TableSource, cache_dir: Path
+    ) -> "tuple[GroupData, TranslationScores]":
+        languages: list[str] = []
+        data = columns.read(source, cache_dir, partial(self._number_languages, languages))
+        return data, replace(self, languages=tuple(languages))
 
-    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> GroupData:
-        self.languages = []
-        return columns.read(source, cache_dir, self._number_languages)
-
-    def _number_languages(self, table: Table) -> np.ndarray:
-        """Returns the number of each row's language, `[N]`."""
+    def _number_languages(self, languages: list[str], table: Table) -> np.ndarray:
+        """Returns the number of each row's language, `[N]`; adds those of the table to `languages`."""
         if self.language is None:
             return np.zeros(len(table), dtype=np.float32)
         check_columns(table, [(self.language,)], "name yours with task.language=...")
         names = read_text_column(table, self.language, may_be_empty=False)
-        self.languages += sorted(set(names) - set(self.languages))
-        return np.array([self.languages.index(name) for name in names], dtype=np.float32)
+        languages += sorted(set(names) - set(languages))
+        return np.array([languages.index(name) for name in names], dtype=np.float32)
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The mean over all pairs."""
@@ -263,13 +286,6 @@ class TranslationScores:
 
     def example_metric(self, scores: Scores) -> np.ndarray:
         return np.asarray(self.condense(scores).columns[ACCURACY])
-
-    def spoil(self, scores: Scores) -> None:
-        """None, because the metric is a mean."""
-
-    def cosines(self, scores: Scores) -> np.ndarray:
-        """The cosine of each pair."""
-        return _pairs(scores)[0]
 
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
         """The accuracy of each language, and the `number` of its pairs."""
@@ -288,11 +304,7 @@ class TranslationScores:
             "probability": [None] * examples,
         }
 
-    def scale(self, labels: np.ndarray, splits: GroupData, split: str) -> np.ndarray:
-        """The numbers of the languages as they are."""
-        return labels
-
-    def summary(self, splits: GroupData) -> str:
+    def summarize_dev(self, splits: GroupData) -> str:
         languages = f" in {len(self.languages)} languages" if self.languages else ""
         return f"dev has {len(splits.splits['dev']):,} translations{languages}"
 

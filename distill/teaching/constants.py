@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from distill.contracts import Constant, Scores, Task
+from distill.tasks.scoring import Scoring
 from distill.training.evaluate import split_metrics
 from distill.training.statistics import Difference, compare_examples
 
@@ -46,13 +47,14 @@ def compare_with_constant(task: Task, scores: Mapping[str, Scores]) -> Compariso
     Args:
         scores: of the teacher, on every split that is scored.
     """
-    dev = task.held_out(scores["dev"])
-    constant = _choose(task, dev)
+    scoring = task.scoring
+    dev = scoring.held_out(scores["dev"])
+    constant = _choose(scoring, dev)
     if constant is None:
         return None
-    other, sign = constant.predict(dev), 1 if task.selects == "max" else -1
-    value, of_constant = (task.metrics(of)[task.metric] for of in (dev, other))
-    examples = len(np.unique(task.condense(dev).example_id))  # Of a retrieval set the queries.
+    other, sign = constant.predict(dev), 1 if scoring.selects == "max" else -1
+    value, of_constant = (scoring.metrics(of)[scoring.metric] for of in (dev, other))
+    examples = len(np.unique(scoring.condense(dev).example_id))  # Of a retrieval set the queries.
     difference: Difference | None = {
         "difference": value - of_constant, "interval": None, "p": None, "over": "examples", "number": examples,
     }  # fmt: skip
@@ -62,16 +64,18 @@ def compare_with_constant(task: Task, scores: Mapping[str, Scores]) -> Compariso
     ends = [sign * end for end in difference["interval"] or [difference["difference"]] * 2]
     weakness = None
     if min(ends) <= 0 and not (sign > 0 and of_constant == 1):
-        weakness = _describe(task.metric, value, of_constant, constant.answer, difference, is_worse=max(ends) < 0)
+        weakness = _describe(scoring.metric, value, of_constant, constant.answer, difference, is_worse=max(ends) < 0)
     metrics = split_metrics(task, {split: constant.predict(of_split) for split, of_split in scores.items()})
     return Comparison(constant.answer, metrics, difference, weakness)
 
 
-def _choose(task: Task, dev: Scores) -> Constant | None:
+def _choose(scoring: Scoring, dev: Scores) -> Constant | None:
     """Returns the constant prediction with the best metric on dev, the first of equal ones."""
-    best = max if task.selects == "max" else min
+    best = max if scoring.selects == "max" else min
     return best(
-        task.constants(dev), key=lambda constant: task.metrics(constant.predict(dev))[task.metric], default=None
+        scoring.constants(dev),
+        key=lambda constant: scoring.metrics(constant.predict(dev))[scoring.metric],
+        default=None,
     )
 
 

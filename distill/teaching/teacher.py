@@ -593,7 +593,7 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
         if source.finetune.processes() > 1:  # A step contains the batches of all ranks.
             settings["processes"] = source.finetune.processes()
         settings["device"] = source.finetune.device().type
-    parts = [source.weights.fingerprint(), splits.sha256, task.metric, task.max_length, settings]
+    parts = [source.weights.fingerprint(), splits.sha256, task.scoring.metric, task.max_length, settings]
     parts += [dict(task.model_settings)] if task.model_settings else []
     parts += [] if task.head_bias is None else [{"head_bias": task.head_bias}]
     parts += [] if source.features is None else [source.features.record()]
@@ -661,7 +661,7 @@ def _describe_rise(source: TeacherSource, task: Task, fit: fitting.Fit, *, steps
     is_cut = settings.max_steps is not None and settings.max_steps <= fit.steps
     length = f"max_steps={2 * fit.steps}" if is_cut else f"max_epochs={2 * math.ceil(epochs)}"
     return (
-        f"teacher {source.weights.name}: {task.metric} on dev was still improving at the end of its training, "
+        f"teacher {source.weights.name}: {task.scoring.metric} on dev was still improving at the end of its training, "
         f"by {fit.rise:.3f} to {fit.best:.3f} in the last third: set {source.trainer}.{length} to train it for longer"
     )
 

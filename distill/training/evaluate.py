@@ -34,7 +34,10 @@ def score_items(
     task: Task, outputs: Outputs, items: Items, reference: Outputs | None = None
 ) -> tuple[Columns, Columns]:
     """Scores the outputs of a model at the items of one batch, with the results of `score_batch`."""
-    columns = {name: column.cpu() for name, column in task.score(outputs, items, reference).items()}
+    columns = task.scoring.score(outputs, items)
+    if reference is not None:
+        columns |= task.scoring.compare(columns, reference)
+    columns = {name: column.cpu() for name, column in columns.items()}
     number = {TASK_ID: items[TASK_ID].cpu()} if TASK_ID in items.batch else {}
     return columns, {"labels": items.labels.cpu(), "example_id": items.example_id().cpu(), **number}
 
@@ -99,13 +102,13 @@ def evaluate_splits(
 
 def fit_decoding(task: Task, scores: Mapping[str, Scores]) -> dict[str, Scores]:
     """Returns the scores of one model with the values of its decoder, which are chosen on dev for all splits."""
-    decoding = task.fit_decoder(scores["dev"])
+    decoding = task.scoring.fit_decoder(scores["dev"])
     return {name: replace(of_split, decoding=decoding) for name, of_split in scores.items()}
 
 
 def dev_metrics(task: Task, scores: Scores) -> dict[str, float]:
     """Returns the metrics of a model's scores on dev, with a decoder that is chosen on them."""
-    return task.metrics(fit_decoding(task, {"dev": scores})["dev"])
+    return task.scoring.metrics(fit_decoding(task, {"dev": scores})["dev"])
 
 
 def split_metrics(task: Task, scores: Mapping[str, Scores]) -> dict[str, float]:
@@ -113,5 +116,5 @@ def split_metrics(task: Task, scores: Mapping[str, Scores]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for split, split_scores in scores.items():
         prefix = "" if split == "dev" else f"{split}/"
-        metrics |= {f"{prefix}{name}": value for name, value in task.metrics(split_scores).items()}
+        metrics |= {f"{prefix}{name}": value for name, value in task.scoring.metrics(split_scores).items()}
     return metrics

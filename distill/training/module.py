@@ -131,7 +131,8 @@ class DistillationModule(L.LightningModule):
         return self.objective.weighted(totals, counts), totals.detach()
 
     def _items(self, batch: Batch) -> Items:
-        return self.task.select(batch, every_token=self.objective.reads_every_token)
+        items = self.task.select(batch)
+        return items.with_every_token() if self.objective.reads_every_token else items
 
     def _counts(self, batch: Batch) -> Tensor:
         return self.objective.counts(self._items(batch))

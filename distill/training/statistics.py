@@ -8,6 +8,7 @@ from typing import NotRequired, TypedDict
 import numpy as np
 
 from distill.contracts import Scores, Task
+from distill.tasks.scoring import Scoring
 
 LEVEL = 0.95  # Of the intervals.
 RESAMPLES = 10_000  # For a metric that is a mean over examples.
@@ -95,9 +96,9 @@ def compare_examples(
         only_means: returns None for a metric that is no mean over examples, because resampling it takes seconds.
         most: resamples of such a metric; None for `METRIC_RESAMPLES`.
     """
-    scores, other = scores.by_example(), other.by_example()
-    difference = task.metrics(scores)[task.metric] - task.metrics(other)[task.metric]
-    values, other_values = task.example_metric(scores), task.example_metric(other)
+    scores, other, scoring = scores.by_example(), other.by_example(), task.scoring
+    difference = scoring.metrics(scores)[scoring.metric] - scoring.metrics(other)[scoring.metric]
+    values, other_values = scoring.example_metric(scores), scoring.example_metric(other)
     if values is not None and other_values is not None:
         # The metric of an example is from 0 to 1.
         number, drawn = len(values), _resample_mean(np.append(values - other_values, [1.0, -1.0]))
@@ -105,7 +106,7 @@ def compare_examples(
         return None
     else:
         number = len(np.unique(scores.example_id))
-        drawn = _resample_metric(task, scores, other, most or METRIC_RESAMPLES)
+        drawn = _resample_metric(scoring, scores, other, most or METRIC_RESAMPLES)
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail])
     smaller = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
@@ -120,16 +121,16 @@ def _resample_mean(differences: np.ndarray) -> np.ndarray:
     return _resample(differences, np.mean, RESAMPLES, vectorized=True)
 
 
-def _resample_metric(task: Task, scores: Scores, other: Scores, most: int) -> np.ndarray:
+def _resample_metric(scoring: Scoring, scores: Scores, other: Scores, most: int) -> np.ndarray:
     """Returns the difference of the task's metric in every resample of the examples and the two that are added.
 
     An added example is a random one each time it is drawn. One of the models has its own scores, and the other one the
-    first one's, spoiled. Tasks that cannot spoil scores have none.
+    first one's, spoiled. A scoring that cannot spoil scores has none.
     """
-    scores, other = task.condense(scores), task.condense(other)
+    scores, other = scoring.condense(scores), scoring.condense(other)
     _, first, counts = np.unique(scores.example_id, return_index=True, return_counts=True)
     examples, items = len(first), len(scores.labels)
-    spoiled, spoiled_other = task.spoil(scores), task.spoil(other)
+    spoiled, spoiled_other = scoring.spoil(scores), scoring.spoil(other)
     pair, added = (scores, other), 0
     if spoiled is not None and spoiled_other is not None:
         shared = scores.columns.keys() & other.columns.keys()
@@ -143,7 +144,8 @@ def _resample_metric(task: Task, scores: Scores, other: Scores, most: int) -> np
         # The first model is spoiled in the second added example, and the other model in the first one.
         places = [index + np.repeat((drawn == examples + side) * items, sizes) for side in (1, 0)]
         values = [
-            task.metrics(_take(of, place, example_id))[task.metric] for of, place in zip(pair, places, strict=True)
+            scoring.metrics(_take(of, place, example_id))[scoring.metric]
+            for of, place in zip(pair, places, strict=True)
         ]
         return values[0] - values[1]
 

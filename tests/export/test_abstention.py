@@ -53,8 +53,8 @@ def test_tasks_without_a_confidence_refuse_to_abstain() -> None:
         check_abstention(task, None)
         with pytest.raises(OptionError, match=rf"got export.abstain=0.1, expected null, because task {task.name}"):
             check_abstention(task, 0.1)
-        with pytest.raises(TypeError, match=f"a {task.kind} cannot abstain, because"):
-            task.confidences(Scores({}, np.zeros(0), np.zeros(0)))
+        with pytest.raises(TypeError, match="Scores cannot abstain, because its predictions"):
+            task.scoring.confidences(Scores({}, np.zeros(0), np.zeros(0)))
 
 
 def test_the_share_must_be_an_example_of_dev() -> None:

@@ -427,7 +427,7 @@ def test_words_that_a_smaller_vocabulary_truncates_count_as_missed(
     )  # fmt: skip
     of_file = exported.scores["fp32"]["dev"]
     assert of_file.columns["truncated"].tolist() == truncated
-    predicted = [task.labels[tag] for tag in task.predictions(of_file)]
+    predicted = [task.scoring.labels[tag] for tag in task.scoring.predictions(of_file)]
     assert predicted == ["O" if is_truncated else "B-x" for is_truncated in truncated]
     file = exported.formats["fp32"]
     assert file["metrics"]["recall"] == 0.5

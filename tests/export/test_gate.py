@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from distill.export.gate import Verdict, compare, judge, measure_resolution
 from distill.export.settings import ExportSettings
 from distill.tasks import Classification, Embedding, MaskedLM, Regression, TokenClassification
 from distill.tasks.label_scores import LabelSets
+from distill.tasks.token_classification import TagScores
 from distill.training import statistics
 
 # The gate of the drop alone.
@@ -87,7 +89,7 @@ CANNOT_MOVE = "the metric has the same value on dev whatever a model predicts: c
 
 def tagging() -> TokenClassification:
     task = TokenClassification(data="nowhere")
-    task.labels = ("O", "B-x", "I-x", "B-y", "I-y")
+    task.scoring = TagScores(("O", "B-x", "I-x", "B-y", "I-y"))
     return task
 
 
@@ -129,7 +131,7 @@ def test_a_metric_of_a_model_that_always_predicts_the_same_can_move(task: Task, 
 def label_sets(predicted: np.ndarray, labels: np.ndarray) -> tuple[Task, Scores]:
     task = Classification(text="text", multi_label=True)
     assert isinstance(task.scoring, LabelSets)
-    task.scoring.labels = ("a", "b")
+    task.scoring = replace(task.scoring, labels=("a", "b"))
     decoding = {"thresholds": [0.2, 0.9]}
     return task, Scores({"logits": np.where(predicted, 5.0, -5.0)}, labels, np.arange(len(labels)), decoding)
 
@@ -154,12 +156,12 @@ def spoilable() -> dict[str, tuple[Task, Scores]]:
 @pytest.mark.parametrize("name", spoilable())
 def test_spoiled_scores_have_the_worst_metric(name: str) -> None:
     task, scores = spoilable()[name]
-    spoiled = task.spoil(task.condense(scores))
+    spoiled = task.scoring.spoil(task.scoring.condense(scores))
     assert spoiled is not None
-    assert task.metrics(scores)[task.metric] == pytest.approx(1)
+    assert task.scoring.metrics(scores)[task.scoring.metric] == pytest.approx(1)
     worst = -1 if name in ("pearson", "spearman") else 0
-    assert task.metrics(spoiled)[task.metric] == pytest.approx(worst)
-    assert task.example_metric(scores) is None
+    assert task.scoring.metrics(spoiled)[task.scoring.metric] == pytest.approx(worst)
+    assert task.scoring.example_metric(scores) is None
 
 
 @pytest.mark.parametrize("name", spoilable())
@@ -236,7 +238,7 @@ def test_intervals_of_many_types_are_wider() -> None:
             return {"a": hits, **{str(other): np.full(10, True) for other in range(self.number - 1)}}
 
     def interval(number: int) -> list[float]:
-        task: Any = Types(number)
+        task: Any = SimpleNamespace(scoring=Types(number))
         both = [Scores({"hits": scores[name]}, np.zeros(20), np.arange(20)) for name in ("found", "expected")]
         [(name, recall)] = type_recall.compare_types(task, *both).items()
         assert (name, recall["number"], recall["lost"], recall["gained"], recall["drop"]) == ("a", 20, 5, 0, 0.25)

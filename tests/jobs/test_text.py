@@ -333,7 +333,7 @@ def test_a_model_compared_with_itself_has_full_agreement(pretrained: tuple[Path,
     ids = [tokenizer(text)["input_ids"] for text, _ in sentences(20)]
     tokens = join_sequences([TokenSequence(torch.tensor(row).numpy()) for row in ids], task.settings)
     dev = evaluation_loader(Sequences(tokens, task.settings, tokenizer))
-    metrics = task.metrics(evaluate(model, task, dev, reference=model))
+    metrics = task.scoring.metrics(evaluate(model, task, dev, reference=model))
     assert (metrics["agreement_top1"], metrics["agreement_top5"]) == (1, 1)
     assert metrics["loss"] > 0
 

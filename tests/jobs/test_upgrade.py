@@ -64,10 +64,10 @@ def test_every_target_of_an_upgraded_configuration_can_be_imported(task: dict[st
 def test_a_sequence_task_becomes_a_classification_or_a_regression() -> None:
     classes, number = (instantiate(upgrade_old(task=task).task) for task in (CLASSES, NUMBER))
     assert isinstance(classes, Classification)
-    assert (classes.name, classes.pair, classes.metric, classes.max_length) == ("toy", True, "f1", 32)
+    assert (classes.name, classes.pair, classes.scoring.metric, classes.max_length) == ("toy", True, "f1", 32)
     assert classes.rows.label_names == ("no", "yes")
     assert isinstance(number, Regression)
-    assert (number.name, number.pair, number.metric) == ("toy", False, "spearman")
+    assert (number.name, number.pair, number.scoring.metric) == ("toy", False, "spearman")
 
 
 def test_a_sequence_task_without_a_regression_option_becomes_a_classification() -> None:

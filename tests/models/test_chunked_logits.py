@@ -81,7 +81,7 @@ def test_chunks_have_the_loss_and_the_gradient_of_the_whole(
     teacher = BertForMaskedLM(BertConfig(**SMALL)).eval()
     student, batch, objective = from_teacher(teacher).eval(), batch_of(), language_model(positions)
     needs = frozenset({"hidden_states"})
-    items = TASK.select(batch, every_token=positions == "all")
+    items = TASK.select(batch).with_every_token() if positions == "all" else TASK.select(batch)
     with torch.no_grad():
         teacher_outputs = outputs_at_items(run_model(teacher, batch, needs), items)
     expected, expected_sums = objective(
@@ -107,7 +107,7 @@ def test_soft_targets_of_all_tokens_ignore_padding() -> None:
     torch.manual_seed(1)
     student, teacher = torch.randn(2, 3, 7, VOCABULARY)
     term = SoftTargets(temperature=2, positions="all")
-    items = TASK.select(batch, every_token=True)
+    items = TASK.select(batch).with_every_token()
     student_outputs, teacher_outputs = (Outputs(logits=v.flatten(0, 1)[items.index]) for v in (student, teacher))
     total, count = term(student_outputs, teacher_outputs, items)
     rows = batch["attention_mask"].bool()
@@ -115,7 +115,7 @@ def test_soft_targets_of_all_tokens_ignore_padding() -> None:
     torch.testing.assert_close(total, by_hand)
     assert count == batch["attention_mask"].sum() == 18
     classes = {"attention_mask": batch["attention_mask"], "labels": torch.zeros(3, dtype=torch.long)}
-    of_classes = Classification(text="text").select(classes, every_token=True)
+    of_classes = Classification(text="text").select(classes).with_every_token()
     assert term.count(of_classes) == 3  # A classification has no other items.
 
 
@@ -161,7 +161,7 @@ def test_scores_are_cross_entropy_and_top1_correctness() -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0], [0.0, 5.0, 0.0]])
     labels = torch.tensor([[2, 1, IGNORED]])
     items = TASK.select({"labels": labels, "attention_mask": torch.ones_like(labels)})
-    columns = TASK.score(Outputs(logits=logits), items)
+    columns = TASK.scoring.score(Outputs(logits=logits), items)
     assert list(columns) == ["loss", "prediction", "probability", "correct"]
     scores = torch.stack([columns["loss"], columns["probability"], columns["correct"]], dim=1)
     expected = torch.tensor([[1.098612, 1 / 3, 0.0], [0.013386, 0.986703, 1.0]])

@@ -94,7 +94,7 @@ def test_tags_are_lists_also_of_a_sentence_that_was_cut_off(tmp_path: Path) -> N
 
 def test_a_vocabulary_has_the_tokens_of_each_example() -> None:
     columns = {"prediction": np.array([7, 5, 9]), "probability": np.array([0.5, 0.25, 0.75])}
-    table = MaskedLM().tabulate(
+    table = MaskedLM().scoring.tabulate(
         Scores(columns, np.array([7, 8, 9]), np.array([0, 0, 2])), data_of(), examples=3  # type: ignore[arg-type]
     )  # fmt: skip
     assert table == {

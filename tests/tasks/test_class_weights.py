@@ -100,8 +100,9 @@ def test_without_the_option_nothing_is_weighted_and_the_digest_is_that_of_the_da
     assert digests[0] == classification().rows.read(NOWHERE).sha256
     assert len(set(digests[:3])) == 3
     assert digests[3] == digests[1]  # A fine-tuned teacher in the cache is the same.
-    assert "class weights a 0.667, b 1, c 2" in weighted.summary(weighted.read(NOWHERE))
-    assert "class weights" not in plain.summary(plain.read(NOWHERE))
+    data, without = weighted.read(NOWHERE), plain.read(NOWHERE)
+    assert "class weights a 0.667, b 1, c 2" in weighted.scoring.summary(data)
+    assert "class weights" not in plain.scoring.summary(without)
 
 
 def test_tags_are_weighted_by_the_words_of_train(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_tags_are_weighted_by_the_words_of_train(tmp_path: Path) -> None:
     (tmp_path / "dev.conll").write_text("to O\nnew B-x\n")
     task = TokenClassification(data=tmp_path, class_weights="balanced")
     splits = task.read(tmp_path)
-    assert task.describe(splits)["class_weights"] == pytest.approx([5 / 9, 5 / 3, 5 / 3])  # O, B-x, I-x.
+    assert task.scoring.describe(splits)["class_weights"] == pytest.approx([5 / 9, 5 / 3, 5 / 3])  # O, B-x, I-x.
     plain = TokenClassification(data=tmp_path)
     assert splits.sha256 != plain.read(tmp_path).sha256
     labels = {"labels": torch.tensor([[IGNORED, 0, 1], [2, IGNORED, IGNORED]])}

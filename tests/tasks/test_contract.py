@@ -23,6 +23,7 @@ from transformers import (
 from distill.contracts import IGNORED, Items, Scores, Task
 from distill.models.pooling import configure
 from distill.tasks import Classification, Embedding, MaskedLM, MultipleChoice, Regression, TokenClassification
+from distill.tasks.token_classification import TagScores
 from distill.training.evaluate import evaluate
 
 VOCABULARY = 60
@@ -52,7 +53,7 @@ def classifier(labels: int) -> Callable[[], PreTrainedModel]:
 
 def tagging() -> TokenClassification:
     task = TokenClassification()
-    task.labels = ("O", "B-x", "I-x")
+    task.scoring = TagScores(("O", "B-x", "I-x"))
     return task
 
 
@@ -144,7 +145,7 @@ def test_an_example_without_a_class_is_an_item_without_a_label() -> None:
 @every_task
 def test_every_token_adds_items_only_over_a_vocabulary(case: Case) -> None:
     batch = batch_of(case)
-    few, every = case.task.select(batch), case.task.select(batch, every_token=True)
+    few, every = case.task.select(batch), case.task.select(batch).with_every_token()
     if not case.task.over_vocabulary:
         assert (len(every), every.chosen) == (len(few), None)
         return
@@ -159,7 +160,7 @@ def test_every_token_adds_items_only_over_a_vocabulary(case: Case) -> None:
 @pytest.mark.parametrize("every_token", [False, True])
 def test_outputs_have_a_row_for_each_item(case: Case, every_token: bool) -> None:
     batch = batch_of(case)
-    items = case.task.select(batch, every_token=every_token)
+    items = case.task.select(batch).with_every_token() if every_token else case.task.select(batch)
     outputs = case.task.run(case.model(), batch, items, frozenset({"hidden_states"}))
     assert outputs.at(items).logits.shape == (len(items), case.classes)
     whole = outputs.whole()
@@ -206,13 +207,13 @@ def test_a_score_has_a_row_for_each_item(case: Case) -> None:
     items = case.task.select(batch)
     with torch.no_grad():
         outputs = case.task.run(case.model(), batch, items, frozenset()).at(items)
-    columns = case.task.score(outputs, items)
+    columns = case.task.scoring.score(outputs, items)
     assert columns
     assert all(len(column) == len(items) for column in columns.values())
-    if not case.task.compares_with_teacher:
+    if not case.task.scoring.compares_with_teacher:
         assert columns["logits"].dtype == torch.float32
         return
-    compared = case.task.score(outputs, items, outputs)
+    compared = case.task.scoring.compare(columns, outputs)
     assert all(len(column) == len(items) for column in compared.values())
     assert compared["agreement_top1"].all()
     assert compared["agreement_top5"].all()
@@ -231,12 +232,12 @@ def test_an_evaluation_concatenates_the_items_of_all_batches(case: Case) -> None
     ordered = scores.by_example()
     assert sorted(set(ordered.example_id)) == list(range(6))
     assert (np.diff(ordered.example_id) >= 0).all()
-    metrics, of_ordered = case.task.metrics(scores), case.task.metrics(ordered)
+    metrics, of_ordered = case.task.scoring.metrics(scores), case.task.scoring.metrics(ordered)
     assert metrics == pytest.approx(of_ordered, rel=1e-5)
-    assert case.task.metric in metrics
-    assert case.task.agreement(ordered, ordered) == 1.0
-    assert case.task.probability_diff(ordered, ordered) == 0.0
-    error = case.task.calibration_error(ordered)
+    assert case.task.scoring.metric in metrics
+    assert case.task.scoring.agreement(ordered, ordered) == 1.0
+    assert case.task.scoring.probability_diff(ordered, ordered) == 0.0
+    error = case.task.scoring.calibration_error(ordered)
     assert error is None or 0 <= error <= 1
 
 
@@ -247,7 +248,7 @@ def test_the_order_of_segments_is_scored_once_a_pair() -> None:
         "pair_correct": np.array([True, True, True, True, False, True]),
     }  # fmt: skip
     scores = Scores(columns, np.zeros(6, int), np.array([7, 7, 7, 7, 2, 5]))
-    assert CASES["segments"].task.metrics(scores)["nsp_accuracy"] == pytest.approx(2 / 3)
+    assert CASES["segments"].task.scoring.metrics(scores)["nsp_accuracy"] == pytest.approx(2 / 3)
 
 
 def test_scores_by_example_keep_the_items_of_an_example_in_order() -> None:

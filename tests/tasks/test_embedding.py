@@ -587,25 +587,26 @@ def test_metrics_match_values_by_hand_in_any_order(task: Embedding) -> None:
     labels = np.repeat([1.0, 0.5, 0.0], 2)  # Of scores from 0 to 6.
     scores = Scores({"logits": vectors}, labels, np.repeat([0, 1, 2], 2))
     expected = {"spearman": 1.0, "pearson": float(np.corrcoef([1, 0, -1], [6, 3, 0])[0, 1])}
-    assert task.metrics(scores) == pytest.approx(expected)
+    assert task.scoring.metrics(scores) == pytest.approx(expected)
     order = np.array([4, 5, 0, 1, 2, 3])
-    assert task.metrics(scores.select(order)) == pytest.approx(expected)
-    condensed = task.condense(scores)
+    assert task.scoring.metrics(scores.select(order)) == pytest.approx(expected)
+    condensed = task.scoring.condense(scores)
     assert {name: column.shape for name, column in condensed.columns.items()} == {"cosine": (6,)}
-    assert task.metrics(condensed) == task.metrics(scores)
+    assert task.scoring.metrics(condensed) == task.scoring.metrics(scores)
     assert compare_with_constant(task, {"dev": scores}).weakness is None
-    table = task.tabulate(scores, task.read(Path()), examples=3)
+    data = task.read(Path())
+    table = task.scoring.tabulate(scores, data, examples=3)
     assert (table["label"], table["probability"]) == ([6.0, 3.0, 0.0], [None] * 3)
     assert table["prediction"] == pytest.approx([1.0, 0.0, -1.0])
     other = Scores({"logits": vectors * [1.0, 1.2]}, labels, scores.example_id)
-    assert task.agreement(scores, scores) == 1.0
-    assert task.probability_diff(scores, scores) == 0.0
+    assert task.scoring.agreement(scores, scores) == 1.0
+    assert task.scoring.probability_diff(scores, scores) == 0.0
     turned = Scores(
         {"logits": np.where([[1], [1], [1], [0], [1], [1]], vectors, [[1.0, 1.0]])}, labels, scores.example_id
     )
-    assert task.agreement(turned, scores) == pytest.approx(2 / 3)
-    assert task.probability_diff(turned, scores) == pytest.approx(np.sqrt(0.5) / 2)
-    assert task.metrics(other)["spearman"] == pytest.approx(1.0)
+    assert task.scoring.agreement(turned, scores) == pytest.approx(2 / 3)
+    assert task.scoring.probability_diff(turned, scores) == pytest.approx(np.sqrt(0.5) / 2)
+    assert task.scoring.metrics(other)["spearman"] == pytest.approx(1.0)
     same = Scores({"logits": np.ones((6, 2))}, labels, scores.example_id)
     assert compare_with_constant(task, {"dev": same}).weakness == (
         "is no better than a constant prediction on the 3 examples of dev: spearman 0.000 against 0.000 of "

@@ -77,9 +77,9 @@ def test_metrics_are_those_of_the_tasks_and_their_mean() -> None:
     """Three of four classes are right, and the numbers are in a line: (0.75 + 1) / 2."""
     films = scores_of([[1, 0], [1, 0], [0, 1], [0, 1]], [0, 0, 1, 0])
     pairs = scores_of([[1], [2], [3]], [0, 2, 4])
-    metrics = make_task().metrics(Scores.of_tasks({0: films, 1: pairs}))
+    metrics = make_task().scoring.metrics(Scores.of_tasks({0: films, 1: pairs}))
     assert metrics == pytest.approx({"mean": 0.875, "films/accuracy": 0.75, "pairs/pearson": 1.0})
-    assert make_task().metrics(Scores.of_tasks({0: films})) == {"films/accuracy": 0.75}
+    assert make_task().scoring.metrics(Scores.of_tasks({0: films})) == {"films/accuracy": 0.75}
 
 
 def test_a_step_on_several_tasks_has_the_mean_loss_of_all_their_items(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -99,7 +99,7 @@ def test_a_file_with_one_label_each_has_one_label_each() -> None:
     task = multi_label(train=(["a", "b", "c"], [2, 0, 1]), dev=(["d"], [1]), labels=["no", "maybe", "yes"])
     data = task.read(NOWHERE)
     assert data.splits["train"].labels.tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
-    assert task.summary(data) == "3 labels, 1 an example of train: no, maybe, yes"
+    assert task.scoring.summary(data) == "3 labels, 1 an example of train: no, maybe, yes"
 
 
 def test_train_keeps_an_example_of_every_label_when_dev_is_held_out() -> None:
@@ -196,27 +196,28 @@ def test_the_metric_that_selects_has_its_own_thresholds() -> None:
     logits, labels = [[2.0, -0.4], [1.0, -0.8], [-2.0, -1.4], [-1.0, -2.2]], [[1, 0], [1, 0], [0, 0], [0, 1]]
     scores = scores_of(logits, labels)
     micro, macro = multi_label(metrics=["micro_f1"]), multi_label(metrics=["macro_f1"])
-    assert micro.fit_decoder(scores)["thresholds"][1] > 0.5 > macro.fit_decoder(scores)["thresholds"][1]
+    assert micro.scoring.fit_decoder(scores)["thresholds"][1] > 0.5 > macro.scoring.fit_decoder(scores)["thresholds"][1]
 
 
 def test_metrics_are_those_of_the_sets_at_the_thresholds() -> None:
     task = multi_label()
     # Probabilities 0.88, 0.27, 0.5; 0.05, 0.73, 0.12 against x; y and z.
     logits, labels = [[2.0, -1.0, 0.0], [-3.0, 1.0, -2.0]], [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]
-    assert task.metrics(scores_of(logits, labels)) == pytest.approx(
+    assert task.scoring.metrics(scores_of(logits, labels)) == pytest.approx(
         {"micro_f1": 2 * 2 / (3 + 3), "macro_f1": 2 / 3, "subset_accuracy": 0.0}
     )
     scores = scores_of(logits, labels, thresholds=[0.5, 0.5, 0.1])
-    assert task.metrics(scores) == pytest.approx(
+    assert task.scoring.metrics(scores) == pytest.approx(
         {"micro_f1": 6 / 7, "macro_f1": (1 + 1 + 2 / 3) / 3, "subset_accuracy": 0.5}
     )
     task.read(NOWHERE)
-    assert task.breakdown(scores)["z"] == {"micro_f1": pytest.approx(2 / 3), "number": 1}
-    assert task.agreement(scores, scores_of(logits, labels)) == pytest.approx((1 + 1 / 2) / 2)
-    assert task.probability_diff(scores, scores_of([[0.0] * 3] * 2, labels)) == pytest.approx(0.5 - 1 / (1 + np.exp(3)))
+    assert task.scoring.breakdown(scores)["z"] == {"micro_f1": pytest.approx(2 / 3), "number": 1}
+    assert task.scoring.agreement(scores, scores_of(logits, labels)) == pytest.approx((1 + 1 / 2) / 2)
+    even = scores_of([[0.0] * 3] * 2, labels)
+    assert task.scoring.probability_diff(scores, even) == pytest.approx(0.5 - 1 / (1 + np.exp(3)))
     wrong = scores_of([[-9.0, -9.0, 9.0], [9.0, -9.0, -9.0]], labels)
-    [constant] = task.constants(wrong)
-    assert (constant.answer, task.metrics(constant.predict(wrong))["micro_f1"]) == ("always x, y, z", 2 / 3)
+    [constant] = task.scoring.constants(wrong)
+    assert (constant.answer, task.scoring.metrics(constant.predict(wrong))["micro_f1"]) == ("always x, y, z", 2 / 3)
 
 
 @pytest.mark.parametrize("metric", ["micro_f1", "macro_f1", "subset_accuracy"])
@@ -226,9 +227,9 @@ def test_the_best_constant_is_that_of_all_numbers_of_labels(metric: str, shares:
     scores = scores_of(np.zeros((40, 3)).tolist(), labels.tolist())
     order = np.argsort(-labels.sum(axis=0), kind="stable")
     every = [scores_of([[9.0 if c in order[:k] else -9.0 for c in range(3)]] * 40, labels.tolist()) for k in range(4)]
-    values = [task.metrics(each)[metric] for each in every]
-    [constant] = task.constants(scores)
-    assert task.metrics(constant.predict(scores))[metric] == pytest.approx(max(values))
+    values = [task.scoring.metrics(each)[metric] for each in every]
+    [constant] = task.scoring.constants(scores)
+    assert task.scoring.metrics(constant.predict(scores))[metric] == pytest.approx(max(values))
     assert metric == "macro_f1" or values[-1] < max(values)
 
 
@@ -240,9 +241,9 @@ def test_a_random_teacher_is_weak_and_one_that_knows_something_is_not(metric: st
     noise = random.normal(size=labels.shape) - 3  # No probability of a good teacher reaches 0.5 often.
     for knows, weak in ((0.0, True), (1.5, False), (3.0, False)):
         scores = scores_of((noise + knows * labels).tolist(), labels.tolist())
-        scores = replace(scores, decoding=task.fit_decoder(scores))
-        [constant] = task.constants(scores)
-        assert task.metrics(scores)[metric] >= task.metrics(constant.predict(scores))[metric]
+        scores = replace(scores, decoding=task.scoring.fit_decoder(scores))
+        [constant] = task.scoring.constants(scores)
+        assert task.scoring.metrics(scores)[metric] >= task.scoring.metrics(constant.predict(scores))[metric]
         result = compare_with_constant(task, {"dev": scores})
         assert result is not None
         assert (result.weakness is not None) == weak
@@ -395,21 +396,19 @@ def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
     assert exported.formats["fp32"]["max_abs_diff"] < 2e-5
     bundle = Bundle(tmp_path / "bundle", model="fp32")
     predicted = [{each["label"] for each in prediction["labels"]} for prediction in bundle.predict(texts[1:])]
-    expected = task.tabulate(scores["dev"], data, examples=4)
+    expected, metrics = task.scoring.tabulate(scores["dev"], data, examples=4), task.scoring.metrics(scores["dev"])
     assert predicted == [set(of_text) for of_text in expected["prediction"]]
 
     vectors = [[int(name in of_text) for name in names] for of_text in labels[1:]]
     for values in (labels[1:], vectors):
         write_jsonl(tmp_path / "dev.jsonl", values, texts[1:])
-        assert evaluate_file(bundle, tmp_path / "dev.jsonl", capsys) == pytest.approx(task.metrics(scores["dev"]))
+        assert evaluate_file(bundle, tmp_path / "dev.jsonl", capsys) == pytest.approx(metrics)
     columns = [",".join(map(str, (text, *row))) for text, row in zip(texts[1:], vectors, strict=True)]
     (tmp_path / "dev.csv").write_text("\n".join(["text,x,y,z", *columns]))
-    assert evaluate_file(bundle, tmp_path / "dev.csv", capsys) == pytest.approx(task.metrics(scores["dev"]))
+    assert evaluate_file(bundle, tmp_path / "dev.csv", capsys) == pytest.approx(metrics)
     given = np.array([[name in of_text for name in names] for of_text in predicted])
     known = np.array([[name in of_text for name in names] for of_text in labels[1:]])
-    assert task.metrics(scores["dev"])["macro_f1"] == pytest.approx(
-        f1_score(known, given, average="macro", zero_division=0)
-    )
+    assert metrics["macro_f1"] == pytest.approx(f1_score(known, given, average="macro", zero_division=0))
 
 
 def test_predictions_are_lists_also_where_a_model_gives_no_label(tmp_path: Path) -> None:

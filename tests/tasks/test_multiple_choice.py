@@ -313,21 +313,25 @@ def test_metrics_and_weakness_match_values_by_hand() -> None:
     absent = [MASKED, MASKED]
     logits = np.array([[1.0, 0.0, *absent], [0.0, 2.0, 1.0, MASKED], [0.0, 0.0, 0.0, 3.0], [5.0, 0.0, 0.0, 0.0]])
     scores = Scores({"logits": logits}, np.array([0, 2, 3, 1]), np.arange(4))
-    assert task.metrics(scores) == {"accuracy": 0.5}
-    assert task.example_metric(scores).tolist() == [1, 0, 1, 0]
+    assert task.scoring.metrics(scores) == {"accuracy": 0.5}
+    assert task.scoring.example_metric(scores).tolist() == [1, 0, 1, 0]
     assert compare_with_constant(task, {"dev": scores}).weakness is None
-    table = task.tabulate(scores, task.read(Path()), examples=4)
+    data = task.read(Path())
+    table = task.scoring.tabulate(scores, data, examples=4)
     assert (table["label"], table["prediction"]) == ([0, 2, 3, 1], [0, 1, 3, 0])
     assert table["probability"][0] == pytest.approx(1 / (1 + np.exp(-1)))
-    assert task.calibration_error(scores) is not None
+    assert task.scoring.calibration_error(scores) is not None
     first = Scores({"logits": logits}, np.array([1, 0, 0, 0]), np.arange(4))
     assert compare_with_constant(task, {"dev": first}).weakness.endswith(
         ' on the 4 examples of dev: accuracy 0.250 against 0.750 of "always choice 1"'
     )
     # The first question has no third choice, so that it gets the first one.
     third = Scores({"logits": logits}, np.array([0, 2, 2, 2]), np.arange(4))
-    [constant] = task.constants(third)
-    assert (constant.answer, task.predictions(constant.predict(third)).tolist()) == ("always choice 3", [0, 2, 2, 2])
+    [constant] = task.scoring.constants(third)
+    assert (constant.answer, task.scoring.predictions(constant.predict(third)).tolist()) == (
+        "always choice 3",
+        [0, 2, 2, 2],
+    )
 
 
 # Whole runs

@@ -252,7 +252,7 @@ def test_labels_are_the_tokens_of_the_answer(reader: PreTrainedTokenizerBase, tm
         assert len(dev) > len(splits.splits["dev"])
         batch = dev[list(range(len(dev)))]
         items = task.select(batch)
-        scores = task.score(Outputs(logits=torch.zeros(items.valid.shape)), items)  # type: ignore[union-attr]
+        scores = task.scoring.score(Outputs(logits=torch.zeros(items.valid.shape)), items)  # type: ignore[union-attr]
         characters, found = scores["characters"], collections.Counter[int]()
         for window in range(len(dev)):
             number = int(scores["question"][2 * window])
@@ -299,7 +299,7 @@ def test_the_padding_and_its_side_change_no_logit(reader: PreTrainedTokenizerBas
         assert items.valid is not None
         assert not items.valid[:2, len(tokens) :].any()
         assert torch.equal(outputs.logits[:2, : len(tokens)], torch.stack([tokens, -tokens]))
-        columns = task.score(outputs, items)
+        columns = task.scoring.score(outputs, items)
         assert columns["logits"].shape == columns["characters"].shape == (4, task.max_length)
         assert ((columns["logits"] == MASKED) == (columns["characters"] == NO_CLASS)).all()
 
@@ -501,7 +501,7 @@ def scores_with(task: QuestionAnswering, tokenizer: PreTrainedTokenizerBase, lab
         own = items.labels[2 * window : 2 * window + 2]
         chosen = labels(window)
         logits[[2 * window, 2 * window + 1], own if chosen is None else torch.tensor(chosen)] = 9.0
-    columns = {name: column.numpy() for name, column in task.score(Outputs(logits=logits), items).items()}
+    columns = {name: column.numpy() for name, column in task.scoring.score(Outputs(logits=logits), items).items()}
     return Scores(columns, items.labels.numpy(), items.example_id().numpy())
 
 
@@ -519,14 +519,16 @@ def test_perfect_logits_have_perfect_metrics_and_unanswerable_questions_get_no_a
     weakness = compare_with_constant(task, {"dev": nothing}).weakness
     assert 'within noise of a constant prediction on dev: f1 0.200 against 0.200 of "always no answer", ' in weakness
     assert compare_with_constant(task, {"dev": perfect}).weakness is None
-    assert task.agreement(fitted, dataclasses.replace(nothing, decoding={"null_threshold": 0.0})) == pytest.approx(0.2)
-    values = task.example_metric(fitted)
+    never = dataclasses.replace(nothing, decoding={"null_threshold": 0.0})
+    assert task.scoring.agreement(fitted, never) == pytest.approx(0.2)
+    values = task.scoring.example_metric(fitted)
     assert values is not None
     assert values.tolist() == [1.0] * 20
     everywhere = QuestionAnswering(train=questions(8), dev=questions(8, first=8), max_length=24, doc_stride=6)
+    data = everywhere.read(Path())
     sure = scores_with(everywhere, reader, lambda window: (0, 0))
     assert fit_decoding(everywhere, {"dev": sure})["dev"].decoding["null_threshold"] is None
-    assert None not in everywhere.tabulate(sure, everywhere.read(Path()), examples=8)["prediction"]
+    assert None not in everywhere.scoring.tabulate(sure, data, examples=8)["prediction"]
 
 
 # Cached outputs, unlabelled questions

@@ -109,17 +109,17 @@ def test_vectors_are_scored_by_the_ranking_of_the_whole_corpus(directory: Path) 
         numbers = [int(-1 - split.labels[item]) for item in order]
         expected.append(by_definition(numbers, dict(data.gains[int(split.labels[query])])))
     means = {name: float(np.mean([of[name] for of in expected])) for name in METRICS}
-    assert task.metrics(scores) == pytest.approx(means)
-    np.testing.assert_allclose(task.example_metric(scores), [of["ndcg@10"] for of in expected])
-    assert task.metrics(task.condense(scores)) == pytest.approx(means)
+    assert task.scoring.metrics(scores) == pytest.approx(means)
+    np.testing.assert_allclose(task.scoring.example_metric(scores), [of["ndcg@10"] for of in expected])
+    assert task.scoring.metrics(task.scoring.condense(scores)) == pytest.approx(means)
     order = random.permutation(len(split))
-    assert task.metrics(scores.select(order)) == pytest.approx(means)
-    assert (task.agreement(scores, scores), task.probability_diff(scores, scores)) == (1.0, 0.0)
+    assert task.scoring.metrics(scores.select(order)) == pytest.approx(means)
+    assert (task.scoring.agreement(scores, scores), task.scoring.probability_diff(scores, scores)) == (1.0, 0.0)
     turned = vectors.copy()
     turned[queries[0]] *= -1
     changed = Scores({"logits": turned}, split.labels, scores.example_id)
-    assert task.agreement(changed, scores) == pytest.approx(1 - 1 / len(queries), abs=0.05)
-    table = task.tabulate(scores, data, examples=len(split))
+    assert task.scoring.agreement(changed, scores) == pytest.approx(1 - 1 / len(queries), abs=0.05)
+    table = task.scoring.tabulate(scores, data, examples=len(split))
     assert [row for row, value in enumerate(table["label"]) if value is not None] == queries.tolist()
     assert table["label"][0] == [f"d{number}" for number in data.gains[0]]
     assert len(table["prediction"][0]) == 10
@@ -157,7 +157,7 @@ def test_queries_of_train_are_held_out_and_documents_have_their_titles(directory
         assert {group[0] for group, label in zip(split.groups, split.labels, strict=True) if label < 0} == documents
     assert dev.labels[:3].tolist() == [0, *(-1 - number for number in data.gains[0])]
     assert sorted(data.gains[0].values()) == [1, 2]
-    assert task.summary(data) == "a vector of length 1 by mean pooling; dev has 4 queries and 60 documents"
+    assert task.scoring.summary(data) == "a vector of length 1 by mean pooling; dev has 4 queries and 60 documents"
     again = embedding(directory).read(directory)
     assert (again.sha256, again.splits["dev"].groups) == (data.sha256, dev.groups)
     fewer = embedding(directory, train_examples=5, dev_examples=2).read(directory)

@@ -1,8 +1,9 @@
 """Tests of the comparison of a teacher with the best constant prediction."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from distill.contracts import Constant, Scores, Task
 from distill.tasks import Classification, MaskedLM, Regression, TokenClassification
+from distill.tasks.scoring import Scoring
 from distill.teaching.constants import Comparison, compare_with_constant
 
 
@@ -117,22 +119,23 @@ def test_tags_are_compared_with_the_most_frequent_one() -> None:
     table = [{"tokens": words, "tags": tags} for words, tags in rows]
     task = TokenClassification(train=table, dev=table)
     task.read(Path())
-    inside = task.labels.index("B-X")
-    labels = np.tile([inside, *[task.labels.index("O")] * 2], 30)
+    inside = task.scoring.labels.index("B-X")
+    labels = np.tile([inside, *[task.scoring.labels.index("O")] * 2], 30)
     example_id = np.repeat(np.arange(30), 3)
-    found = np.eye(len(task.labels))[labels]
-    nothing = np.eye(len(task.labels))[np.full(90, task.labels.index("O"))]
+    found = np.eye(len(task.scoring.labels))[labels]
+    nothing = np.eye(len(task.scoring.labels))[np.full(90, task.scoring.labels.index("O"))]
     assert compare(task, Scores({"logits": found}, labels, example_id)).weakness is None
     result = compare(task, Scores({"logits": nothing}, labels, example_id))
     assert 'f1 0.000 against 0.000 of "always O"' in str(result.weakness)
 
 
-class Loss:
-    """The part of a task that is compared, with a metric of which less is better."""
+class Loss(Scoring):
+    """A metric of which less is better."""
 
-    metric, selects = "loss", "min"
+    names = ("loss",)
+    selects = "min"
 
-    def metrics(self, scores: Scores) -> Mapping[str, float]:
+    def metrics(self, scores: Scores) -> dict[str, float]:
         return {"loss": float(scores.columns["loss"].mean())}
 
     def example_metric(self, scores: Scores) -> np.ndarray:
@@ -146,16 +149,11 @@ class Loss:
             for loss in (0.9, 0.5)
         ]
 
-    def held_out(self, scores: Scores) -> Scores:
-        return scores
-
-    condense = held_out
-
 
 @pytest.mark.parametrize(("loss", "relation"), [(0.2, None), (0.49, "within noise of"), (0.8, "worse than")])
 def test_less_of_a_loss_is_better(loss: float, relation: str | None) -> None:
     dev = Scores({"loss": np.full(100, loss)}, np.zeros(100), np.arange(100))
-    task: Any = Loss()
+    task: Any = SimpleNamespace(scoring=Loss())
     result = compare(task, dev)
     assert (result.answer, result.metrics) == ("always 0.5", {"loss": 0.5})
     assert (result.weakness is None) == (relation is None)

@@ -21,6 +21,7 @@ from distill import api
 from distill.errors import UnreachableError, UserError
 from distill.models.loading import match_labels, reorder_head
 from distill.tasks import Classification
+from distill.tasks.class_scores import OneClass
 from distill.teaching import teacher as teaching
 from distill.training.module import freeze
 from teachers.embedded import Embedded
@@ -432,7 +433,7 @@ def test_a_teacher_whose_training_was_too_short_says_so_when_it_is_reused_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     scores = iter([0.2, 0.4, 0.7])
-    monkeypatch.setattr(Classification, "metrics", lambda self, of_dev: {"accuracy": next(scores)})
+    monkeypatch.setattr(OneClass, "metrics", lambda self, of_dev: {"accuracy": next(scores)})
     task = Classification(name="toy", text=["sentence"], max_length=64, data_dir=task.rows.source.data_dir)
     source = teaching.TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), replace(SETTINGS, **length))
     preparation = teaching.Preparation(

@@ -9,6 +9,7 @@ from sklearn.metrics import f1_score
 
 from distill.contracts import Scores
 from distill.tasks import Classification, Regression, TokenClassification
+from distill.tasks.token_classification import TagScores
 from distill.training import statistics
 
 
@@ -108,14 +109,16 @@ def test_bootstrap_of_tags_draws_sentences_and_not_words(monkeypatch: pytest.Mon
     A resample has the first sentence 0, 1 or 2 times, and then the F1 is 0, 2/3 or 1: other values come of words alone.
     """
     monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 60)
-    monkeypatch.setattr(TokenClassification, "spoil", lambda task, scores: None)  # Without the added examples.
+    monkeypatch.setattr(TagScores, "spoil", lambda scoring, scores: None)  # Without the added examples.
     task = TokenClassification(data="nowhere")
-    task.labels = ("O", "B-x", "I-x")
+    task.scoring = TagScores(("O", "B-x", "I-x"))
     labels, found = np.array([1, 2, 0, 1, 2]), np.array([1, 2, 0, 0, 0])
     example_id = np.array([0, 0, 0, 1, 1])
     seen: set[float] = set()
-    original = task.metrics
-    monkeypatch.setattr(task, "metrics", lambda scores: seen.add(round(original(scores)["f1"], 9)) or original(scores))
+    original = task.scoring.metrics
+    monkeypatch.setattr(
+        TagScores, "metrics", lambda scoring, of: seen.add(round(original(of)["f1"], 9)) or original(of)
+    )
     one, nothing = (
         Scores({"logits": np.eye(3)[predicted]}, labels, example_id) for predicted in (found, np.zeros(5, int))
     )
@@ -181,7 +184,7 @@ def test_bootstrap_of_f1_and_of_correlations_is_paired(monkeypatch: pytest.Monke
         result = statistics.compare_examples(task, one, two)
         assert result is not None
         assert result["interval"] is not None
-        alone = [task.metrics(_sampled(one, random))[task.metric] for _ in range(100)]
+        alone = [task.scoring.metrics(_sampled(one, random))[task.scoring.metric] for _ in range(100)]
         assert np.ptp(result["interval"]) < 1.96 * np.std(alone)  # Unpaired it is 5.5 standard deviations wide.
 
 

@@ -1,0 +1,203 @@
+"""The scores of a model: the columns that are kept of its outputs, and the metrics and tables that are made of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from distill.contracts import Constant, Items, Outputs, Scores
+from distill.edge.classes import MASKED, pad_classes, softmax
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CALIBRATION_BINS = 15  # As in the results of Guo et al., arXiv 1706.04599.
+
+
+class Scoring:
+    """All that concerns the scores of a task. The default bodies are those of one class an item, by its logits.
+
+    A kind of task writes `names`, `metrics`, `tabulate`, `describe` and `summary`, and replaces what is different for
+    it. The task's `read` makes the scoring that its data needs.
+
+    Attributes:
+        names: the metrics. The first one selects checkpoints, and retention and the export's gate compare it.
+        selects: whether the best checkpoint has the most or the least of it.
+        compared_column: the column of scores in which two models are compared number by number: their logits, or a
+            function of them where these are too many to be kept.
+        can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
+        compares_with_teacher: whether `compare` has columns.
+        scores_text: whether `text_metrics` are those of plain text.
+    """
+
+    names: tuple[str, ...]
+    selects: Literal["max", "min"] = "max"
+    compared_column = "logits"
+    can_abstain = False
+    compares_with_teacher = False
+    scores_text = False
+
+    @property
+    def metric(self) -> str:
+        """The metric that selects checkpoints."""
+        return self.names[0]
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """The metrics of a split by name; shares are in 0..1."""
+        raise TypeError(f"{type(self).__name__} has no metrics(scores)")
+
+    def tabulate(self, scores: Scores, splits: Any, *, examples: int) -> dict[str, list[Any]]:
+        """The scores of a split as columns with one value an example: `label`, `prediction` and `probability`.
+
+        A label and a prediction are names or numbers, the probability is that of the prediction. A value is a list
+        where an example has several items, and None where there is none.
+
+        Args:
+            scores: in the order of the examples.
+            splits: the data, as the task's `read` returned it.
+            examples: number of examples in the split, also those without an item.
+        """
+        raise TypeError(f"{type(self).__name__} has no tabulate(scores, splits, examples)")
+
+    def describe(self, splits: Any) -> dict[str, Any]:
+        """The task's fields of run.json, bundle.json and the model card."""
+        raise TypeError(f"{type(self).__name__} has no describe(splits)")
+
+    def summary(self, splits: Any) -> str:
+        """The predictions that there are, on one line: the classes, or the range of a number."""
+        raise TypeError(f"{type(self).__name__} has no summary(splits)")
+
+    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
+        """The columns `[n]` or `[n, C]` that evaluation keeps of the items' outputs: `logits [n, C]`, float32."""
+        if outputs.logits is None:
+            raise ValueError("got outputs without logits, expected [n, C] at the items")
+        return {"logits": outputs.logits.float()}
+
+    def compare(self, columns: "Mapping[str, Tensor]", reference: Outputs) -> "dict[str, Tensor]":
+        """Further columns, which compare those of `score` with a teacher's outputs for the same items."""
+        return {}
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        """The scores of the same items with the logits of another model, `[n, C]` of the items of each row of it.
+
+        They are padded to the width of those that they replace.
+        """
+        width = scores.columns["logits"].shape[-1]
+        padded = np.concatenate([pad_classes(of, width) for of in logits])
+        return replace(scores, columns={**scores.columns, "logits": padded})
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        """The values that a decoder needs besides logits, from the scores on dev: `decoding` of bundle.json."""
+        return {}
+
+    def text_metrics(
+        self, split: Any, predict: Callable[[Sequence[str]], Sequence[Mapping[str, Any]]]
+    ) -> dict[str, float]:
+        """The metrics of the predictions for the plain text of a split whose examples are given as words.
+
+        Their names begin with `text_`.
+        """
+        return {}
+
+    def condense(self, scores: Scores) -> Scores:
+        """The scores with the columns that `metrics` reads, which may be fewer and narrower ones."""
+        return scores
+
+    def probabilities(self, scores: Scores) -> np.ndarray:
+        """The probability of every class, `[n, C]`."""
+        return softmax(scores.columns["logits"].astype(np.float64))
+
+    def predictions(self, scores: Scores) -> np.ndarray:
+        """The predicted class of every item, `[n]`."""
+        return np.asarray(scores.columns["logits"].argmax(axis=-1))
+
+    def confidences(self, scores: Scores) -> np.ndarray:
+        """The probability of each prediction, `[n]`.
+
+        Raises:
+            TypeError: for scores that cannot abstain.
+        """
+        if not self.can_abstain:
+            raise TypeError(f"{type(self).__name__} cannot abstain, because its predictions have no single probability")
+        return np.asarray(self.probabilities(scores).max(axis=-1))
+
+    def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
+        """The metric and `number` for each type of answer in a split, empty without types."""
+        return {}
+
+    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
+        """Whether each right answer of each type was found, `[number]` (bool); empty without types."""
+        return {}
+
+    def example_metric(self, scores: Scores) -> np.ndarray | None:
+        """The metric of each example `[N]` where the metric is their mean, None where it is no mean."""
+        return None
+
+    def spoil(self, scores: Scores) -> Scores | None:
+        """The scores as `condense` returns them with wrong predictions, of which `metrics` makes as little as it can.
+
+        None where the metric is a mean over examples, or has no worst value.
+        """
+        return None
+
+    def agreement(self, scores: Scores, reference: Scores) -> float:
+        """Share of the items that both predict alike."""
+        return float((self.predictions(scores) == self.predictions(reference)).mean())
+
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        """Largest difference of a probability over all items; of numbers, as a share of the reference's range."""
+        return float(np.abs(self.probabilities(scores) - self.probabilities(reference)).max())
+
+    def calibration_error(self, scores: Scores) -> float | None:
+        """The expected calibration error (Guo et al., arXiv 1706.04599, equation 3); None without a probability."""
+        probabilities = self.probabilities(scores)
+        return expected_calibration_error(probabilities.max(axis=-1), probabilities.argmax(axis=-1) == scores.labels)
+
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """The constant predictions that may be best for the labels of dev, the more frequent ones first.
+
+        There are none if no model can be better or worse than a constant, or every model may teach.
+        """
+        return []
+
+    def held_out(self, scores: Scores) -> Scores:
+        """The scores of a teacher on dev to compare with those of a constant prediction.
+
+        No example is decoded with values that were chosen on it, where these alone could beat a constant.
+        """
+        return scores
+
+
+def expected_calibration_error(confidences: np.ndarray, correct: np.ndarray) -> float:
+    """The expected calibration error of predictions with these probabilities `[n]`, `correct [n]` are the right ones.
+
+    The predictions are put into `CALIBRATION_BINS` bins of equal width by their probability. The error is the mean over
+    them of the difference of accuracy and mean probability in their bin.
+    """
+    bins = np.minimum((confidences * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    gaps = np.bincount(bins, weights=correct - confidences, minlength=CALIBRATION_BINS)
+    return float(np.abs(gaps).sum() / len(confidences))
+
+
+def compute_metrics(functions: Mapping[str, Callable[[], float]], names: Sequence[str]) -> dict[str, float]:
+    """The named metrics as floats."""
+    return {name: float(functions[name]()) for name in names}
+
+
+def always(answer: str, index: int) -> Constant:
+    """The constant prediction of class `index` by `logits [n, C]`; an item that cannot have it gets its first class."""
+
+    def predict(scores: Scores) -> Scores:
+        logits = scores.columns["logits"]
+        constant = np.where(logits <= MASKED, MASKED, 0.0).astype(np.float32)
+        if index < constant.shape[-1]:
+            constant[:, index] += 1.0  # What is masked stays so.
+        return replace(scores, columns={**scores.columns, "logits": constant})
+
+    return Constant(answer, predict)
+
+
+def is_constant(values: np.ndarray) -> bool:
+    """Returns whether all values are the same."""
+    return bool(np.ptp(values) == 0)
