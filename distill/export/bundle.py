@@ -99,7 +99,7 @@ def write_bundle(
     fp32_scores = scorer.score_splits(fp32)
     if is_cut:
         scorer = scorer.marking_reread(fp32_scores)
-        fp32_scores = {split: scorer.mark(split, of_split) for split, of_split in fp32_scores.items()}
+        fp32_scores = {split: scorer.mark(split, split_scores) for split, split_scores in fp32_scores.items()}
     retrained = None if retrain is None else lambda path: export(retrain(), path)
     names, attempts = _quantize(fp32, scorer, task=task, settings=settings, retrain=retrained)
     names |= _convert(fp32, [name for name in dict.fromkeys(settings.formats) if name not in names])
@@ -261,8 +261,8 @@ class Scorer:
         bundle, metrics, splits = self._load(path), dict[str, float](), self.splits.scored()
         for split in self.scores:
             prefix = "" if split == "dev" else f"{split}/"
-            of_split = self.task.text_metrics(splits[split], bundle.predict)
-            metrics |= {f"{prefix}{name}": value for name, value in of_split.items()}
+            values = self.task.text_metrics(splits[split], bundle.predict)
+            metrics |= {f"{prefix}{name}": value for name, value in values.items()}
         return metrics
 
     def mark(self, split: str, scores: Scores) -> Scores:
@@ -304,7 +304,7 @@ class Scorer:
         parts, rows = list[Scores](), 0
         for first in range(0, len(records), together):
             logits = bundle.item_logits(records[first : first + together], batch_size=batch_size)
-            broken = sum(not np.isfinite(of_row).all() for of_row in logits)
+            broken = sum(not np.isfinite(row).all() for row in logits)
             if broken:
                 raise NumericalError(
                     f"{bundle.model} has outputs for {broken} of {len(logits)} texts that are not finite"
@@ -335,7 +335,7 @@ class Scorer:
     def _place(self, rows: Sequence[np.ndarray], reference: Scores) -> Scores:
         """Returns the logits of each row in the place of those of `reference`."""
         expected = np.bincount(reference.example_id, minlength=len(rows)).tolist()
-        if [len(of_row) for of_row in rows] == expected:
+        if [len(row) for row in rows] == expected:
             return self.task.rescore(reference, rows)
         filled, truncated = zip(*map(self._fill, itertools.count(1), rows, expected), strict=True)
         scores = self.task.rescore(reference, filled)
@@ -387,12 +387,12 @@ class Scorer:
 
 def _report_truncated(scores: Mapping[str, Scores]) -> None:
     """Prints how many items a smaller vocabulary truncates that torch has."""
-    for split, of_split in scores.items():
-        truncated = int(of_split.columns.get(TRUNCATED, np.zeros(0)).sum())
+    for split, split_scores in scores.items():
+        truncated = int(split_scores.columns.get(TRUNCATED, np.zeros(0)).sum())
         if truncated:
             print_notice(
                 f"export.vocabulary=task reads texts by more pieces, which truncates {truncated:,} of "
-                f"{len(of_split.labels):,} items of {split}; they count as missed: raise task.max_length, or set "
+                f"{len(split_scores.labels):,} items of {split}; they count as missed: raise task.max_length, or set "
                 "export.vocabulary=full"
             )
 
