@@ -34,15 +34,14 @@ from distill.edge.processor import this_target, weight_bits
 from distill.export import graph, quantization
 from distill.export.bundle import Scorer
 from distill.export.onnx import export_onnx
-from distill.export.recipe_ladder import RecipeLadder
-from distill.export.settings import Recipe
+from distill.export.recipe_search import RecipeSearch
 from distill.jobs import build
 from distill.jobs.trust import check_targets
 from distill.jobs.upgrade import upgrade
 from distill.records.saved_config import CONFIG, read_config
 
 assert students
-RECIPES: tuple[Recipe, ...] = ("dynamic", "smoothed", "mixed", "static", "weight_only", "float16")
+RECIPES = ("dynamic", "smoothed", "mixed", "static", "weight_only", "float16")
 BATCHES = (1, 8)
 INPUTS = ["input_ids", "attention_mask"]  # Of a student with random weights.
 
@@ -67,10 +66,10 @@ def measure(run: Path, directory: Path, arguments: argparse.Namespace) -> list[d
     for recipe in RECIPES:
         path = directory / f"{run.name}-{recipe}.onnx"
         settings = replace(plan.export, recipes=(recipe,))
-        ladder = RecipeLadder(material, target, plan.task, reference, scorer.score, settings, scorer.resolution)
-        [rung] = ladder.climb(path, path)
+        search = RecipeSearch(material, target, plan.task, reference, scorer.score, settings, scorer.resolution)
+        [attempt] = search.run(path, path)
         if path.is_file():  # A failed float16 file is not kept.
-            rows.append(dict(rung))
+            rows.append(dict(attempt))
             files.append(path)
     add_times(rows, files, bundle.manifest["inputs"], bundle.tokenizer.get_vocab_size(), arguments)
     return [row | {"run": str(run), "metric": plan.task.scoring.metric} for row in rows]

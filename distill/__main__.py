@@ -27,6 +27,7 @@ from distill.errors import (
 )
 from distill.jobs import slurm
 from distill.jobs.conf import PACKAGE, config_directory
+from distill.jobs.registry import find_job
 from distill.storage.files import is_full_disk
 from distill.storage.mirror import is_url, local_path
 
@@ -253,34 +254,12 @@ def _run_config(config: "DictConfig", *, launch: str) -> Path | None:
         raise UserError("trust= is for resume=DIR and job=benchmark, which open runs of others: leave it out")
     if config.resume and config.resume is not True:
         _check_resume_alone()
-    elif config.job.name == "cache":  # Imports neither torch nor transformers.
-        from distill.jobs.cache import run_cache
-
-        run_cache(config)
-        return None
-    elif config.job.name == "check":  # Imports neither torch nor pandas.
-        from distill.jobs.check import run_check
-
-        run_check(config)
-        return None
-    elif config.job.name == "report":
-        from distill.jobs.report import run_report
-
-        run_report(config)
-        return None
-    elif config.job.name == "benchmark":
-        from distill.jobs.benchmark import run_benchmark
-
-        run_benchmark(config)
-        return None
-    elif config.job.name == "publish":
-        from distill.jobs.publish import run_publish
-
-        run_publish(config)
+    elif not (job := find_job(config.job.name)).creates_run:
+        job.load()(config)
         return None
     else:
         for group in ("teacher", "student"):
-            if OmegaConf.is_missing(config, group) and not (group == "student" and config.job.name != "distill"):
+            if OmegaConf.is_missing(config, group) and (group == "teacher" or group in job.reads):
                 raise UserError(f"no {group} chosen: add +{group}=NAME, one of {', '.join(_names(group))}")
     from distill.jobs.run import run_job
 

@@ -26,7 +26,7 @@ from distill.export.bundle import FILES, Exported, write_bundle
 from distill.export.gate import UNDECIDED, ExportedFile, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
-from distill.export.recipe_ladder import closest, describe
+from distill.export.recipe_search import closest, describe
 from distill.export.sensitivity import describe_sensitivity
 from distill.models import checks
 from distill.models.forward import exported_inputs
@@ -174,7 +174,7 @@ class TaskRun:
             teacher=None if self.is_baseline else {"name": name, "metrics": self.teacher.metrics},
         )  # fmt: skip
         retention = measure_retention(run.record, self.task, exported.formats)
-        run.update(export=exported.formats, ladder=exported.ladder, retention=retention)
+        run.update(export=exported.formats, attempts=exported.attempts, retention=retention)
         write_text(directory / "README.md", self.model_card())
         return exported
 
@@ -231,8 +231,8 @@ class TaskRun:
             print_notice(f"{file['file']} {self._of_task}is undecided: {file['reason']}")
         if chosen is None:
             print_notice(f"no exported file {self._of_task}passed its gate; report.md has the differences")
-        elif not undecided and (rung := closest(self.run.record["ladder"])) is not None:
-            print_notice(f"no recipe of quantization {self._of_task}passed its gate; closest came {describe(rung)}")
+        elif not undecided and (attempt := closest(self.run.record["attempts"])) is not None:
+            print_notice(f"no recipe of quantization {self._of_task}passed its gate; closest came {describe(attempt)}")
         warn_of_budget(self.plan, formats, chosen)
         warn_of_text(self.run.record["task"], formats if chosen is None else {chosen: formats[chosen]})
         if chosen is not None and formats[chosen].get("batch_sensitivity"):  # Earlier versions did not measure it.

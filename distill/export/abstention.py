@@ -56,7 +56,7 @@ def choose_threshold(confidences: np.ndarray, share: float) -> float:
 
 def measure_abstention(scores: Mapping[str, Scores], *, task: Task, share: float) -> Abstention:
     """Returns the threshold that dev gives, and with it the share and the metrics of every split."""
-    confidences = {split: task.scoring.confidences(of_split) for split, of_split in scores.items()}
+    confidences = {split: task.scoring.confidences(split_scores) for split, split_scores in scores.items()}
     threshold = choose_threshold(confidences["dev"], share)
     answered = {split: values >= threshold for split, values in confidences.items()}
     left = {split: scores[split].select(chosen) for split, chosen in answered.items() if chosen.any()}

@@ -21,7 +21,7 @@ from distill.edge.model_files import count_bytes, list_model_files, session
 from distill.edge.processor import ANY, weight_bits
 from distill.errors import NumericalError, UserError
 from distill.export.abstention import measure_abstention
-from distill.export.formats import FORMATS, HALF
+from distill.export.formats import FLOAT32, FORMATS, INT8
 from distill.export.gate import (
     FAILED,
     PASSED,
@@ -37,15 +37,15 @@ from distill.export.gate import (
 )
 from distill.export.graph import remove_model
 from distill.export.onnx import export_onnx
-from distill.export.quantization import Material
-from distill.export.recipe_ladder import FLOAT16, RecipeLadder, Rung
+from distill.export.quantization import RECIPES, Material
+from distill.export.recipe_search import Attempt, RecipeSearch
 from distill.export.sensitivity import BATCH, SAMPLED, BatchSensitivity, measure_sensitivity, recommend_batch_size
 from distill.export.settings import ExportSettings
 from distill.export.vocabulary import cut_vocabulary
 from distill.models.forward import input_names, output_logits
 from distill.storage.files import hash_file, write_json
 
-FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
+FILES = {name: FORMATS[name].file for name in (FLOAT32, INT8)}
 CALIBRATION = 256  # Training texts on which ranges of activations are measured, if there are so many.
 CALIBRATION_BATCH = 8
 LOGITS_AT_ONCE = 2**26  # 256 MiB in float32.
@@ -59,12 +59,12 @@ class Exported:
 
     Attributes:
         formats: the `export` of run.json.
-        ladder: the `ladder` of run.json, every recipe that was tried.
+        attempts: the `attempts` of run.json, every recipe that was tried.
         scores: of each file, by split.
     """
 
     formats: dict[str, ExportedFile]
-    ladder: list[Rung]
+    attempts: list[Attempt]
     scores: dict[str, dict[str, Scores]]
 
 
@@ -80,7 +80,7 @@ def write_bundle(
     retrain: Callable[[], PreTrainedModel] | None = None,
     teacher: Mapping[str, Any] | None = None,
 ) -> Exported:
-    """Writes a bundle to `directory`: the float32 file, and those of the other formats, int8 by a `RecipeLadder`.
+    """Writes a bundle to `directory`: the float32 file, and those of the other formats, int8 by a `RecipeSearch`.
 
     Each file is scored through ONNX Runtime, from raw text, and compared with `scores`, those of the torch model.
 
@@ -99,12 +99,12 @@ def write_bundle(
     fp32_scores = scorer.score_splits(fp32)
     if is_cut:
         scorer = scorer.marking_reread(fp32_scores)
-        fp32_scores = {split: scorer.mark(split, of_split) for split, of_split in fp32_scores.items()}
+        fp32_scores = {split: scorer.mark(split, split_scores) for split, split_scores in fp32_scores.items()}
     retrained = None if retrain is None else lambda path: export(retrain(), path)
-    names, ladder = _quantize(fp32, scorer, task=task, settings=settings, retrain=retrained)
-    names |= _convert(fp32, [name for name in dict.fromkeys(settings.formats) if name in FORMATS and name not in names])
+    names, attempts = _quantize(fp32, scorer, task=task, settings=settings, retrain=retrained)
+    names |= _convert(fp32, [name for name in dict.fromkeys(settings.formats) if name not in names])
     smaller = _score_files(directory, names, scorer)
-    names = {"fp32": _Name(fp32.name, "float32", ANY), **{name: names[name] for name in smaller}}
+    names = {"fp32": _Name(fp32.name, FORMATS[FLOAT32].recipe, ANY), **{name: names[name] for name in smaller}}
     file_scores = {"fp32": fp32_scores, **smaller}
     _report_truncated(file_scores["fp32"])
     formats = {
@@ -117,7 +117,7 @@ def write_bundle(
         _set_verdict(formats["fp32"], Verdict(FAILED, "its logits are not those of the model in torch"))
     manifest |= _summarize(formats)
     _update(manifest, directory, {name: entry.file for name, entry in names.items()})
-    return Exported(formats, ladder, file_scores)
+    return Exported(formats, attempts, file_scores)
 
 
 def export_float32(
@@ -162,33 +162,37 @@ class _Name:
 
 def _quantize(
     fp32: Path, scorer: "Scorer", *, task: Task, settings: ExportSettings, retrain: Callable[[Path], object] | None
-) -> tuple[dict[str, _Name], list[Rung]]:
-    """Writes the files of a ladder for each target beside `fp32`; returns them by name, and all that was tried."""
-    names, ladder = dict[str, _Name](), list[Rung]()
-    if "int8" not in settings.formats:
-        return names, ladder
+) -> tuple[dict[str, _Name], list[Attempt]]:
+    """Writes the best int8 file for each target beside `fp32`; returns the files by name, and all attempts."""
+    names, attempts = dict[str, _Name](), list[Attempt]()
+    if INT8 not in settings.formats:
+        return names, attempts
     feeds = scorer.calibration(settings)
     for number, (bits, target) in enumerate(_list_targets(settings).items()):
-        int8 = f"int8-{target}" if number else "int8"
-        climber = RecipeLadder(
+        int8 = f"{INT8}-{target}" if number else INT8
+        search = RecipeSearch(
             Material(fp32, bits, feeds), target, task, scorer.scores, scorer.score, settings, scorer.resolution,
             retrain=retrain,
         )  # fmt: skip
-        rungs = climber.climb(fp32.with_name(f"model.{int8}.onnx"), fp32.with_name(FORMATS[HALF].file))
-        for rung in (rung for rung in rungs if rung["chosen"]):
-            name, target_of_file = (HALF, ANY) if rung["recipe"] == FLOAT16 else (int8, target)
-            names[name] = _Name(f"model.{name}.onnx", rung["words"], target_of_file)
-        ladder += rungs
-    return names, ladder
+        tried = search.run(fp32.with_name(f"model.{int8}.onnx"), fp32.with_name(FORMATS["fp16"].file))
+        for attempt in (attempt for attempt in tried if attempt["chosen"]):
+            format = RECIPES[attempt["recipe"]].format
+            name, file_target = (int8, target) if format == INT8 else (format, ANY)
+            names[name] = _Name(f"model.{name}.onnx", attempt["words"], file_target)
+        attempts += tried
+    return names, attempts
 
 
 def _convert(fp32: Path, formats: Sequence[str]) -> dict[str, _Name]:
     """Writes the files of formats that have one recipe beside `fp32`; returns them by name."""
+    names = {}
     for name in formats:
-        path = fp32.with_name(FORMATS[name].file)
-        FORMATS[name].write(Material(fp32, 8), path)
-        print_line(f"  {count_bytes(path) / 1e6:.1f} MB: {FORMATS[name].recipe}")
-    return {name: _Name(FORMATS[name].file, FORMATS[name].recipe, ANY) for name in formats}
+        format = FORMATS[name]
+        if format.write is not None:
+            format.write(Material(fp32, 8), path := fp32.with_name(format.file))
+            print_line(f"  {count_bytes(path) / 1e6:.1f} MB: {format.recipe}")
+            names[name] = _Name(format.file, format.recipe, ANY)
+    return names
 
 
 def _score_files(directory: Path, names: Mapping[str, _Name], scorer: "Scorer") -> dict[str, dict[str, Scores]]:
@@ -257,8 +261,8 @@ class Scorer:
         bundle, metrics, splits = self._load(path), dict[str, float](), self.splits.scored()
         for split in self.scores:
             prefix = "" if split == "dev" else f"{split}/"
-            of_split = self.task.scoring.text_metrics(splits[split], bundle.predict)
-            metrics |= {f"{prefix}{name}": value for name, value in of_split.items()}
+            values = self.task.scoring.text_metrics(splits[split], bundle.predict)
+            metrics |= {f"{prefix}{name}": value for name, value in values.items()}
         return metrics
 
     def mark(self, split: str, scores: Scores) -> Scores:
@@ -300,7 +304,7 @@ class Scorer:
         parts, rows = list[Scores](), 0
         for first in range(0, len(records), together):
             logits = bundle.item_logits(records[first : first + together], batch_size=batch_size)
-            broken = sum(not np.isfinite(of_row).all() for of_row in logits)
+            broken = sum(not np.isfinite(row).all() for row in logits)
             if broken:
                 raise NumericalError(
                     f"{bundle.model} has outputs for {broken} of {len(logits)} texts that are not finite"
@@ -331,7 +335,7 @@ class Scorer:
     def _place(self, rows: Sequence[np.ndarray], reference: Scores) -> Scores:
         """Returns the logits of each row in the place of those of `reference`."""
         expected = np.bincount(reference.example_id, minlength=len(rows)).tolist()
-        if [len(of_row) for of_row in rows] == expected:
+        if [len(row) for row in rows] == expected:
             return self.task.scoring.rescore(reference, rows)
         filled, truncated = zip(*map(self._fill, itertools.count(1), rows, expected), strict=True)
         scores = self.task.scoring.rescore(reference, filled)
@@ -383,12 +387,12 @@ class Scorer:
 
 def _report_truncated(scores: Mapping[str, Scores]) -> None:
     """Prints how many items a smaller vocabulary truncates that torch has."""
-    for split, of_split in scores.items():
-        truncated = int(of_split.columns.get(TRUNCATED, np.zeros(0)).sum())
+    for split, split_scores in scores.items():
+        truncated = int(split_scores.columns.get(TRUNCATED, np.zeros(0)).sum())
         if truncated:
             print_notice(
                 f"export.vocabulary=task reads texts by more pieces, which truncates {truncated:,} of "
-                f"{len(of_split.labels):,} items of {split}; they count as missed: raise task.max_length, or set "
+                f"{len(split_scores.labels):,} items of {split}; they count as missed: raise task.max_length, or set "
                 "export.vocabulary=full"
             )
 

@@ -1,4 +1,4 @@
-"""The formats of a bundle besides float32 and int8: each is written from the float32 file, without a choice of recipes.
+"""The formats of a bundle: all but float32 and int8 are written from the float32 file, without a choice of recipes.
 
 OpenVINO runs on x86 and ARM processors, and computes in bf16 where the processor can.
 """
@@ -6,15 +6,14 @@ OpenVINO runs on x86 and ARM processors, and computes in bf16 where the processo
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from distill.edge.openvino_session import import_openvino, without_telemetry
 from distill.errors import UserError
-from distill.export.quantization import Material, write_float16
-from distill.export.recipe_ladder import FLOAT16, WORDS
+from distill.export.quantization import RECIPES, Material, write_float16
 
 
 def write_openvino(material: Material, path: Path) -> None:
@@ -43,20 +42,23 @@ class Format:
 
     Attributes:
         file: name in the bundle.
-        recipe: number format of the weights, in words.
-        write: writes the file, and a second one if the format has two.
+        recipe: number format of the weights, in words; empty for `int8`, whose recipes are `quantization.RECIPES`.
+        write: writes the file, and a second one if the format has two; None for the float32 file and for `int8`.
         packages: that `write` needs besides those of the extra `train`.
     """
 
     file: str
-    recipe: str
-    write: Callable[[Material, Path], None]
+    recipe: str = ""
+    write: Callable[[Material, Path], None] | None = None
     packages: tuple[str, ...] = ()
 
 
-HALF = "fp16"  # The ladder of int8 writes it too, if no int8 file passes.
-FORMATS: Mapping[str, Format] = {
-    HALF: Format("model.fp16.onnx", WORDS[FLOAT16], write_float16),
+FLOAT32, INT8 = "fp32", "int8"
+FORMATS: dict[str, Format] = {
+    FLOAT32: Format("model.onnx", "float32"),
+    INT8: Format("model.int8.onnx"),
+    # The recipe of the same words writes it too, if no int8 file passes.
+    "fp16": Format("model.fp16.onnx", RECIPES["float16"].words, write_float16),
     "openvino": Format("model.openvino.xml", "OpenVINO in bf16, weights in float16", write_openvino, ("openvino",)),
     "openvino-int8": Format(
         "model.openvino-int8.xml", "OpenVINO in bf16, weights in int8", write_openvino_int8, ("openvino", "nncf")
@@ -67,7 +69,7 @@ FORMATS: Mapping[str, Format] = {
 def check_formats(formats: Iterable[str]) -> None:
     """Raises UserError for a format whose packages are not installed."""
     for name in formats:
-        needed = FORMATS[name].packages if name in FORMATS else ()
+        needed = FORMATS[name].packages
         missing = [package for package in needed if find_spec(package) is None]
         if missing:
             raise UserError(

@@ -1,6 +1,7 @@
 """Recipes of quantization: each turns a float32 ONNX file into a smaller one."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -126,6 +127,43 @@ def write_float16(material: Material, path: Path) -> None:
     model = onnx.load(str(material.fp32))  # With a table that embeddings and head share, if they do.
     graph.halve_weights(model)
     graph.save(model, path)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe of quantization.
+
+    Attributes:
+        words: the recipe in words.
+        write: writes the file; that of a recipe with `keeps_matrices` takes `keep` too.
+        format: of the bundle's file.
+        keeps_matrices: whether matrices that stay in float32 are searched for.
+        retrains: whether the float32 file is that of the student after quantization-aware distillation.
+    """
+
+    words: str
+    write: Callable[..., None]
+    format: str = "int8"
+    keeps_matrices: bool = False
+    retrains: bool = False
+
+
+_write_smoothed = functools.partial(write_dynamic, smoothed=True)
+# In the order in which they are tried until one passes.
+RECIPES: dict[str, Recipe] = {
+    "smoothed": Recipe("dynamic int8 with smoothed activations", _write_smoothed),
+    "dynamic": Recipe("dynamic int8", write_dynamic),
+    "mixed": Recipe(
+        "dynamic int8 with smoothed activations, {kept} of {products} matrices in float32", _write_smoothed,
+        keeps_matrices=True,
+    ),
+    "static": Recipe("static int8 with smoothed activations", write_static),
+    "weight_only": Recipe("weights in int8 blocks of 128", write_weight_only),
+    "float16": Recipe("weights in float16", write_float16, format="fp16"),
+    "qat": Recipe(
+        "dynamic int8 with smoothed activations after quantization-aware distillation", _write_smoothed, retrains=True
+    ),
+}  # fmt: skip
 
 
 class _Reader(CalibrationDataReader):

@@ -1,18 +1,23 @@
 """Settings of an export."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from distill.edge.processor import Target, this_target
 from distill.errors import OptionError
+from distill.export.formats import FLOAT32, FORMATS
+from distill.export.quantization import RECIPES
 from distill.options import STRICT, raise_option_errors
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Recipe = Literal["dynamic", "smoothed", "mixed", "static", "weight_only", "float16", "qat"]
-Format = Literal["fp32", "int8", "fp16", "openvino", "openvino-int8"]
-RECIPES: tuple[Recipe, ...] = ("smoothed", "dynamic", "mixed", "static", "weight_only", "float16", "qat")
+if TYPE_CHECKING:
+    RecipeName = str
+    FormatName = str
+else:
+    RecipeName = Literal[*RECIPES]
+    FormatName = Literal[*FORMATS]
 
 
 @raise_option_errors
@@ -29,7 +34,7 @@ class ExportSettings:
         max_probability_diff: largest difference of a probability of an int8 file; of numbers, a share of their range.
         max_ece_rise: largest increase of the expected calibration error of an int8 file.
         formats: files of the bundle. `fp32` is one of them, because the others are made from it.
-        recipes: the ladder of `int8`: recipes of quantization in the order in which they are tried until one passes.
+        recipes: recipes of quantization for `int8`, in the order in which they are tried until one passes.
         search_evaluations: evaluations of the student with which `mixed` looks for the matrices that stay in float.
         calibration: training texts on which ranges of activations are measured; None for as many as 256.
         qat_epochs: epochs of quantization-aware distillation in the recipe `qat`; 0 leaves it out.
@@ -45,8 +50,8 @@ class ExportSettings:
     min_agreement: Share = 0.97
     max_probability_diff: Share = 0.3
     max_ece_rise: Share = 0.02
-    formats: Annotated[tuple[Format, ...], Field(strict=False)] = ("fp32", "int8")
-    recipes: Annotated[tuple[Recipe, ...], Field(strict=False, min_length=1)] = RECIPES
+    formats: Annotated[tuple[FormatName, ...], Field(strict=False)] = ("fp32", "int8")
+    recipes: Annotated[tuple[RecipeName, ...], Field(strict=False, min_length=1)] = tuple(RECIPES)
     search_evaluations: PositiveInt = 40
     calibration: PositiveInt | None = None
     qat_epochs: NonNegativeInt = 1
@@ -56,10 +61,10 @@ class ExportSettings:
     abstain: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     def __post_init__(self) -> None:
-        if "fp32" not in self.formats:
-            complete = f"[{','.join(('fp32', *self.formats))}]"
+        if FLOAT32 not in self.formats:
+            complete = f"[{','.join((FLOAT32, *self.formats))}]"
             raise OptionError(
-                "formats", f"[{','.join(self.formats)}]", f"fp32 too, from which others are made: {complete}"
+                "formats", f"[{','.join(self.formats)}]", f"{FLOAT32} too, from which others are made: {complete}"
             )
 
     def targets(self) -> tuple[str, ...]:

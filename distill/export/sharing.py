@@ -30,12 +30,12 @@ def share_weights(directory: Path, names: Sequence[str]) -> dict[str, Any]:
     """
     bundles = [directory / name for name in names]
     models = [{name: bundle / file for name, file in read_manifest(bundle)["models"].items()} for bundle in bundles]
-    every = [path for of_bundle in models for path in of_bundle.values()]
+    every = [path for paths in models for path in paths.values()]
     separate, files = sum(map(count_bytes, every)), dict[str, int]()
     for name, first in models[0].items():
         data = directory / data_file(first).name
-        is_in_all = all(name in of_bundle for of_bundle in models)
-        if is_in_all and not needs_openvino(first) and _share([of_bundle[name] for of_bundle in models], data):
+        is_in_all = all(name in paths for paths in models)
+        if is_in_all and not needs_openvino(first) and _share([paths[name] for paths in models], data):
             files[data.name] = data.stat().st_size
     for bundle in bundles:
         _list_files(bundle)

@@ -38,7 +38,6 @@ from distill.storage import mirror
 from distill.storage.files import JsonObject, write_json, write_text
 from distill.tasks import find_auto_class
 
-READ = ("job=", "job.", "bundles=", "benchmark.", "output_dir=", "trust=", "+teacher=", "teacher.")
 TEACHER = "teacher"
 
 
@@ -74,7 +73,7 @@ def run_benchmark(config: DictConfig) -> None:
 
 
 def _check_options(config: DictConfig) -> None:
-    refuse_other_options("benchmark", READ)
+    refuse_other_options("benchmark")
     if not config.bundles:
         raise UserError("job=benchmark has no bundles to measure: add bundles=[DIR,...], directories with bundle.json")
 

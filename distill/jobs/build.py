@@ -90,7 +90,7 @@ def _source(
         TeacherSource, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak, features=features
     )
     if isinstance(weights, WeightsByTask):
-        return make_by_task({task: make(weights=of_task) for task, of_task in weights.tasks.items()})
+        return make_by_task({task: make(weights=task_weights) for task, task_weights in weights.tasks.items()})
     if isinstance(weights, SeveralWeights):
         return make_ensemble([make(weights=member) for member in weights.members], weights.weights)
     return make(weights=weights)

@@ -120,7 +120,7 @@ def _check_options(older_than_days: float | None, to_gb: float | None, dry_run: 
         raise UserError(f"job.dry_run={dry_run}, expected true or false")
     if dry_run and older_than_days is None and to_gb is None:
         raise UserError("job.dry_run=true has no effect alone: add job.older_than_days=DAYS or job.to_gb=GB")
-    refuse_other_options("cache", ("job=", "job.", "cache_dir="), "cache_dir and job.*")
+    refuse_other_options("cache")
 
 
 def scan(cache_dir: Path) -> list[Entry]:

@@ -10,8 +10,6 @@ from distill.jobs.overrides import refuse_other_options
 from distill.readers.splits import Chosen
 from distill.storage import mirror
 
-READ = ("job=", "data=", "text=", "label=", "json=")
-
 
 def run_check(config: DictConfig) -> None:
     """Prints the profile of `data` with the columns `text` and `label`, or with guesses.
@@ -19,7 +17,7 @@ def run_check(config: DictConfig) -> None:
     Raises:
         UserError: for options that have no effect, files that cannot be read, and problems that stop a training.
     """
-    refuse_other_options("check", READ, "data, text, label and json")
+    refuse_other_options("check")
     if config.data is None:
         raise UserError("job=check has no data to check: add data=FILE, or data=DIR with train and dev")
     if not isinstance(config.json, bool):

@@ -157,7 +157,7 @@ def _export(
         exported = write_bundle(
             directory, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores, settings=settings
         )
-        run.update(export=exported.formats, ladder=exported.ladder)
+        run.update(export=exported.formats, attempts=exported.attempts)
         write_text(directory / "README.md", report.render_model_card(run.record, splits.labels))
 
 

@@ -21,7 +21,6 @@ from distill.records.report import render_overview_card
 from distill.storage import mirror
 from distill.storage.files import CHECKSUMS, JsonObject, is_intact, write_text
 
-READ = ("job=", "job.", "run=", "repo=", "private=", "dry_run=")
 CARD = "README.md"
 
 
@@ -62,7 +61,7 @@ def run_publish(config: DictConfig) -> None:
 
 
 def _check_options(config: DictConfig) -> None:
-    refuse_other_options("publish", READ)
+    refuse_other_options("publish")
     if config.run is None:
         raise UserError("job=publish has no run: add run=DIR, the directory of a finished run of job=distill")
     if config.repo is None:

@@ -16,8 +16,6 @@ from distill.records.collection_report import Group, write_collection
 from distill.storage import mirror
 from distill.storage.files import make_directory
 
-READ = ("job=", "runs=", "report_dir=", "refresh=")
-
 
 def run_report(config: DictConfig, *, wait: Callable[[float], None] = time.sleep) -> None:
     """Writes the report of `runs` into `report_dir`, with `refresh` again and again until Ctrl-C.
@@ -28,7 +26,7 @@ def run_report(config: DictConfig, *, wait: Callable[[float], None] = time.sleep
     Raises:
         UserError: for options that have no effect, and a directory without runs.
     """
-    refuse_other_options("report", READ, "runs, report_dir and refresh")
+    refuse_other_options("report")
     if config.runs is None:
         raise UserError("job=report has no runs to report: add runs=DIR, the directory of a run, of a sweep or of runs")
     if config.refresh is not None and (type(config.refresh) is not int or config.refresh < 1):

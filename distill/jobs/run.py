@@ -21,9 +21,7 @@ from distill.data.auto_text import AUTO
 from distill.edge import cores
 from distill.errors import UserError, first_line
 from distill.jobs import build
-from distill.jobs.distill import run_distill
-from distill.jobs.finetune import run_finetune
-from distill.jobs.pretrain import run_pretrain
+from distill.jobs.registry import JOBS, find_job
 from distill.jobs.trust import check_targets, read_trust, targets
 from distill.jobs.upgrade import upgrade
 from distill.records.collection import UNREAD, add_run, find_launched
@@ -34,46 +32,6 @@ from distill.storage import mirror
 from distill.storage.files import make_directory
 
 RUN_FILES = (RECORD, CONFIG)
-JOBS: dict[str, Callable[[DictConfig, Run], None]] = {
-    "distill": run_distill,
-    "finetune": run_finetune,
-    "pretrain": run_pretrain,
-}
-# Prefixes of the options that a job ignores: on raw text, and on labelled rows.
-_IGNORED_WITHOUT_STUDENT = (
-    "student",
-    "seeds",
-    "teacher.finetune",
-    "teacher.cache",
-    "export",
-    "benchmark",
-    "objective",
-    "budget",
-    "augment",
-)
-_IGNORED_ON_TEXT = {
-    "distill": ("teacher.finetune",),
-    "finetune": _IGNORED_WITHOUT_STUDENT,
-    "pretrain": _IGNORED_WITHOUT_STUDENT,
-}
-_IGNORED = {
-    "finetune": (
-        "student",
-        "baseline",
-        "trainer",
-        "export",
-        "benchmark",
-        "objective",
-        "logger",
-        "seed",
-        "seeds",
-        "budget",
-        "augment",
-        "task.unlabelled",
-        "task.unlabelled_share",
-        "task.bank",
-    ),
-}
 _GROUPS = ("job", "task", "teacher", "substitute", "objective", "trainer", "export", "benchmark")
 PRUNER = "pruner"  # The logger that a search by Optuna adds.
 # Options that do not change the results of a run.
@@ -155,14 +113,14 @@ def _select_job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
     if "tasks" in config.task and "tasks" not in inspect.signature(task).parameters:
         raise UserError(f"task.tasks is for task=multi, and this run has task={config.task.name}: leave it out")
     _check_options(config, job, over_vocabulary=task.over_vocabulary)  # type: ignore[attr-defined]
-    return JOBS[job]
+    return find_job(job).load()
 
 
 def _check_options(config: DictConfig, job: str, *, over_vocabulary: bool) -> None:
     """Raises UserError for options on the command line that the job would ignore."""
     if not HydraConfig.initialized() or config.resume not in (False, True):
         return
-    prefixes = (_IGNORED_ON_TEXT if over_vocabulary else _IGNORED).get(job, ())
+    prefixes = find_job(job).ignored(on_text=over_vocabulary)
     if over_vocabulary and config.export.enabled is True:
         prefixes = tuple(prefix for prefix in prefixes if prefix != "export")
     trains = {"trainer": "teacher.finetune.*", "seed": "teacher.finetune.*", "teacher.finetune": "trainer.*"}
@@ -349,7 +307,7 @@ def _load_config(run: Run) -> DictConfig:
     path = run.directory / CONFIG
     config = read_config(path)
     unusable = [name for name in _GROUPS if not OmegaConf.is_dict(config.get(name))]
-    if unusable or config.job.get("name") not in JOBS:
+    if unusable or config.job.get("name") not in [name for name, job in JOBS.items() if job.creates_run]:
         raise UserError(f"{path} is damaged: {unusable[0] if unusable else 'job'} is not that of a run")
     try:
         # Earlier versions counted the logger, and saved paths as they were typed.

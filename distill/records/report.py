@@ -35,7 +35,7 @@ from distill.records.verdict import find_split
 HEADER_WIDTH = 10  # Characters of a line of a header in a terminal.
 LONGEST_TEXT = 300  # Characters of a text of the data.
 SECTIONS = (
-    "task", "objective", "teacher", "student", "baseline", "training", "export", "ladder", "benchmark", "budget",
+    "task", "objective", "teacher", "student", "baseline", "training", "export", "attempts", "benchmark", "budget",
     "seconds", "environment", "command",
 )  # fmt: skip
 SOFTWARE = ("python", "torch", "transformers", "onnxruntime")

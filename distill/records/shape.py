@@ -120,7 +120,7 @@ class _Timing(TypedDict, total=False):
     disturbed: bool
 
 
-class _Rung(TypedDict, total=False):
+class _Attempt(TypedDict, total=False):
     words: str | None
     recipe: str
     target: str | None
@@ -245,7 +245,7 @@ class _Record(TypedDict, total=False):
     training: _Training | None
     export: dict[str, _File] | None
     benchmark: list[_Timing] | None
-    ladder: list[_Rung] | None
+    attempts: list[_Attempt] | None
     budget: _Budget | None
     seconds: dict[str, float] | None
     seeds: list[_Seed] | None
@@ -258,7 +258,7 @@ class _Record(TypedDict, total=False):
 _SHAPE: TypeAdapter[Any] = TypeAdapter(_Record)
 # Fields of a run that has no results yet, where they are not null.
 _EMPTY: Mapping[str, object] = {
-    "benchmark": [], "seeds": [], "ladder": [], "export": {}, "summary": {}, "comparison": {}, "breakdown": {},
+    "benchmark": [], "seeds": [], "attempts": [], "export": {}, "summary": {}, "comparison": {}, "breakdown": {},
     "seconds": {}, "environment": {},
 }  # fmt: skip
 

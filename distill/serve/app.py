@@ -20,8 +20,8 @@ from distill.edge.decoder import Prediction, Record
 from distill.edge.strings import shorten
 from distill.errors import first_line
 from distill.serve.batcher import FullError
-from distill.serve.door import Door, refuse
 from distill.serve.measurements import Measurements
+from distill.serve.middleware import AccessMiddleware, refuse
 from distill.serve.models import ServedModel, only
 from distill.serve.reading import GONE, RefusedError, read_records, wait_for_disconnect
 from distill.serve.settings import Limits
@@ -174,7 +174,7 @@ def create_app(service: Service) -> FastAPI:
     )  # fmt: skip
     app.router.route_class = PlainRoute
     app.add_middleware(
-        Door, service=service, token=service.token, hosts=service.hosts, most=service.limits.held
+        AccessMiddleware, service=service, token=service.token, hosts=service.hosts, most=service.limits.held
     )  # fmt: skip
 
     app.add_exception_handler(HTTPException, refuse_path)

@@ -24,12 +24,11 @@ from distill.edge.bundle import Bundle
 from distill.edge.manifest import FORMAT
 from distill.edge.model_files import session
 from distill.errors import NumericalError, UserError
-from distill.export import recipe_ladder
 from distill.export.bundle import FILES, Scorer, write_bundle
 from distill.export.formats import FORMATS
 from distill.export.gate import judge, judge_float32, recommended
 from distill.export.onnx import export_onnx
-from distill.export.quantization import Material, write_dynamic
+from distill.export.quantization import RECIPES, Material, write_dynamic
 from distill.export.sensitivity import describe_sensitivity
 from distill.export.settings import ExportSettings
 from distill.tasks import Classification, TokenClassification
@@ -206,7 +205,7 @@ def test_a_file_with_outputs_that_are_not_finite_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(recipe_ladder.SIMPLE, "dynamic", write_broken)  # type: ignore[arg-type]
+    monkeypatch.setitem(RECIPES, "dynamic", replace(RECIPES["dynamic"], write=write_broken))
     monkeypatch.setitem(FORMATS, "fp16", replace(FORMATS["fp16"], write=write_broken))  # type: ignore[arg-type]
     student = exported["models"]["student"]
     formats = write(

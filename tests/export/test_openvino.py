@@ -111,7 +111,8 @@ def test_a_file_for_openvino_is_near_torch_and_padding_changes_nothing(
     else:
         fp32 = exported[0] / "model.onnx"
     for name, format in formats.FORMATS.items():
-        format.write(Material(fp32, 8), tmp_path / f"{name}{Path(format.file).suffix}")
+        if format.write is not None:
+            format.write(Material(fp32, 8), tmp_path / f"{name}{Path(format.file).suffix}")
     reference, *files = (session(path, 1) for path in (fp32, *sorted(tmp_path.glob("openvino*.xml"))))
     # In float32 all differences are those of padding.
     monkeypatch.setattr("distill.edge.openvino_session.OPTIONS", {"INFERENCE_PRECISION_HINT": "f32"})

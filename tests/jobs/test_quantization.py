@@ -33,9 +33,9 @@ def test_the_last_recipe_trains_with_rounding_errors(
     code, output, error = command(*arguments, *options, "export.max_probability_diff=0")
     assert code == 0, error
     directory, record = only_run(tmp_path)
-    assert [rung["recipe"] for rung in record["ladder"]] == ["dynamic", "qat"]
-    assert {rung["gate"] for rung in record["ladder"]} == {"failed"}
-    assert [rung["chosen"] for rung in record["ladder"]].count(True) == 1
+    assert [attempt["recipe"] for attempt in record["attempts"]] == ["dynamic", "qat"]
+    assert {attempt["gate"] for attempt in record["attempts"]} == {"failed"}
+    assert [attempt["chosen"] for attempt in record["attempts"]].count(True) == 1
     assert (directory / "qat" / "metrics.csv").is_file()
     # What is published in float is the student of the training, not the retrained one.
     assert record["export"]["fp32"]["gate"] == "passed"

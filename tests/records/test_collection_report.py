@@ -104,8 +104,8 @@ def test_no_wrong_value_in_a_record_ends_a_report(tmp_path: Path, monkeypatch: p
     difference = {"difference": 0.1, "interval": [0.0, 0.2], "p": 0.04, "over": "examples", "number": 9}
     seed = {"seed": 5, "metrics": {"accuracy": 0.9}, "export": record()["export"], "baseline": baseline}
     seed["comparison"] = {"baseline": difference}
-    ladder = [{"words": "a recipe", "metrics": {"accuracy": 0.8}, "interval": [0.1, 0.2], "gate": "passed"}]
-    path = save(tmp_path / "run", baseline=baseline, seeds=[seed, seed | {"seed": 6}], ladder=ladder)
+    attempts = [{"words": "a recipe", "metrics": {"accuracy": 0.8}, "interval": [0.1, 0.2], "gate": "passed"}]
+    path = save(tmp_path / "run", baseline=baseline, seeds=[seed, seed | {"seed": 6}], attempts=attempts)
     content = json.loads((path / "run.json").read_text()) | {"schema": 1}
     content.pop("sha256")
     read = 0

@@ -16,8 +16,8 @@ from distill.edge import Bundle
 from distill.errors import UserError
 from distill.serve import __main__ as command
 from distill.serve import server
-from distill.serve.door import is_allowed
 from distill.serve.hosts import is_known_host
+from distill.serve.middleware import is_allowed
 from distill.serve.models import load_models
 from distill.serve.settings import Limits
 from tests.edge.conftest import (

@@ -18,7 +18,7 @@ BUSY = "the server holds as many bytes of requests and answers as it may: try ag
 
 
 class Guarded(Protocol):
-    """The attribute of a service that a door reads."""
+    """The attribute of a service that the middleware reads."""
 
     is_ready: bool
 
@@ -30,7 +30,7 @@ class Held:
         self.most, self.bytes = most, 0
 
 
-class Door:
+class AccessMiddleware:
     """Asks for the host and the token, and limits the memory of all requests together.
 
     Once the server is stopping, each answer tells that the connection ends. HEAD is answered as GET, without a body.

@@ -1,6 +1,7 @@
 """Tests of the order in which recipes are tried, and of what is taken in the end. Files and scores are stand-ins."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,9 @@ import numpy as np
 import pytest
 
 from distill.contracts import Scores
-from distill.export import gate, graph, quantization, recipe_ladder
-from distill.export.quantization import Material
-from distill.export.recipe_ladder import RecipeLadder, Rung, closest
+from distill.export import gate, graph
+from distill.export.quantization import RECIPES, Material
+from distill.export.recipe_search import Attempt, RecipeSearch, closest
 from distill.export.settings import ExportSettings
 from distill.tasks import Classification
 from tests.conftest import LABELS
@@ -37,9 +38,9 @@ class Quantizer:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, errors: Mapping[str, int]) -> None:
         self.errors = errors
         self.kept: list[list[str]] = []
-        recipes = {name: self._recipe(name) for name in recipe_ladder.SIMPLE}
-        monkeypatch.setattr(recipe_ladder, "SIMPLE", recipes)
-        monkeypatch.setattr(quantization, "write_dynamic", self._dynamic)
+        for name, recipe in RECIPES.items():
+            write = self._dynamic if recipe.keeps_matrices or recipe.retrains else self._recipe(name)
+            monkeypatch.setitem(RECIPES, name, replace(recipe, write=write))
         monkeypatch.setattr(Material, "products", PRODUCTS)
         products = [SimpleNamespace(name=name, source=f"input of {name}") for name in reversed(PRODUCTS)]
         monkeypatch.setattr(Material, "graph", lambda material: None)
@@ -49,8 +50,7 @@ class Quantizer:
     def _recipe(self, name: str) -> Any:
         return lambda material, path: path.write_text(name)
 
-    def _dynamic(self, material: Material, path: Path, *, keep: list[str] = [], smoothed: bool) -> None:  # noqa: B006
-        assert smoothed
+    def _dynamic(self, material: Material, path: Path, *, keep: list[str] = []) -> None:  # noqa: B006
         self.kept.append(list(keep))
         path.write_text("trained" if material.fp32.suffix == ".fp32" else "+".join(["mixed", *sorted(keep)]))
 
@@ -61,14 +61,14 @@ class Quantizer:
         return scores_with(self.errors.get(name, EXAMPLES), noise)
 
 
-def climb(
+def search(
     monkeypatch: pytest.MonkeyPatch,
     directory: Path,
     errors: Mapping[str, int],
     *,
     target: str = "avx2",
     **settings: Any,
-) -> tuple[list[Rung], Quantizer]:
+) -> tuple[list[Attempt], Quantizer]:
     quantizer = Quantizer(monkeypatch, errors)
     settings = {"max_probability_diff": 1.0, "min_agreement": 0.9, "max_ece_rise": 1.0, **settings}
 
@@ -76,54 +76,59 @@ def climb(
         path.write_text("trained")
 
     task = Classification(name="toy", text="text", labels=LABELS)
-    ladder = RecipeLadder(
+    search = RecipeSearch(
         Material(directory / "model.onnx", 7), target, task, {"dev": scores_with(0)}, quantizer.score,
         ExportSettings(**settings), gate.measure_resolution(task, scores_with(0)), retrain=retrain,
     )  # fmt: skip
-    return ladder.climb(directory / "int8.onnx", directory / "half.onnx"), quantizer
+    return search.run(directory / "int8.onnx", directory / "half.onnx"), quantizer
 
 
-def names(rungs: list[Rung], *, chosen: bool = False) -> list[str]:
-    return [rung["recipe"] for rung in rungs if rung["chosen"] or not chosen]
+def names(attempts: list[Attempt], *, chosen: bool = False) -> list[str]:
+    return [attempt["recipe"] for attempt in attempts if attempt["chosen"] or not chosen]
 
 
 def test_the_first_recipe_that_passes_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    rungs, _ = climb(monkeypatch, tmp_path, {"smoothed": 50, "dynamic": 5, "mixed": 0})
-    assert [(rung["recipe"], rung["gate"]) for rung in rungs] == [("smoothed", "failed"), ("dynamic", "passed")]
-    assert names(rungs, chosen=True) == ["dynamic"]
+    attempts, _ = search(monkeypatch, tmp_path, {"smoothed": 50, "dynamic": 5, "mixed": 0})
+    assert [(attempt["recipe"], attempt["gate"]) for attempt in attempts] == [
+        ("smoothed", "failed"),
+        ("dynamic", "passed"),
+    ]
+    assert names(attempts, chosen=True) == ["dynamic"]
     assert [path.name for path in tmp_path.iterdir()] == ["int8.onnx"]
     assert (tmp_path / "int8.onnx").read_text() == "dynamic"
-    assert rungs[0]["drop"] == pytest.approx(0.05)
-    assert rungs[0]["interval"][0] < 0.05 < rungs[0]["interval"][1]
-    assert rungs[0]["bytes"] == len("smoothed")
+    assert attempts[0]["drop"] == pytest.approx(0.05)
+    assert attempts[0]["interval"][0] < 0.05 < attempts[0]["interval"][1]
+    assert attempts[0]["bytes"] == len("smoothed")
 
 
 def test_luck_is_not_called_a_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Two of 1,000 answers are wrong. It may be up to 0.006 of all, which is more than twice 0.002."""
-    rungs, _ = climb(monkeypatch, tmp_path, {"dynamic": 2, "static": 0}, max_drop=0.002, recipes=["dynamic", "static"])
-    assert [rung["gate"] for rung in rungs] == ["undecided", "passed"]
-    assert rungs[0]["drop"] == pytest.approx(0.002)
-    assert 0.005 < rungs[0]["interval"][1] < 0.008
-    assert rungs[1]["interval"][1] == pytest.approx(3 / 1002)
-    assert rungs[0]["reason"].startswith("the drop may be up to 0.00")
-    assert rungs[1]["reason"] is None
-    assert names(rungs, chosen=True) == ["static"]
+    attempts, _ = search(
+        monkeypatch, tmp_path, {"dynamic": 2, "static": 0}, max_drop=0.002, recipes=["dynamic", "static"]
+    )
+    assert [attempt["gate"] for attempt in attempts] == ["undecided", "passed"]
+    assert attempts[0]["drop"] == pytest.approx(0.002)
+    assert 0.005 < attempts[0]["interval"][1] < 0.008
+    assert attempts[1]["interval"][1] == pytest.approx(3 / 1002)
+    assert attempts[0]["reason"].startswith("the drop may be up to 0.00")
+    assert attempts[1]["reason"] is None
+    assert names(attempts, chosen=True) == ["static"]
 
 
 def test_the_undecided_recipe_whose_interval_ends_lowest_is_taken_if_none_passes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    rungs, _ = climb(
+    attempts, _ = search(
         monkeypatch, tmp_path, {"dynamic": 3, "smoothed": 2, "static": 9}, max_drop=0.003,
         recipes=["dynamic", "smoothed", "static"], min_agreement=0.9975,
     )  # fmt: skip
-    assert [rung["gate"] for rung in rungs] == ["failed", "passed"]
-    rungs, _ = climb(
+    assert [attempt["gate"] for attempt in attempts] == ["failed", "passed"]
+    attempts, _ = search(
         monkeypatch, tmp_path, {"dynamic": 2, "smoothed": 1, "static": 9}, max_drop=0.002,
         recipes=["dynamic", "smoothed", "static"],
     )  # fmt: skip
-    assert [rung["gate"] for rung in rungs] == ["undecided", "undecided", "failed"]
-    assert names(rungs, chosen=True) == ["smoothed"]
+    assert [attempt["gate"] for attempt in attempts] == ["undecided", "undecided", "failed"]
+    assert names(attempts, chosen=True) == ["smoothed"]
 
 
 def test_the_first_recipe_that_does_not_fail_is_taken_where_dev_could_pass_none(
@@ -131,49 +136,56 @@ def test_the_first_recipe_that_does_not_fail_is_taken_where_dev_could_pass_none(
 ) -> None:
     """Other recipes, and a training, would tell no more. With 1,000 examples nothing below 0.003 can be told."""
     errors = {"smoothed": 2, "dynamic": 1, "static": 0}
-    rungs, _ = climb(monkeypatch, tmp_path, errors, max_drop=0.001)
-    assert [(rung["recipe"], rung["gate"]) for rung in rungs] == [("smoothed", "failed"), ("dynamic", "undecided")]
-    assert rungs[1]["reason"] == "dev has 1,000 examples, at least 1,498 are needed to tell a drop of 0.002"
-    assert names(rungs, chosen=True) == ["dynamic"]
-    rungs, _ = climb(monkeypatch, tmp_path, {"float16": 0, "mixed": 5}, max_drop=0.001, recipes=["float16", "mixed"])
-    assert [(rung["recipe"], rung["gate"], rung["chosen"]) for rung in rungs] == [("float16", "undecided", True)]
+    attempts, _ = search(monkeypatch, tmp_path, errors, max_drop=0.001)
+    assert [(attempt["recipe"], attempt["gate"]) for attempt in attempts] == [
+        ("smoothed", "failed"),
+        ("dynamic", "undecided"),
+    ]
+    assert attempts[1]["reason"] == "dev has 1,000 examples, at least 1,498 are needed to tell a drop of 0.002"
+    assert names(attempts, chosen=True) == ["dynamic"]
+    attempts, _ = search(
+        monkeypatch, tmp_path, {"float16": 0, "mixed": 5}, max_drop=0.001, recipes=["float16", "mixed"]
+    )
+    assert [(attempt["recipe"], attempt["gate"], attempt["chosen"]) for attempt in attempts] == [
+        ("float16", "undecided", True)
+    ]
     assert (tmp_path / "half.onnx").read_text() == "float16"
-    _, quantizer = climb(
+    _, quantizer = search(
         monkeypatch, tmp_path, {"mixed+c": 0}, max_drop=0.001, recipes=["mixed"], search_evaluations=8
     )  # fmt: skip
     assert quantizer.kept == [["a"], ["b"], ["c"], ["d"], ["c"]]  # The search ends with the first file too.
 
 
 def test_undecided_recipes_are_ranked_by_the_end_of_their_intervals_and_not_by_their_drop() -> None:
-    def rung(recipe: str, gate: str, drop: float, high: float) -> Any:
+    def attempt(recipe: str, gate: str, drop: float, high: float) -> Any:
         return {"recipe": recipe, "gate": gate, "drop": drop, "interval": [0.0, high]}
 
-    wide, narrow = rung("wide", "undecided", 0.001, 0.02), rung("narrow", "undecided", 0.002, 0.01)
-    failed = rung("failed", "failed", 0.0, 0.0)
-    for rungs in ([failed, wide, narrow], [narrow, wide, failed]):
-        assert closest(rungs) is narrow
+    wide, narrow = attempt("wide", "undecided", 0.001, 0.02), attempt("narrow", "undecided", 0.002, 0.01)
+    failed = attempt("failed", "failed", 0.0, 0.0)
+    for attempts in ([failed, wide, narrow], [narrow, wide, failed]):
+        assert closest(attempts) is narrow
 
 
 def test_the_smallest_drop_is_taken_if_all_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    rungs, _ = climb(
+    attempts, _ = search(
         monkeypatch, tmp_path, {"dynamic": 3, "smoothed": 2, "static": 4}, max_drop=0.004,
         recipes=["dynamic", "smoothed", "static"], min_agreement=0.9999,
     )  # fmt: skip
-    assert {rung["gate"] for rung in rungs} == {"failed"}
-    assert names(rungs, chosen=True) == ["smoothed"]
-    best = closest(rungs)
+    assert {attempt["gate"] for attempt in attempts} == {"failed"}
+    assert names(attempts, chosen=True) == ["smoothed"]
+    best = closest(attempts)
     assert best is not None
     assert best["recipe"] == "smoothed"
     assert (tmp_path / "int8.onnx").read_text() == "smoothed"
 
 
-def test_a_drop_of_nothing_leads_to_the_end_of_the_ladder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_drop_of_nothing_tries_every_recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     errors = {"dynamic": 9, "smoothed": 8, "mixed+c": 7, "mixed+a+c": 6, "static": 9, "weight_only": 5, "float16": 3,
               "trained": 4}  # fmt: skip
-    rungs, _ = climb(monkeypatch, tmp_path, errors, max_drop=0.0, search_evaluations=6)
-    assert names(rungs) == ["smoothed", "dynamic", "mixed", "static", "weight_only", "float16", "qat"]
-    assert names(rungs, chosen=True) == ["qat"]
-    best = closest(rungs)
+    attempts, _ = search(monkeypatch, tmp_path, errors, max_drop=0.0, search_evaluations=6)
+    assert names(attempts) == ["smoothed", "dynamic", "mixed", "static", "weight_only", "float16", "qat"]
+    assert names(attempts, chosen=True) == ["qat"]
+    best = closest(attempts)
     assert best is not None
     assert best["recipe"] == "float16"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["int8.onnx"]
@@ -182,9 +194,9 @@ def test_a_drop_of_nothing_leads_to_the_end_of_the_ladder(monkeypatch: pytest.Mo
 def test_a_float16_file_that_passes_comes_beside_the_best_int8_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    rungs, _ = climb(monkeypatch, tmp_path, {"float16": 0, "dynamic": 60, "static": 40})
-    assert names(rungs)[-1] == "float16"
-    assert names(rungs, chosen=True) == ["static", "float16"]
+    attempts, _ = search(monkeypatch, tmp_path, {"float16": 0, "dynamic": 60, "static": 40})
+    assert names(attempts)[-1] == "float16"
+    assert names(attempts, chosen=True) == ["static", "float16"]
     assert (tmp_path / "half.onnx").read_text() == "float16"
 
 
@@ -192,19 +204,19 @@ def test_the_search_keeps_the_most_sensitive_matrices_until_the_file_passes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     errors = {"mixed+c": 30, "mixed+a+c": 0}
-    rungs, quantizer = climb(monkeypatch, tmp_path, errors, recipes=["mixed"], search_evaluations=8)
+    attempts, quantizer = search(monkeypatch, tmp_path, errors, recipes=["mixed"], search_evaluations=8)
     # Each alone, then the two that make the logits better, together with the file that is kept.
     assert quantizer.kept == [["a"], ["b"], ["c"], ["d"], ["c"], ["c", "a"]]
-    assert rungs[0]["kept"] == ["c", "a"]
-    assert rungs[0]["words"] == "dynamic int8 with smoothed activations, 2 of 4 matrices in float32"
-    assert rungs[0]["gate"] == "passed"
+    assert attempts[0]["kept"] == ["c", "a"]
+    assert attempts[0]["words"] == "dynamic int8 with smoothed activations, 2 of 4 matrices in float32"
+    assert attempts[0]["gate"] == "passed"
 
 
 @pytest.mark.parametrize(("evaluations", "measured", "tried"), [(1, 1, 1), (4, 3, 1), (8, 4, 4), (40, 4, 4)])
 def test_the_search_stays_within_its_evaluations(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, evaluations: int, measured: int, tried: int
 ) -> None:
-    _, quantizer = climb(monkeypatch, tmp_path, {}, recipes=["mixed"], search_evaluations=evaluations)
+    _, quantizer = search(monkeypatch, tmp_path, {}, recipes=["mixed"], search_evaluations=evaluations)
     assert len([kept for kept in quantizer.kept[:measured] if len(kept) == 1]) == measured
     assert len(quantizer.kept) == measured + tried
 
@@ -213,7 +225,7 @@ def test_the_search_stays_within_its_evaluations(
 def test_the_search_measures_the_matrices_with_the_largest_outliers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measured: int
 ) -> None:
-    _, quantizer = climb(monkeypatch, tmp_path, {}, recipes=["mixed"], search_evaluations=measured + 1)
+    _, quantizer = search(monkeypatch, tmp_path, {}, recipes=["mixed"], search_evaluations=measured + 1)
     assert quantizer.kept[:measured] == [[name] for name in PRODUCTS[:measured]]
 
 
@@ -221,10 +233,12 @@ def test_a_target_that_this_machine_cannot_check_is_exported_unchecked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(gate, "this_target", lambda: "avx2")
-    rungs, _ = climb(monkeypatch, tmp_path, {"dynamic": 500}, target="vnni")
-    assert [(rung["recipe"], rung["gate"], rung["chosen"]) for rung in rungs] == [("smoothed", "unchecked", True)]
+    attempts, _ = search(monkeypatch, tmp_path, {"dynamic": 500}, target="vnni")
+    assert [(attempt["recipe"], attempt["gate"], attempt["chosen"]) for attempt in attempts] == [
+        ("smoothed", "unchecked", True)
+    ]
 
 
 def test_without_epochs_nothing_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    rungs, _ = climb(monkeypatch, tmp_path, {}, recipes=["static", "qat"], qat_epochs=0)
-    assert names(rungs) == ["static"]
+    attempts, _ = search(monkeypatch, tmp_path, {}, recipes=["static", "qat"], qat_epochs=0)
+    assert names(attempts) == ["static"]

@@ -1,0 +1,61 @@
+"""Tests that a row added to a table is seen by everything that reads the table."""
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distill.errors import OptionError, UserError
+from distill.export import settings
+from distill.export.formats import FORMATS, Format
+from distill.export.quantization import RECIPES, Recipe
+from distill.jobs.registry import JOBS, OPTIONS, Job, find_job
+
+ROOT = Path(__file__).parent.parent
+
+
+def import_settings() -> Any:
+    """Returns `ExportSettings` as a new process would import them, without changing the module of the others."""
+    return runpy.run_path(str(settings.__file__))["ExportSettings"]
+
+
+def test_an_added_recipe_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RECIPES, "copied", Recipe("the float32 file", lambda material, path: None))
+    added = import_settings()
+    assert added().recipes[-1] == "copied"
+    assert added(recipes=("copied",)).recipes == ("copied",)
+    with pytest.raises(OptionError, match="float16, qat, copied$"):
+        added(recipes=("other",))
+    with pytest.raises(OptionError, match="float16, qat$"):
+        settings.ExportSettings(recipes=("copied",))
+
+
+def test_an_added_format_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMATS, "copy", Format("model.copy.onnx", "float32 again"))
+    added = import_settings()
+    assert added(formats=["fp32", "copy"]).formats == ("fp32", "copy")
+    with pytest.raises(OptionError, match="openvino-int8, copy$"):
+        added(formats=["fp32", "other"])
+
+
+@pytest.mark.parametrize("name", [*RECIPES, *FORMATS])
+def test_every_recipe_and_format_is_in_the_docs(name: str) -> None:
+    assert re.search(rf"^\| `{name}` \|", (ROOT / "docs" / "quantization.md").read_text(), re.MULTILINE)
+
+
+def test_an_added_job_is_run_with_the_options_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = Job("json:dumps", ("seed", "trainer"), ("trainer",))
+    monkeypatch.setitem(JOBS, "added", added)
+    assert find_job("added").load()({"a": 1}) == '{"a": 1}'
+    assert added.ignored(on_text=False) == tuple(name for name in OPTIONS if name not in ("seed", "trainer"))
+    assert "seed" in added.ignored(on_text=True)
+    with pytest.raises(UserError, match=r"^there is no job other, expected one of distill, .*, publish, added$"):
+        find_job("other")
+
+
+def test_every_job_has_a_configuration_and_a_function() -> None:
+    assert {path.stem for path in (ROOT / "conf" / "job").glob("*.yaml")} == set(JOBS)
+    assert all(callable(job.load()) for job in JOBS.values())
+    assert all(set(job.reads) <= set(OPTIONS) for job in JOBS.values() if job.creates_run)
