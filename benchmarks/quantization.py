@@ -38,7 +38,6 @@ from distill.export.recipe_ladder import RecipeLadder
 from distill.export.settings import Recipe
 from distill.jobs import build
 from distill.jobs.trust import check_targets
-from distill.jobs.upgrade import upgrade
 from distill.records.saved_config import CONFIG, read_config
 
 assert students
@@ -49,7 +48,7 @@ INPUTS = ["input_ids", "attention_mask"]  # Of a student with random weights.
 
 def measure(run: Path, directory: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns a row for the float32 file and for every recipe."""
-    config = upgrade(read_config(run / CONFIG))
+    config = read_config(run / CONFIG)
     check_targets(config, source=run / CONFIG, trust=())
     plan = build.plan(config)
     splits: Any = plan.task.read(plan.cache_dir)

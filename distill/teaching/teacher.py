@@ -39,7 +39,7 @@ from distill.teaching.scale import Rescaling, fit_scale
 from distill.training import auto, checkpoints, fitting
 from distill.training.evaluate import evaluate, fit_decoding, split_metrics
 from distill.training.module import DistillationModule, freeze
-from distill.training.settings import ADDED, TrainerSettings, check_budget, check_processes
+from distill.training.settings import TrainerSettings, check_budget, check_processes
 
 AS_IT_IS, RESCALED = "as it is", "rescaled"  # Origins of a teacher that needs no training.
 FORMAT = 4  # Of a fine-tuned teacher in the cache.
@@ -587,9 +587,8 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
     settings = None
     if source.finetune is not None:
         settings = asdict(replace(source.finetune, precision=source.finetune.resolved_precision()))
-        for name in ("checkpoint_steps", "devices", "strategy", *ADDED):
-            settings.pop(name)  # They do not change the result, except what `added` returns.
-        settings |= source.finetune.added()
+        for name in ("checkpoint_steps", "devices", "strategy"):
+            settings.pop(name)  # They do not change the result.
         if source.finetune.processes() > 1:  # A step contains the batches of all ranks.
             settings["processes"] = source.finetune.processes()
         settings["device"] = source.finetune.device().type
