@@ -237,7 +237,7 @@ class Part:
             print_notice(f"no recipe of quantization {self._of_task}passed its gate; closest came {describe(rung)}")
         warn_of_budget(self.plan, formats, chosen)
         warn_of_text(self.run.record["task"], formats if chosen is None else {chosen: formats[chosen]})
-        if chosen is not None and formats[chosen].get("batch_sensitivity"):  # Earlier versions did not measure it.
+        if chosen is not None and formats[chosen].get("batch_sensitivity"):
             file = formats[chosen]
             sentence = describe_sensitivity(file["file"], file["batch_sensitivity"], file["batch_size"])
             print_line(f"Batches  {sentence}")

@@ -224,15 +224,8 @@ def _logits_of(
 
 
 def earlier_decision(record: JsonObject, checkpoint: Path) -> JsonObject | None:
-    """Returns the `teacher_outputs` of run.json if a training continues from `checkpoint`, None if it begins.
-
-    Trainings that an earlier version began do not have it. They cached hidden states only if the options said so.
-    """
-    if not checkpoint.is_file():
-        return None
-    unrecorded = {"cached": False, "reason": "an earlier version began this training so"}
-    decision: JsonObject = record.get("teacher_outputs", unrecorded)
-    return decision
+    """Returns the `teacher_outputs` of run.json if a training continues from `checkpoint`, None if it begins."""
+    return record["teacher_outputs"] if checkpoint.is_file() else None
 
 
 def outputs_for_training(
