@@ -4,7 +4,6 @@ A run on one task has one part, whose section is the whole record.
 """
 
 import copy
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +38,7 @@ from distill.records.predictions import write_predictions
 from distill.records.record import Run, create_results
 from distill.records.shape import first_split
 from distill.records.verdict import BASELINE_BUNDLE, decide
-from distill.storage.cache import has_entry, new_entry
+from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import (
     JsonObject,
     atomic_directory,
@@ -281,9 +280,7 @@ class Part:
         """The teacher's own ONNX files, cached under its weights, its inputs and the recipe; none if they fail."""
         bits = weight_bits(self.plan.export.targets()[0])
         teacher, tokenizer = self.teacher.model, self.teacher.tokenizer
-        key = hashlib.sha256(
-            " ".join([self.teacher.weights, *exported_inputs(teacher, tokenizer)]).encode()
-        ).hexdigest()
+        key = entry_key("onnx", 1, self.teacher.weights, exported_inputs(teacher, tokenizer))
         directory = self.plan.cache_dir / "onnx" / f"{key[:16]}-rows-{bits}"
         try:
             if not has_entry(directory):
