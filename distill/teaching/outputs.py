@@ -223,7 +223,8 @@ def _logits_of(
 
 def earlier_decision(record: JsonObject, checkpoint: Path) -> JsonObject | None:
     """Returns the `teacher_outputs` of run.json if a training continues from `checkpoint`, None if it begins."""
-    return record["teacher_outputs"] if checkpoint.is_file() else None
+    decision: JsonObject | None = record["teacher_outputs"] if checkpoint.is_file() else None
+    return decision
 
 
 def outputs_for_training(
