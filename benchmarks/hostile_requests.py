@@ -57,7 +57,7 @@ def write_bundles(directory: Path) -> None:
             "spans",
             write_tag_bundle,
             {
-                "kind": "question_answering", "answer": "spans", "decoder": "spans", "labels": ["start", "end"],
+                "kind": "question_answering", "decoder": "spans", "labels": ["start", "end"],
                 "pair": True, "max_length": 384, "doc_stride": 128, "decoding": SPANS,
             },
         ),

@@ -37,7 +37,6 @@ from distill.export.onnx import export_onnx
 from distill.export.recipe_search import RecipeSearch
 from distill.jobs import build
 from distill.jobs.trust import check_targets
-from distill.jobs.upgrade import upgrade
 from distill.records.saved_config import CONFIG, read_config
 
 assert students
@@ -48,7 +47,7 @@ INPUTS = ["input_ids", "attention_mask"]  # Of a student with random weights.
 
 def measure(run: Path, directory: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns a row for the float32 file and for every recipe."""
-    config = upgrade(read_config(run / CONFIG))
+    config = read_config(run / CONFIG)
     check_targets(config, source=run / CONFIG, trust=())
     plan = build.plan(config)
     splits: Any = plan.task.read(plan.cache_dir)

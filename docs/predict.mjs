@@ -9,7 +9,7 @@ import { Tokenizer } from "@huggingface/tokenizers";
 const [directory, ...texts] = process.argv.slice(2);
 const read = (name) => readFileSync(join(directory, name));
 const bundle = JSON.parse(read("bundle.json"));
-if (bundle.format > 7 || bundle.pair || !["classes", "number"].includes(bundle.decoder)) {
+if (bundle.format !== 1 || bundle.pair || !["classes", "number"].includes(bundle.decoder)) {
   throw new Error(`cannot read format ${bundle.format}, pair ${bundle.pair}, decoder ${bundle.decoder}`);
 }
 const file = bundle.models[bundle.recommended];

@@ -274,7 +274,7 @@ def _describe(each: MeasuredBundle, threads: int) -> dict[str, Any]:
         models[format] = {
             "file": manifest["models"][format],
             "bytes": count_bytes(each.directory / manifest["models"][format]),
-            "metrics": manifest.get("metrics", {}).get(format, {}),
+            "metrics": manifest["metrics"].get(format, {}),
             "start": measure_start(each.directory, format, threads=threads, record=record),
         }
     return {

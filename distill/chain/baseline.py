@@ -62,9 +62,7 @@ def _choose(prepared: Prepared) -> JsonObject:
     plan, record = prepared.plan, prepared.run.record
     reason = _find_obstacle(plan) if plan.baseline == AUTO else None if plan.baseline else "baseline=false"
     if plan.baseline == AUTO and plan.resume and record.get("teacher_outputs"):  # Its training has begun.
-        if record.get("baseline_choice"):
-            return cast(JsonObject, record["baseline_choice"])
-        reason = "an earlier version began this run"
+        return cast(JsonObject, record["baseline_choice"])
     if reason is not None:
         return {"trained": False, "reason": reason, "share": None}
     share = count_work(prepared).share

@@ -4,7 +4,6 @@ A run on one task has one of them, whose section is the whole record.
 """
 
 import copy
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +38,7 @@ from distill.records.predictions import write_predictions
 from distill.records.record import Run, create_results
 from distill.records.shape import first_split
 from distill.records.verdict import BASELINE_BUNDLE, decide
-from distill.storage.cache import has_entry, new_entry
+from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import (
     JsonObject,
     atomic_directory,
@@ -235,7 +234,7 @@ class TaskRun:
             print_notice(f"no recipe of quantization {self._of_task}passed its gate; closest came {describe(attempt)}")
         warn_of_budget(self.plan, formats, chosen)
         warn_of_text(self.run.record["task"], formats if chosen is None else {chosen: formats[chosen]})
-        if chosen is not None and formats[chosen].get("batch_sensitivity"):  # Earlier versions did not measure it.
+        if chosen is not None and formats[chosen].get("batch_sensitivity"):
             file = formats[chosen]
             sentence = describe_sensitivity(file["file"], file["batch_sensitivity"], file["batch_size"])
             print_line(f"Batches  {sentence}")
@@ -279,9 +278,7 @@ class TaskRun:
         """The teacher's own ONNX files, cached under its weights, its inputs and the recipe; none if they fail."""
         bits = weight_bits(self.plan.export.targets()[0])
         teacher, tokenizer = self.teacher.model, self.teacher.tokenizer
-        key = hashlib.sha256(
-            " ".join([self.teacher.weights, *exported_inputs(teacher, tokenizer)]).encode()
-        ).hexdigest()
+        key = entry_key("onnx", 1, self.teacher.weights, exported_inputs(teacher, tokenizer))
         directory = self.plan.cache_dir / "onnx" / f"{key[:16]}-rows-{bits}"
         try:
             if not has_entry(directory):

@@ -1,8 +1,6 @@
 """Changed copies of the training texts, which only the teacher labels: made once, cached, and added to the pool."""
 
-import hashlib
 import importlib.metadata
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +19,7 @@ from distill.data.tables import CHANGED_COPIES, LabelledData, Split
 from distill.data.unlabelled import clean, describe_removed
 from distill.errors import OptionError, UserError
 from distill.options import check_arguments
-from distill.storage.cache import has_entry, new_entry
+from distill.storage.cache import entry_key, has_entry, new_entry
 
 FORMAT = 1  # Of the files of copies.
 P_POS = 0.1  # Probability of replacing a word by another of its part of speech.
@@ -254,9 +252,9 @@ def cached_copies(
     split: Split, augmentation: Augmentation, mask_token: str | None, *, cache_dir: Path, device: str
 ) -> Columns:
     """Returns the copies of all examples, cached or made: the texts, and the second texts of pairs."""
-    parts = [FORMAT, augmentation.name, augmentation.key(), mask_token, split.texts, split.pairs]
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
-    directory = cache_dir / "augmented" / key
+    method = (augmentation.name, augmentation.key(), mask_token)
+    key = entry_key("augmented", FORMAT, *method, split.texts, split.pairs)
+    directory = cache_dir / "augmented" / key[:20]
     path = directory / "copies.arrow"
     if not has_entry(directory):
         if directory.is_dir():

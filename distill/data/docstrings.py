@@ -5,7 +5,6 @@ not imported, because their source files are read with `ast`.
 """
 
 import ast
-import hashlib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -21,13 +20,13 @@ from pathlib import Path
 
 from distill.console import print_notice
 from distill.readers.sentences import split_sentences
-from distill.storage.cache import has_entry, new_entry
+from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import write_text
 
 LABELS: tuple[str, ...] = ("python", "numpy", "pandas", "torch", "transformers", "sympy", "networkx")
 
 # Part of the fingerprint. Increase it if the text or the selection of the sentences changes.
-FORMAT_VERSION = 3
+FORMAT = 1
 
 MASK = "package"
 MIN_WORDS, MAX_WORDS = 5, 60
@@ -135,8 +134,7 @@ def compute_fingerprint(sentences_per_class: int, seed: int) -> str:
             versions[label] = importlib.metadata.version(label)
         except importlib.metadata.PackageNotFoundError:
             raise _not_installed_error(label) from None
-    content = {"format": FORMAT_VERSION, "versions": versions, "size": sentences_per_class, "seed": seed}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    return entry_key("docstrings", FORMAT, versions, sentences_per_class, seed)[:16]
 
 
 def build_splits(roots: dict[str, Path], *, sentences_per_class: int, seed: int) -> dict[str, list[dict[str, str]]]:

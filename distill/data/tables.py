@@ -264,7 +264,7 @@ class LabelledText:
         join_spellings(columns, words, self.label_names or (), _ignore)
         [column], [classes] = columns.values(), words.values()
         self._check_classes(table, classes)
-        # Indices keep the order of their numbers as text, by which the rows of earlier versions were drawn.
+        # Rows are drawn class by class, and indices in the order of their numbers as text.
         return self.source.hold_out_dev(
             table, classes=classes if column.classes is None else list(map(str, column.values))
         )

@@ -1,6 +1,5 @@
 """A cache of token ids in Arrow files, keyed by texts, tokenizer and length, and memory-mapped."""
 
-import hashlib
 import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +13,12 @@ import tokenizers
 
 from distill.data.tables import Split
 from distill.edge.truncation import Truncation
-from distill.storage.cache import has_entry, new_entry
+from distill.storage.cache import entry_key, has_entry, new_entry
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT_VERSION = 1
+FORMAT = 1
 # `words` has the number of the word that begins with a token, -1 for other tokens.
 # `start_characters` and `end_characters` are those of a token in its text.
 DTYPES = {
@@ -166,13 +165,8 @@ def compute_digest(
     Args:
         doc_stride: tokens that neighbouring windows share, None for whole examples.
     """
-    settings = [FORMAT_VERSION, max_length, describe_tokenizer(tokenizer)]
-    if doc_stride is not None:
-        settings.append(doc_stride)
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for texts in (split.texts, split.pairs):
-        digest.update(json.dumps(texts).encode())
-    return digest.hexdigest()
+    settings = (max_length, doc_stride, describe_tokenizer(tokenizer))
+    return entry_key("tokens", FORMAT, *settings, split.texts, split.pairs)
 
 
 def _tokenize(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> pa.Table:

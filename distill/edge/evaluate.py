@@ -363,7 +363,7 @@ class ChoiceRows(_OneByOne):
         if self.lists and len(self.choices) != 1:
             expected = "the columns of the question and the choices, and perhaps of the context"
             raise UserError(f"got {', '.join([self.question, *self.choices])}, expected {expected}")
-        usual = bundle.manifest["decoding"].get("answers")  # Earlier bundles do not have it.
+        usual = bundle.manifest["decoding"].get("answers")
         self.reading = choose_reading(map(self._answer, rows), usual)
 
     def _choices(self, row: Row) -> tuple[list[object], list[object] | None]:

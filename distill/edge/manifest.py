@@ -12,8 +12,7 @@ from distill.errors import UserError
 from distill.storage.files import CHECKSUMS, read_checksums
 
 NAME = "bundle.json"
-FORMAT = 7
-READABLE = (1, 2, 3, 4, 5, 6, 7)
+FORMAT = 1
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 SIDES = ("left", "right")
 LARGEST = 2**31 - 1  # Of a length and a token id.
@@ -22,10 +21,10 @@ SHOWN = 60  # Characters of a value in a message.
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """Returns the content of bundle.json, with the defaults of the keys that earlier formats lack.
+    """Returns the content of bundle.json.
 
     Raises:
-        UserError: if it is missing, damaged, of an unknown format, or not the file of SHA256SUMS, where that exists.
+        UserError: if it is missing, damaged, of another format, or not the file of SHA256SUMS, where that exists.
     """
     path = directory / NAME
     try:
@@ -36,26 +35,13 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise UserError(f"{path} is damaged: expected a JSON object")
     number = manifest.get("format")
-    if not _is_count(number) or number not in READABLE:
+    if not _is_count(number) or number != FORMAT:
         raise UserError(
-            f"{path} is of format {_show(number)}, this version of distill reads 1 to {FORMAT}: update distill"
+            f"{path} is of format {_show(number)}, this version of distill reads format {FORMAT}: export it again, or "
+            "read it with the version that wrote it"
         )
-    defaults: dict[str, Any] = {"gates": {}, "metrics": {}}
-    if number < 3:
-        defaults["truncation_side"] = "right"
-    if number < 4:
-        defaults["thresholds"] = {}
-    if number < 5:
-        defaults["targets"] = {}
-    if number < 6:
-        defaults |= {"doc_stride": None, "decoding": {}}
-    if number < 7:
-        defaults["batch_sizes"] = {}
-    if number == 1 and "answer" in manifest:  # The decoder had another name.
-        defaults["decoder"] = manifest["answer"]
-    content: dict[str, Any] = defaults | manifest
-    _check_fields(content, path)
-    return content
+    _check_fields(manifest, path)
+    return manifest
 
 
 def _read_checked(path: Path) -> bytes:

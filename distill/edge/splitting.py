@@ -67,7 +67,7 @@ class Splitter:
     @classmethod
     def parse(cls, decoding: Mapping[str, Any]) -> "Splitter":
         """Returns the splitter of a bundle; raises UserError for one that is not known."""
-        value = decoding.get(NAME, {"name": "punctuation"})
+        value = decoding.get(NAME)
         if not isinstance(value, Mapping) or value.get("name") not in SPLITTERS:
             raise UserError(f"decoding has the splitter {value}, expected one of {', '.join(SPLITTERS)}")
         lists = {name: value.get(name, []) for name in ("whole", "leading", "trailing")}

@@ -449,7 +449,7 @@ def _create_manifest(
         "decoder": task.decoder,
         "task": task.name,
         "pair": task.pair,
-        **{name: about[name] for name in ("answer", "labels")},
+        "labels": about["labels"],
         "positive": about.get("positive"),
         "max_length": task.max_length,
         "truncation_side": tokenizer.truncation_side,

@@ -51,8 +51,6 @@ KINDS = {
     "banks": Kind("banks of sentences", re.compile(rf"{_HEX}{{20}}")),
     "augmented": Kind("augmented texts", re.compile(rf"{_HEX}{{20}}")),
     "tokens": Kind("tokens", re.compile(rf"{_HEX}{{20}}")),
-    # Versions before the readers of `distill.data` cached the rows of files.
-    "datasets": Kind("dataset", re.compile(rf"\w+/default-{_HEX}+.*"), whole=False),
     "data": Kind("built-in data", re.compile(rf"docstrings-{_HEX}+")),
 }
 
@@ -128,7 +126,7 @@ def scan(cache_dir: Path) -> list[Entry]:
     entries: list[Entry] = []
     for folder, kind in KINDS.items():
         root = cache_dir / folder
-        for path in root.glob("*/*" if "/" in kind.names.pattern else "*"):
+        for path in root.glob("*"):
             match = TEMPORARY.fullmatch(path.name)
             name = path.relative_to(root).with_name(match["name"] if match else path.name).as_posix()
             if kind.names.fullmatch(name) and path.is_dir() and not path.is_symlink():
@@ -156,8 +154,6 @@ def _read_entry(path: Path, kind: Kind, name: str, *, temporary: bool) -> Iterat
                 status = file.lstat()
             except FileNotFoundError:  # Another process has renamed or removed it.
                 continue
-            # The temporary name of `datasets`.
-            in_use |= now - status.st_mtime < TEMPORARY_SECONDS and directory.endswith(".incomplete")
             size += status.st_size
             changed = max(changed, status.st_mtime)
             used = max(used, status.st_atime, status.st_mtime)

@@ -15,7 +15,6 @@ from distill.edge.decoder import Record
 from distill.errors import UserError, first_line
 from distill.jobs import build
 from distill.jobs.trust import check_targets
-from distill.jobs.upgrade import upgrade
 from distill.records.predictions import FILE
 from distill.records.saved_config import CONFIG, read_config
 
@@ -98,7 +97,7 @@ def _read_task(run: Path, trust: Sequence[str]) -> list[Record]:
     path = run / CONFIG
     if not path.is_file():
         raise UserError(f"{run} has no {CONFIG}, whose task reads dev")
-    config = upgrade(read_config(path))
+    config = read_config(path)
     check_targets(config, source=path, trust=trust)
     task, cache_dir = build.instantiate(config.task), build.cache_dir(config)
     splits = task.read(cache_dir)

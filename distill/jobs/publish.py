@@ -119,13 +119,13 @@ def _read_card(run: Path, record: JsonObject) -> str:
     """Returns the model card of a run, or of several tasks an overview of their directories.
 
     Raises:
-        UserError: for a run without a student, or of an earlier version.
+        UserError: for a run without a student.
     """
     if record.get("tasks") and (run / "student").is_dir():
         return render_overview_card(record, is_repository=True)
     card = run / "student" / CARD
     if not card.is_file():
-        raise UserError(f"{run} has no student with a model card: give a run of job=distill of this version")
+        raise UserError(f"{run} has no student with a model card: give a run of job=distill")
     return card.read_text(encoding="utf-8")
 
 

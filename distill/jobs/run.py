@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import hydra
@@ -23,7 +23,6 @@ from distill.errors import UserError, first_line
 from distill.jobs import build
 from distill.jobs.registry import JOBS, find_job
 from distill.jobs.trust import check_targets, read_trust, targets
-from distill.jobs.upgrade import upgrade
 from distill.records.collection import UNREAD, add_run, find_launched
 from distill.records.record import RECORD, Run, create_run, open_run
 from distill.records.saved_config import CONFIG, read_config, write_config
@@ -36,7 +35,6 @@ _GROUPS = ("job", "task", "teacher", "substitute", "objective", "trainer", "expo
 PRUNER = "pruner"  # The logger that a search by Optuna adds.
 # Options that do not change the results of a run.
 _NOT_IN_DIGEST = ("resume", "trust", "output_dir", "cache_dir", "dry_run", "paper", "logger")
-_NOT_IN_EARLIER_DIGEST = tuple(name for name in _NOT_IN_DIGEST if name != "logger")
 _PATHS = ("task.data_dir", "teacher.path", "teacher.tokenizer", "student.path", "cache_dir")
 _PATHS_OR_IDS = ("task.unlabelled", "task.bank", "augment.model")  # An id of the Hub is no path that can be missing.
 # Mappings with options of several tasks, and the names of those that are paths; empty for the values themselves.
@@ -144,11 +142,7 @@ def _check_options(config: DictConfig, job: str, *, over_vocabulary: bool) -> No
 
 def digest(config: DictConfig) -> str:
     """Returns the SHA-256 of the options that can change the results of a run."""
-    return _digest(_with_absolute_paths(config))
-
-
-def _digest(config: DictConfig, ignored: Sequence[str] = _NOT_IN_DIGEST) -> str:
-    content = {key: value for key, value in _to_dict(config).items() if key not in ignored}
+    content = {key: value for key, value in _to_dict(_with_absolute_paths(config)).items() if key not in _NOT_IN_DIGEST}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -299,7 +293,7 @@ def _check_paths(run_config: DictConfig, run: Run) -> None:
 
 
 def _load_config(run: Run) -> DictConfig:
-    """Returns the configuration that a run was started with, with today's names.
+    """Returns the configuration that a run was started with.
 
     Raises:
         UserError: for a file that is damaged or was edited.
@@ -310,13 +304,9 @@ def _load_config(run: Run) -> DictConfig:
     if unusable or config.job.get("name") not in [name for name, job in JOBS.items() if job.creates_run]:
         raise UserError(f"{path} is damaged: {unusable[0] if unusable else 'job'} is not that of a run")
     try:
-        # Earlier versions counted the logger, and saved paths as they were typed.
-        known = run.record.get("config_sha256") in (
-            digest(config),
-            *(_digest(each, _NOT_IN_EARLIER_DIGEST) for each in (config, _with_absolute_paths(config))),
-        )
+        known = run.record.get("config_sha256") == digest(config)
     except (OSError, ValueError, OmegaConfBaseException) as error:
         raise UserError(f"{path} is damaged: {first_line(error)}") from error
     if not known:
         raise UserError(f"{path} is damaged or was edited after the run began: start a new run with other options")
-    return upgrade(config)
+    return config

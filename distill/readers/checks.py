@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 
 from distill.readers import problems
-from distill.readers.columns import FileColumns
+from distill.readers.columns import Table, has_mark
 from distill.readers.kinds import ColumnProfile, is_number
 from distill.readers.labels import simplify
 from distill.readers.missing import WHOLE, find_marks, has_no_label, is_missing
@@ -26,22 +27,22 @@ def find_label_marks(splits: Mapping[str, SplitRows], chosen: Chosen) -> frozens
     return find_marks(chain.from_iterable(labels)) - set(chosen.names)
 
 
-def find_file_problems(file: FileColumns, columns: Sequence[ColumnProfile]) -> Iterator[Problem]:
+def find_file_problems(file: Table, columns: Sequence[ColumnProfile]) -> Iterator[Problem]:
     """Yields the problems of a file that do not depend on the task."""
     if file.unreadable:
         lines, first = list(file.unreadable), next(iter(file.unreadable.values()))
         noun = "line" if len(lines) == 1 else "lines"
-        reason = str(first).removeprefix(f"{file.path}, ")
+        reason = str(first).removeprefix(f"{file.source}, ")
         yield Problem(
             f"{len(lines):,} {noun} cannot be read ({show_lines(range(len(lines)), lines)})", reason, is_error=True
         )
-    if is_delimited(file.path) and (names := _find_values_in_header(columns)):
+    if is_delimited(Path(file.source)) and (names := _find_values_in_header(columns)):
         yield Problem(
             f"line 1 looks like a row and not like the names of the columns ({', '.join(map(repr, names))})",
             "write a line with names such as text,label above it",
             is_error=True,
         )
-    if file.has_mark:
+    if has_mark(Path(file.source)):
         yield Problem("the file begins with a byte order mark", "it is left out, which needs no action")
 
 

@@ -1,68 +1,119 @@
-"""All columns of a file with the line that each row begins in, and the lines that cannot be read."""
+"""The columns of a file of rows with the line that each row begins in, and the lines that cannot be read."""
 
 import codecs
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from distill.errors import UserError
-from distill.readers.lines import open_file, reading_errors, unreadable
+from distill.readers.lines import Lines, name_row, open_file, reading_errors, select_lines
+from distill.readers.parquet import open_parquet
 from distill.readers.rows import SUFFIXES as ROW_SUFFIXES
-from distill.readers.rows import Skipped, check_names, is_delimited, read_fields, read_objects
+from distill.readers.rows import Skipped, check_names, is_delimited, read_fields, read_rows
 
 SUFFIXES = (*ROW_SUFFIXES, ".parquet")
 _DELIMITERS = (";", "\t", "|", ",")
+SAMPLED = 50  # Rows of the columns that no task reads, of which a message offers those of text.
 
 
 @dataclass(frozen=True)
-class FileColumns:
-    """The rows of a file by column.
+class Table:
+    """The rows of one source, with the columns that a task reads.
 
     Args:
-        columns: values of each column by its name; None where a row of JSONL lacks it.
-        lines: the line of the file that each row begins in; None for Parquet, which has none.
+        source: names the rows in messages.
+        names: all columns of the source.
+        columns: values of the wanted columns that the source has; None where a row of JSONL lacks one.
+        classes: names of the classes of each column that is a `datasets.ClassLabel`, or a list of them, whose values
+            are their indices, or -1 for an example without a label.
+        lines: of the rows.
+        samples: the first values of the other columns.
         unreadable: the errors of lines that are left out.
-        has_mark: whether the file begins with a byte order mark.
     """
 
-    path: Path
+    source: str
+    names: tuple[str, ...]
     columns: Mapping[str, Sequence[object]]
-    lines: Sequence[int] | None
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lines: Lines = None
+    samples: Mapping[str, Sequence[object]] = field(default_factory=dict)
     unreadable: Skipped = field(default_factory=dict)
-    has_mark: bool = False
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
+        return len(next(iter(self.columns.values()), ()))
+
+    def select(self, rows: Iterable[int], source: str | None = None) -> "Table":
+        """Returns these rows, with `source` under another name in messages."""
+        chosen = list(map(int, rows))
+        columns = {name: [values[row] for row in chosen] for name, values in self.columns.items()}
+        return replace(self, source=source or self.source, columns=columns, lines=select_lines(self.lines, chosen))
+
+    def place(self, row: int) -> str:
+        """Returns the name of a row in messages."""
+        return f"{self.source}, {name_row(row, self.lines)}"
 
 
-def read_columns(path: Path) -> FileColumns:
+def read_table(path: Path, wanted: Collection[str] | None = None, skipped: Skipped | None = None) -> Table:
+    """Reads the wanted columns of a file of a type in `SUFFIXES`, all of them without `wanted`.
+
+    Fields of CSV and TSV are strings. TSV has no quotes. Blank lines of CSV, TSV and JSONL are skipped.
+
+    Args:
+        skipped: receives the errors of lines that have no clear meaning, which end the reading without it.
+
+    Raises:
+        UserError: if the file cannot be read.
+    """
+    with reading_errors(path):
+        if path.stat().st_size == 0:
+            raise UserError(f"{path} is empty, expected a header and examples")
+        if path.name.endswith(".parquet"):
+            return _read_parquet(path, wanted)
+        return (_read_fields if is_delimited(path) else _read_objects)(path, wanted, skipped)
+
+
+def read_columns(path: Path) -> Table:
     """Reads all columns of a file of a type in `SUFFIXES`, without the lines that have no clear meaning.
 
     Raises:
-        UserError: if the file cannot be read at all.
+        UserError: if the file cannot be read at all, or has columns with another delimiter.
     """
     if not path.name.lower().endswith(SUFFIXES):
         raise UserError(
             f"{path} is of no known kind, expected one of {', '.join(SUFFIXES)}; others are checked by a dry run"
         )
-    with reading_errors(path):
-        if path.stat().st_size == 0:
-            raise UserError(f"{path} is empty, expected a header and examples")
-        if path.name.endswith(".parquet"):
-            return _read_parquet(path)
-        with open_file(path) as file:
-            has_mark = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
-        return _read_fields(path, has_mark=has_mark) if is_delimited(path) else _read_objects(path, has_mark=has_mark)
+    table = read_table(path, skipped={})
+    if not len(table):
+        raise UserError(f"{path} has no examples")
+    return table
 
 
-def _read_fields(path: Path, *, has_mark: bool) -> FileColumns:
-    skipped: Skipped = {}
-    rows = read_fields(path, skipped)
-    _, names = next(rows)
-    _check_delimiter(path, names)
-    lines, fields = zip(*rows, strict=True)
-    columns = dict(zip(names, map(list, zip(*fields, strict=True)), strict=True))
-    return FileColumns(path, columns, lines, skipped, has_mark)
+def has_mark(path: Path) -> bool:
+    """Returns whether a text file begins with a byte order mark."""
+    with reading_errors(path), open_file(path) as file:
+        return file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+
+
+def _read_fields(path: Path, wanted: Collection[str] | None, skipped: Skipped | None) -> Table:
+    """Reads the wanted columns of CSV or TSV."""
+    with closing(read_fields(path, skipped)) as rows:
+        _, names = next(rows)
+        if skipped is not None:
+            _check_delimiter(path, names)
+        places = {name: place for place, name in enumerate(names) if wanted is None or name in wanted}
+        columns: dict[str, list[str]] = {name: [] for name in places}
+        others = {name: place for place, name in enumerate(names) if name and name not in places}
+        lines, samples = array("q"), {name: list[str]() for name in others}
+        for line, row in rows:
+            lines.append(line)
+            for name, place in places.items():
+                columns[name].append(row[place])
+            if len(lines) <= SAMPLED:
+                for name, place in others.items():
+                    samples[name].append(row[place])
+    return Table(str(path), tuple(names), columns, lines=lines, samples=samples, unreadable=skipped or {})
 
 
 def _check_delimiter(path: Path, names: Sequence[str]) -> None:
@@ -79,32 +130,38 @@ def _check_delimiter(path: Path, names: Sequence[str]) -> None:
         )
 
 
-def _read_objects(path: Path, *, has_mark: bool) -> FileColumns:
-    skipped: Skipped = {}
-    lines, objects = list[int](), list[Mapping[str, object]]()
-    for number, row in read_objects(path, skipped):
-        lines.append(number)
-        objects.append(row)
-    names = dict.fromkeys(name for row in objects for name in row)
-    if not names:
-        raise next(iter(skipped.values()), UserError(f"{path} has no examples, expected an object on every line"))
-    check_names(str(path), tuple(names))
-    columns = {name: [row.get(name) for row in objects] for name in names}
-    return FileColumns(path, columns, lines, skipped, has_mark)
+def _read_objects(path: Path, wanted: Collection[str] | None, skipped: Skipped | None) -> Table:
+    """Reads the wanted columns of JSONL."""
+    names: dict[str, None] = {}
+    columns: dict[str, list[object]] = {}
+    lines, samples = array("q"), dict[str, list[object]]()
+    for line, row in read_rows(path, skipped):
+        names.update(dict.fromkeys(row))
+        for name, value in row.items():
+            if wanted is None or name in wanted:
+                columns.setdefault(name, [None] * len(lines))
+            elif len(lines) < SAMPLED:
+                samples.setdefault(name, []).append(value)
+        for name, values in columns.items():
+            values.append(row.get(name))
+        lines.append(line)
+    columns = {name: columns[name] for name in (names if wanted is None else wanted) if name in columns}
+    return Table(str(path), tuple(names), columns, lines=lines, samples=samples, unreadable=skipped or {})
 
 
-def _read_parquet(path: Path) -> FileColumns:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UserError(f"{path} needs pyarrow: pip install 'distill[train]', or give the rows as .jsonl") from error
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, MemoryError) as error:
-        raise unreadable(path, error) from error
-    check_names(str(path), table.column_names)
+def _read_parquet(path: Path, wanted: Collection[str] | None) -> Table:
+    """Reads the wanted columns of Parquet, which has no lines."""
+    with open_parquet(path) as file:
+        names = tuple(file.schema_arrow.names)
+        check_names(str(path), names)
+        chosen = [name for name in names if wanted is None or name in wanted]
+        table = file.read(columns=chosen)
+        others = [name for name in names if name not in chosen and is_string(file.schema_arrow.field(name).type)]
+        first = next(file.iter_batches(SAMPLED, columns=others), None) if others else None
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
-    if not table.num_rows:
-        raise UserError(f"{path} has no examples")
-    return FileColumns(path, columns, None)
+    return Table(str(path), names, columns, samples={} if first is None else first.to_pydict())
+
+
+def is_string(kind: object) -> bool:
+    """Returns whether the values of a type of Arrow, or of a feature of `datasets`, are strings."""
+    return str(getattr(kind, "dtype", kind)) in ("string", "large_string")

@@ -3,7 +3,7 @@
 import csv
 import json
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,25 +19,29 @@ Row = Mapping[str, object]
 Skipped = dict[int, UserError]  # The errors of lines that are left out, by the number of the line.
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
+def read_rows(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[int, Row]]:
     """Yields the first line and the values by column of each row of a file of a type in `SUFFIXES`.
 
     Fields of CSV and TSV are strings. TSV has no quotes. Blank lines are skipped.
+
+    Args:
+        skipped: receives the errors of lines that have no clear meaning, which end the reading without it.
 
     Raises:
         UserError: if the file cannot be read, or a line of it has no clear meaning.
     """
     if is_delimited(path):
-        fields = read_fields(path)
+        fields = read_fields(path, skipped)
         _, names = next(fields)
         yield from ((number, dict(zip(names, row, strict=True))) for number, row in fields)
         return
     found: dict[str, None] = {}
-    for number, row in read_objects(path):
+    for number, row in read_objects(path, skipped):
         found.update(dict.fromkeys(row))
         yield number, row
     if not found:
-        raise UserError(f"{path} has no examples, expected an object on every line")
+        none = UserError(f"{path} has no examples, expected an object on every line")
+        raise next(iter((skipped or {}).values()), none)
     check_names(str(path), tuple(found))
 
 
@@ -46,7 +50,7 @@ def is_delimited(path: Path) -> bool:
     return path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
 
 
-def read_fields(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[int, list[str]]]:
+def read_fields(path: Path, skipped: Skipped | None = None) -> Generator[tuple[int, list[str]], None, None]:
     """Yields the first line and the fields of the header of a CSV or TSV file, and then of each row.
 
     Args:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from distill.errors import UserError
-from distill.readers.columns import FileColumns
+from distill.readers.columns import Table
 from distill.readers.kinds import ColumnProfile, guess_label, guess_text
 from distill.readers.label_sets import read_lists
 from distill.readers.label_vectors import stack_columns
@@ -45,7 +45,7 @@ class SplitRows:
         labels: of each row, several as a list of their names; None for a split without labels.
     """
 
-    file: FileColumns
+    file: Table
     texts: tuple[Sequence[object], ...]
     labels: Sequence[object] | None
 
@@ -100,7 +100,7 @@ def choose_columns(columns: Sequence[ColumnProfile], given: Chosen, source: str)
     return Chosen(text, label, given.task or task, given.separator or next(iter(separators), None), given.names)
 
 
-def read_splits(files: Mapping[str, FileColumns], chosen: Chosen) -> tuple[dict[str, SplitRows], list[Problem]]:
+def read_splits(files: Mapping[str, Table], chosen: Chosen) -> tuple[dict[str, SplitRows], list[Problem]]:
     """Returns the texts and the labels of each split, and the columns and lists that cannot be read as problems."""
     splits, problems = dict[str, SplitRows](), list[Problem]()
     for split, file in files.items():
@@ -108,7 +108,7 @@ def read_splits(files: Mapping[str, FileColumns], chosen: Chosen) -> tuple[dict[
         if missing and not (split == "test" and set(missing) <= set(chosen.label)):
             problems.append(
                 Problem(
-                    f"{file.path} has no column {' and '.join(missing)}",
+                    f"{file.source} has no column {' and '.join(missing)}",
                     f"it has {show_names(tuple(file.columns))}; rename its columns",
                     is_error=True,
                 )
@@ -129,11 +129,9 @@ def read_splits(files: Mapping[str, FileColumns], chosen: Chosen) -> tuple[dict[
 
 def _read_label_lists(splits: Mapping[str, SplitRows], chosen: Chosen) -> dict[str, SplitRows]:
     columns = {
-        split: LabelColumn(str(rows.file.path), rows.labels, lines=rows.lines)
+        split: LabelColumn(rows.file.source, rows.labels, lines=rows.lines)
         if len(chosen.label) == 1
-        else stack_columns(
-            str(rows.file.path), {name: rows.file.columns[name] for name in chosen.label}, lines=rows.lines
-        )
+        else stack_columns(rows.file.source, {name: rows.file.columns[name] for name in chosen.label}, lines=rows.lines)
         for split, rows in splits.items()
         if rows.labels is not None
     }

@@ -41,7 +41,7 @@ def find_launched(sweep: Path, launch: str) -> Path | None:
 
 
 def _read_launches(sweep: Path) -> list[tuple[Path, str]]:
-    """Returns the directory and the launch of each run of a sweep, oldest first; earlier versions wrote no launch."""
+    """Returns the directory and the launch of each run of a sweep, oldest first."""
     lists = [listed.read_text(encoding="utf-8").splitlines() for listed in sweep.glob(SWEEP_RUNS)]
     columns = [line.partition("\t") for lines in sorted(lists) for line in lines]
     return [((sweep / path).resolve(), launch) for path, _, launch in columns]

@@ -20,7 +20,7 @@ from distill.errors import UserError, first_line
 from distill.storage import mirror
 from distill.storage.files import JsonObject, make_directory, write_json
 
-SCHEMA = 2  # 1 had no sha256.
+SCHEMA = 1
 RECORD = "run.json"
 STATUSES = ("running", "finished", "failed")
 LOCK = ".lock"  # Of the process that works in the directory.
@@ -95,7 +95,8 @@ def open_run(directory: Path, *, needs: tuple[str, ...] = (), file: str = RECORD
     """Returns the run of an earlier process, whose record is `file`.
 
     Raises:
-        UserError: if the directory lacks the record or one of the files `needs`, or the record is damaged.
+        UserError: if the directory lacks the record or one of the files `needs`, or the record is damaged or of another
+            schema.
     """
     for name in (file, *needs):
         if not (directory / name).is_file():
@@ -107,9 +108,12 @@ def open_run(directory: Path, *, needs: tuple[str, ...] = (), file: str = RECORD
         raise UserError(f"{path} is damaged: {first_line(error)}") from error
     if not isinstance(record, dict) or record.get("status") not in STATUSES:
         raise UserError(f"{path} is damaged: its status is none of {', '.join(STATUSES)}")
-    if record.get("schema") not in (1, SCHEMA):
-        raise UserError(f"{path} is damaged or of a later version: its schema is {record.get('schema')!r}")
-    if (record["schema"] == SCHEMA or "sha256" in record) and record.get("sha256") != digest(record):
+    if record.get("schema") != SCHEMA:
+        raise UserError(
+            f"{path} has the schema {record.get('schema')!r}, this version of distill reads schema {SCHEMA}: start a "
+            "new run, or read it with the version that wrote it"
+        )
+    if record.get("sha256") != digest(record):
         raise UserError(f"{path} is damaged: its content does not have the SHA-256 that it names")
     return Run(directory, record, file)
 

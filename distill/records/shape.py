@@ -283,7 +283,7 @@ def first_metric(task: Mapping[str, Any]) -> str:
 
 
 def fill_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the record with a null or empty value for each field that it lacks, as earlier versions wrote fewer."""
+    """Returns the record with a null or empty value for each field that it lacks, as one without results does."""
     return {**record, **{name: record.get(name) or _EMPTY.get(name) for name in _Record.__annotations__}}
 
 

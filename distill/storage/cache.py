@@ -5,6 +5,8 @@ each entry that it reads, so that `job=cache` does not remove it. A complete cac
 """
 
 import contextlib
+import hashlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,17 @@ from distill.storage.files import atomic_directory, is_intact, make_directory
 
 LEASE = ".lease"  # In an entry: the file that its readers lock.
 _held: dict[Path, int] = {}  # The descriptors of the locks of this process by entry.
+
+
+def entry_key(kind: str, version: int, *parts: object) -> str:
+    """Returns the SHA-256 of everything that an entry depends on; an entry of another version is never read.
+
+    Args:
+        kind: of the entries, whose other versions and kinds have other keys.
+        version: of the format of these entries.
+        parts: values that JSON can represent.
+    """
+    return hashlib.sha256(json.dumps(["distill", kind, version, *parts], sort_keys=True).encode()).hexdigest()
 
 
 def open_cache(directory: Path) -> None:

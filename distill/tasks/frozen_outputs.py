@@ -1,7 +1,5 @@
 """Outputs of a frozen model that is not the teacher, of which train has targets: computed once and cached."""
 
-import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +14,11 @@ from distill.models.checks import longest
 from distill.models.forward import count_outputs, run_model, to_device
 from distill.models.loading import Start
 from distill.models.pooling import vector_settings
-from distill.storage.cache import has_entry, new_entry
+from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import hash_file
 
 FILE = "outputs.npy"
-VERSION = 2
+FORMAT = 1
 
 
 def cached_outputs(
@@ -43,8 +41,9 @@ def cached_outputs(
     if cache_dir is None:
         return _compute_outputs(start, examples, name)
     files = {path.name: hash_file(path) for path in sorted(source.glob("*.safetensors"))}
-    parts = [VERSION, tokens.digest, files, hash_file(source / "config.json"), vector_settings(start.model.config)]
-    directory = cache_dir / "frozen_outputs" / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
+    config = hash_file(source / "config.json")
+    key = entry_key("frozen_outputs", FORMAT, tokens.digest, files, config, vector_settings(start.model.config))
+    directory = cache_dir / "frozen_outputs" / key[:20]
     if not has_entry(directory):
         print_line(f"{name}: reads {len(examples):,} examples of train once, for {directory}")
         outputs = _compute_outputs(start, examples, name)

@@ -1,7 +1,5 @@
 """Tokens of sentences that are given as words: cut between words, with the first token of each word."""
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,11 +26,11 @@ def tokenize_sentences(
     A sentence that is longer than `max_length` tokens is cut between two words.
     """
     from distill.data.token_cache import cached_tokens, describe_tokenizer
+    from distill.storage.cache import entry_key
 
-    settings = [FORMAT, max_length, describe_tokenizer(tokenizer)]
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    digest.update(json.dumps([list(words) for words in sentences]).encode())
-    return cached_tokens(digest.hexdigest(), lambda: _tokenize(sentences, tokenizer, max_length), cache_dir)
+    words = [list(words) for words in sentences]
+    digest = entry_key("words", FORMAT, max_length, describe_tokenizer(tokenizer), words)
+    return cached_tokens(digest, lambda: _tokenize(sentences, tokenizer, max_length), cache_dir)
 
 
 class _Sentence(NamedTuple):

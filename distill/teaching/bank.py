@@ -22,9 +22,9 @@ from distill.data.tables import BANK, LabelledData, Split
 from distill.data.unlabelled import clean
 from distill.models.forward import run_encoder, run_model, to_device
 from distill.models.pooling import VectorSettings, pool
-from distill.storage.cache import has_entry, new_entry
+from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.teaching.output_cache import library_versions
-from distill.teaching.teacher import PreparedTeacher, TeacherSource, digest_parts
+from distill.teaching.teacher import PreparedTeacher, TeacherSource
 from distill.training.settings import has_bf16
 
 FORMAT = 1  # Of the entries in the cache.
@@ -65,9 +65,9 @@ class Search:
         queries = [train[row] for row in np.linspace(0, len(train) - 1, min(len(train), MOST_QUERIES)).astype(int)]
         model, tokenizer = self._load(data)
         pool_texts = [] if data.pool.rows is None else data.pool.rows.texts
-        parts = [FORMAT, "chosen", self._key(self.bank.sentences, tokenizer), data.sha256, pool_texts, queries]
+        parts: list[object] = [self._key(self.bank.sentences, tokenizer), data.sha256, pool_texts, queries]
         parts += [teacher.fingerprint, count, CANDIDATES, self.task.max_length]
-        directory = self.cache_dir / "banks" / digest_parts(parts)[:20]
+        directory = self.cache_dir / "banks" / entry_key("chosen", FORMAT, *parts)[:20]
         if not has_entry(directory):
             vectors = self._cached_vectors(model, tokenizer)
             near = self._find(vectors, self._encode(queries, model, tokenizer), count)
@@ -121,8 +121,8 @@ class Search:
 
     def _key(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str:
         tokens = token_cache.compute_digest(_split(texts), tokenizer, self.task.max_length)
-        parts = [FORMAT, tokens, self.source.weights.fingerprint(), dict(POOLING), str(self._dtype), library_versions()]
-        return digest_parts([*parts, self.device.type])[:20]
+        parts = (tokens, self.source.weights.fingerprint(), dict(POOLING), str(self._dtype), library_versions())
+        return entry_key("banks", FORMAT, *parts, self.device.type)[:20]
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -26,11 +26,11 @@ from distill.errors import UserError
 from distill.losses.term import scatter_logits
 from distill.options import check_arguments
 from distill.storage import mirror
-from distill.storage.cache import lease
+from distill.storage.cache import entry_key, lease
 from distill.storage.files import atomic_file, make_directory
 from distill.teaching.top_k import TopKOutputs, bytes_per_item, top_k_mass
 
-FORMAT = 3
+FORMAT = 1
 _LIBRARIES = {"torch": torch, "transformers": transformers}
 MARGIN_GB = 2.0  # Stays free on the disk if `hidden` is `auto`: checkpoints and exported files follow.
 SHARD_TOKENS = 65_536  # An interruption loses at most one shard, and the memory of a pass is limited by it.
@@ -137,9 +137,9 @@ class OutputCache:
             raise UserError(f"cannot cache teacher outputs (teacher.cache.enabled=true): {reason}; use auto or false")
         return reason
 
-    def layout(self) -> list[int]:
-        """Returns the numbers that determine the format of the files."""
-        return [FORMAT, SHARD_TOKENS]
+    def key(self, *parts: object) -> str:
+        """Returns the name of the directory of outputs that depend on these parts."""
+        return entry_key("outputs", FORMAT, SHARD_TOKENS, *parts)[:20]
 
     def open(
         self, directory: Path, lengths: np.ndarray, *, hidden: HiddenLayers | None, top_k: bool = False

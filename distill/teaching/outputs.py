@@ -1,7 +1,5 @@
 """Computes the teacher's outputs for the examples of a split once and reads them from the cache afterwards."""
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -201,14 +199,8 @@ def _logits_of(
 
 
 def earlier_decision(record: JsonObject, checkpoint: Path) -> JsonObject | None:
-    """Returns the `teacher_outputs` of run.json if a training continues from `checkpoint`, None if it begins.
-
-    Trainings that an earlier version began do not have it. They cached hidden states only if the options said so.
-    """
-    if not checkpoint.is_file():
-        return None
-    unrecorded = {"cached": False, "reason": "an earlier version began this training so"}
-    decision: JsonObject = record.get("teacher_outputs", unrecorded)
+    """Returns the `teacher_outputs` of run.json if a training continues from `checkpoint`, None if it begins."""
+    decision: JsonObject | None = record["teacher_outputs"] if checkpoint.is_file() else None
     return decision
 
 
@@ -343,13 +335,15 @@ def _open(computation: Computation, examples: Examples, hidden: HiddenLayers | N
     """Returns those outputs of a split that are cached."""
     cache, task = computation.cache, computation.task
     environment = {"device": computation.device, **library_versions()}
-    parts = [cache.layout(), environment, computation.fingerprint, examples.digest, hidden and hidden.key()]
+    parts = [environment, computation.fingerprint, examples.digest, hidden and hidden.key()]
     if task.over_vocabulary:
         parts.append(cache.top_k)
     visits = examples.visits or 1
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
     outputs = cache.open(
-        computation.directory / key, np.tile(examples.tokens, visits), hidden=hidden, top_k=task.over_vocabulary
+        computation.directory / cache.key(*parts),
+        np.tile(examples.tokens, visits),
+        hidden=hidden,
+        top_k=task.over_vocabulary,
     )
     for path in outputs.damaged:
         print_notice(f"{path} is damaged: the teacher computes it again")

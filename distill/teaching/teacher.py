@@ -28,7 +28,7 @@ from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
 from distill.models.tokenizer import read_vocabulary
 from distill.options import show_value
-from distill.storage.cache import has_entry, new_entry
+from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import CHECKSUMS, hash_file, write_json
 from distill.teaching.constants import Comparison, compare_with_constant
 from distill.teaching.features import Features
@@ -39,10 +39,10 @@ from distill.teaching.scale import Rescaling, fit_scale
 from distill.training import auto, checkpoints, fitting
 from distill.training.evaluate import evaluate, fit_decoding, split_metrics
 from distill.training.module import DistillationModule, freeze
-from distill.training.settings import ADDED, TrainerSettings, check_budget, check_processes
+from distill.training.settings import TrainerSettings, check_budget, check_processes
 
 AS_IT_IS, RESCALED = "as it is", "rescaled"  # Origins of a teacher that needs no training.
-FORMAT = 4  # Of a fine-tuned teacher in the cache.
+FORMAT = 1  # Of a fine-tuned teacher in the cache.
 _METADATA = "distill.json"  # Beside its weights.
 # Called with model, tokenizer and examples before the fine-tuning; raises an error if the student does not suit them.
 Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase, EncodedSplits], object]
@@ -459,7 +459,7 @@ def _choose_finetuning(source: TeacherSource, splits: Splits) -> tuple[TeacherSo
 
 def _read_notices(directory: Path) -> list[str]:
     """Prints and returns the notices of the fine-tuning of the teacher in the cache, which its run has had too."""
-    notices: list[str] = json.loads((directory / _METADATA).read_text(encoding="utf-8")).get("notices", [])
+    notices: list[str] = json.loads((directory / _METADATA).read_text(encoding="utf-8"))["notices"]
     for text in notices:
         print_notice(text)
     return notices
@@ -587,9 +587,8 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
     settings = None
     if source.finetune is not None:
         settings = asdict(replace(source.finetune, precision=source.finetune.resolved_precision()))
-        for name in ("checkpoint_steps", "devices", "strategy", *ADDED):
-            settings.pop(name)  # They do not change the result, except what `added` returns.
-        settings |= source.finetune.added()
+        for name in ("checkpoint_steps", "devices", "strategy"):
+            settings.pop(name)  # They do not change the result.
         if source.finetune.processes() > 1:  # A step contains the batches of all ranks.
             settings["processes"] = source.finetune.processes()
         settings["device"] = source.finetune.device().type
@@ -597,7 +596,7 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
     parts += [dict(task.model_settings)] if task.model_settings else []
     parts += [] if task.head_bias is None else [{"head_bias": task.head_bias}]
     parts += [] if source.features is None else [source.features.record()]
-    return digest_parts([FORMAT, library_versions(), *parts])
+    return entry_key("teachers", FORMAT, library_versions(), *parts)
 
 
 def digest_parts(parts: Sequence[object]) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DOCUMENT_UNITS = ("file", "paragraph", "line")
 
 # Part of the fingerprint. Increase it if the same files give other documents or other keys.
-FORMAT_VERSION = 2
+FORMAT = 1
 
 MAX_HASHED_BYTES = 2 * 2**30
 # With fewer files per process, the amount of text per process would differ too much.
@@ -177,7 +177,7 @@ class Corpus:
         data set, it includes only the name and the split.
         """
         hub_source = [self._hub_id, self._split] if self._hub_id else None
-        digest = hashlib.sha256(json.dumps([FORMAT_VERSION, self._column, self._split_by, hub_source]).encode())
+        digest = hashlib.sha256(json.dumps([FORMAT, self._column, self._split_by, hub_source]).encode())
         hash_content = (self.count_bytes() or 0) <= MAX_HASHED_BYTES
         for name, path in self._files:
             status = readers.read_status(path)

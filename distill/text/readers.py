@@ -9,6 +9,7 @@ from pathlib import Path
 
 from distill.errors import UserError
 from distill.readers.lines import open_file, reading_errors, unreadable
+from distill.readers.parquet import open_parquet
 from distill.readers.rows import read_objects
 
 SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".parquet", ".txt.gz", ".text.gz", ".md.gz", ".jsonl.gz")
@@ -149,10 +150,7 @@ def _read_jsonl(path: Path, column: str) -> Iterator[str]:
 
 
 def _read_parquet(path: Path, column: str) -> Iterator[str]:
-    import pyarrow.parquet
-
-    # The default buffers would load the column's whole row group into memory.
-    with reading_errors(path), pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=READ_BYTES) as table:
+    with open_parquet(path) as table:
         check_column(column, table.schema_arrow.names, str(path))
         number = 0
         for batch in table.iter_batches(PARQUET_BATCH_ROWS, columns=[column]):

@@ -1,8 +1,6 @@
 """Packed and masked sequences of raw text, whose tokens are cached on disk."""
 
-import hashlib
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,7 +16,7 @@ from distill.contracts import IGNORED, BatchOptions, Loader
 from distill.data import docstrings, token_cache
 from distill.data.batching import Batch, bucket_loader, pad_columns, padding_values, token_positions
 from distill.errors import UserError
-from distill.storage.cache import has_entry, new_entry
+from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.text.corpus import DOCUMENT_UNITS, Corpus, choose_held_out, is_held_out
 from distill.text.masking import Masker, Masking, check_span
 from distill.text.packing import Packer, TokenSequence, find_continuations
@@ -26,7 +24,7 @@ from distill.text.packing import Packer, TokenSequence, find_continuations
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CACHE_FORMAT = 1
+FORMAT = 1
 PACKINGS = ("full_sentences", "doc_sentences", "segment_pair", "sentence")
 PAIRS = ("nsp", "sop")
 
@@ -129,7 +127,8 @@ class Sequences(Dataset[Batch]):
         self.sequences, self.longest = np.ones_like(self.lengths), int(self.lengths.max())
         self.items_per_example = float(self.lengths.mean()) * settings.mask.probability
         chosen_rows = None if rows is None else rows.tolist()
-        self.digest = _digest([tokens.digest, chosen_rows, _describe_masks(settings, tokenizer), visits])
+        masks = _describe_masks(settings, tokenizer)
+        self.digest = entry_key("masked", FORMAT, tokens.digest, chosen_rows, masks, visits)
         self._columns, self._starts = tokens.columns, tokens.offsets[:-1][chosen]
         self._pair_labels = None if tokens.pair_labels is None else tokens.pair_labels[chosen]
         self._padding = padding_values(tokenizer) | {"labels": IGNORED}
@@ -258,14 +257,8 @@ def _compute_digest(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreT
         settings.seed,
         tokenizer.sep_token_id,
     ]
-    return _digest(
-        [
-            CACHE_FORMAT,
-            token_cache.FORMAT_VERSION,
-            corpus.compute_fingerprint(),
-            options,
-            token_cache.describe_tokenizer(tokenizer),
-        ]
+    return entry_key(
+        "sequences", FORMAT, corpus.compute_fingerprint(), options, token_cache.describe_tokenizer(tokenizer)
     )
 
 
@@ -374,7 +367,3 @@ def too_short_message(
         f"{corpus.describe()}: {part} is shorter than one sequence of task.max_length={settings.max_length} tokens: "
         "give more text, a smaller task.max_length or another task.dev_fraction, or set task.packing=sentence"
     )
-
-
-def _digest(parts: Sequence[object]) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -274,7 +274,8 @@ def _describe_training(module: DistillationModule, steps_per_epoch: int, setting
     steps = [module.total_steps, steps_per_epoch, settings.accumulate]
     return {
         "model": shapes, "steps": steps, "precision": settings.resolved_precision(), "seed": module.seed,
-        "processes": distributed.world_size(), **settings.added(),
+        "processes": distributed.world_size(), "schedule": settings.schedule, "min_steps": settings.min_steps,
+        "ema": settings.ema, "soup": settings.soup, "patience": settings.patience,
     }  # fmt: skip
 
 

@@ -30,9 +30,6 @@ else:
     OptionalNumber = PositiveInt | Literal["auto"] | None
     Decay = Annotated[float, Field(ge=0, lt=1)] | Literal["auto"]
 
-# Options of later versions, with the values that earlier versions trained with.
-ADDED = {"schedule": "linear", "min_steps": None, "ema": 0, "soup": 1, "patience": None}
-
 
 @raise_option_errors
 @dataclass(frozen=True, config=STRICT)
@@ -157,10 +154,6 @@ class TrainerSettings:
         """Returns the arguments of `DistillationModule` that concern the optimizer."""
         names = ("learning_rate", "weight_decay", "warmup", "clip", "schedule", "seed")
         return {name: getattr(self, name) for name in names} | {"total_steps": self.total_steps(steps_per_epoch)}
-
-    def added(self) -> dict[str, Any]:
-        """Returns the options of `ADDED` that differ from it, so that earlier fingerprints and checkpoints hold."""
-        return {name: getattr(self, name) for name, value in ADDED.items() if getattr(self, name) != value}
 
     def processes(self) -> int:
         """Returns the number of processes that train, the world size."""

@@ -35,7 +35,7 @@ class Difference(TypedDict):
         p: of the hypothesis that there is no difference, two-sided; None where it cannot be computed.
         over: `seeds` or `examples`, which the uncertainty is about.
         number: of these.
-        split: that the metrics are of, `dev` or `test`; records of earlier versions lack it, and are of dev.
+        split: that the metrics are of, `dev` or `test`; that of a teacher from a constant is of dev and names none.
     """
 
     difference: float

@@ -10,40 +10,18 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.storage.files import CHECKSUMS, hash_file, write_json
 
-# Bundles of earlier formats are still read: 1 has no decoder, 1 and 2 no side of the truncation, 1 to 3 no thresholds,
-# 1 to 4 no targets, 1 to 5 no windows and no values of the decoder, 1 to 6 no batch sizes.
-FORMATS: dict[int, dict[str, Any]] = {
-    1: {"kind": "sequence", "answer": "classes"},
-    2: {"kind": "classification", "answer": "classes", "decoder": "classes"},
-    3: {"kind": "classification", "answer": "classes", "decoder": "classes", "truncation_side": "right"},
-    4: {
-        "kind": "classification", "answer": "classes", "decoder": "classes", "truncation_side": "right",
-        "thresholds": {},
-    },
-    5: {
-        "kind": "classification", "answer": "classes", "decoder": "classes", "truncation_side": "right",
-        "thresholds": {}, "targets": {},
-    },
-    6: {
-        "kind": "classification", "answer": "classes", "decoder": "classes", "truncation_side": "right",
-        "thresholds": {}, "targets": {}, "doc_stride": None, "decoding": {},
-    },
-    7: {
-        "kind": "classification", "answer": "classes", "decoder": "classes", "truncation_side": "right",
-        "thresholds": {}, "targets": {}, "doc_stride": None, "decoding": {}, "batch_sizes": {},
-    },
-}  # fmt: skip
 
-
-def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, *, format: int = 7, **changes: Any) -> None:
+def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
     """Writes a bundle with the logits [number of tokens, 4], or of one label [number of tokens].
 
     `changes` replace values of bundle.json. One of None is left out.
     """
     content = {
-        "format": format, **FORMATS[format], "labels": ["long", "short"], "pair": False, "max_length": 8,
+        "format": 1, "kind": "classification", "decoder": "classes", "decoding": {}, "labels": ["long", "short"],
+        "pair": False, "max_length": 8, "truncation_side": "right", "doc_stride": None,
         "inputs": ["input_ids", "attention_mask"], "padding": {"input_ids": 0, "attention_mask": 0},
         "padding_side": "right", "models": {"fp32": "model.onnx"}, "recommended": "fp32",
+        "metrics": {}, "gates": {}, "thresholds": {}, "targets": {}, "batch_sizes": {},
     } | changes  # fmt: skip
     _write_model(directory / "model.onnx", classes=len(content["labels"]))
     tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
@@ -54,7 +32,7 @@ def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, *, for
 def write_choice_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
     """Writes a bundle in which the logit of a choice is its number of tokens, with those of its question."""
     write_toy_bundle(
-        directory, tokenizer, kind="multiple_choice", answer="choices", decoder="choices", labels=[], pair=True,
+        directory, tokenizer, kind="multiple_choice", decoder="choices", labels=[], pair=True,
         **{"max_length": 24} | changes,
     )  # fmt: skip
     graph = helper.make_graph(
@@ -81,8 +59,8 @@ def write_tag_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **chan
     """Writes a bundle that tags a token by its id modulo the number of labels, with a logit of 4."""
     labels = changes.get("labels", ["O", "B-film", "I-film", "B-cast"])
     write_toy_bundle(
-        directory, tokenizer, **{"kind": "token_classification", "answer": "tags", "decoder": "tags", "labels": labels,
-        "max_length": 24} | changes,
+        directory, tokenizer, **{"kind": "token_classification", "decoder": "tags", "labels": labels,
+        "max_length": 24, "decoding": {"splitter": {"name": "punctuation"}}} | changes,
     )  # fmt: skip
     graph = helper.make_graph(
         [
@@ -109,9 +87,7 @@ def write_tag_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **chan
 
 def write_vector_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
     """Writes a bundle in which the vector of a text is its number of tokens and 1."""
-    write_toy_bundle(
-        directory, tokenizer, kind="embedding", answer="vector", decoder="vectors", labels=[], max_length=24, **changes
-    )
+    write_toy_bundle(directory, tokenizer, kind="embedding", decoder="vectors", labels=[], max_length=24, **changes)
     graph = helper.make_graph(
         [
             helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
@@ -173,7 +149,7 @@ def _save(graph: onnx.GraphProto, path: Path) -> None:
 def write_mask_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
     """Writes a bundle that fills each mask with the token before it, whose logit is 10, and that of the others 0."""
     write_toy_bundle(
-        directory, tokenizer, kind="masked_lm", answer="vocabulary", decoder="masks", labels=[],
+        directory, tokenizer, kind="masked_lm", decoder="masks", labels=[],
         **{"max_length": 16, "decoding": {"mask_token": "[MASK]", "top_k": 2}} | changes,
     )  # fmt: skip
     graph = helper.make_graph(

@@ -13,19 +13,18 @@ from transformers import PreTrainedTokenizerBase
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
 from distill.edge.classes import softmax
-from distill.edge.manifest import FORMAT
+from distill.edge.manifest import FIELDS
 from distill.errors import UserError
 from distill.storage.files import CHECKSUMS, hash_file, write_json
-from tests.edge.conftest import FORMATS, add_checksums, write_toy_bundle
+from tests.edge.conftest import add_checksums, write_toy_bundle
 
 LEFT_OUT = object()
 
 
-@pytest.fixture(params=FORMATS, ids=lambda number: f"format {number}")
-def bundle(request: pytest.FixtureRequest, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """A bundle of every format that can be read, with the logits [number of tokens, 4]."""
-    assert max(FORMATS) == FORMAT
-    write_toy_bundle(tmp_path, tokenizer, format=request.param)
+@pytest.fixture
+def bundle(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """A bundle with the logits [number of tokens, 4]."""
+    write_toy_bundle(tmp_path, tokenizer)
     return tmp_path
 
 
@@ -114,9 +113,10 @@ def test_softmax_of_large_logits_is_finite() -> None:
 @pytest.mark.parametrize(
     ("change_to", "expected"),
     [
-        ({"format": 8}, "is of format 8, this version of distill reads 1 to 7: update distill"),
+        ({"format": 7}, "is of format 7, this version of distill reads format 1: export it again, or read it with the"),
         ({"format": True}, "is of format true, this version"),
-        ({"format": "3"}, 'is of format "3", this version'),
+        ({"format": "1"}, 'is of format "1", this version'),
+        ({"format": LEFT_OUT}, "is of format null, this version"),
         ({"labels": []}, "the decoder classes does not fit 0 labels"),
         ({"labels": ["a", "a"]}, 'labels is ["a", "a"], expected a list of names, each once'),
         ({"labels": ["a", 1]}, 'labels is ["a", 1], expected'),
@@ -168,12 +168,16 @@ def test_softmax_of_large_logits_is_finite() -> None:
         ({"thresholds": {"int8": 0.5}}, "thresholds has int8, expected some of fp32"),
         ({"files": {}}, "files has no SHA-256 of model.onnx"),
         ({"files": {"model.onnx": "abc"}}, 'files is {"model.onnx": "abc"}, expected the SHA-256 of each file'),
-        ({"decoder": None, "answer": None}, "decoder is null, expected the name of a decoder"),
-        ({"decoder": "tags", "answer": "tags"}, "has logits ['batch', 2], expected 3 axes and 2 classes"),
-        ({"decoder": "number", "answer": "number"}, "the decoder number does not fit 2 labels"),
-        ({"decoder": "choices", "answer": "choices"}, "the decoder choices does not fit 2 labels"),
+        ({"decoder": None}, "decoder is null, expected the name of a decoder"),
+        ({"decoder": "tags"}, "is damaged: decoding has the splitter None, expected one of punctuation, edges"),
         (
-            {"decoder": "choices", "answer": "choices", "labels": []},
+            {"decoder": "tags", "decoding": {"splitter": {"name": "spaces"}}},
+            "has logits ['batch', 2], expected 3 axes and 2 classes",
+        ),
+        ({"decoder": "number"}, "the decoder number does not fit 2 labels"),
+        ({"decoder": "choices"}, "the decoder choices does not fit 2 labels"),
+        (
+            {"decoder": "choices", "labels": []},
             "has input_ids ['batch', 'length'], expected 3 axes for the decoder choices",
         ),
     ],
@@ -186,20 +190,11 @@ def test_an_invalid_value_of_bundle_json_is_named(bundle: Path, change_to: dict[
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_only_the_newest_format_needs_every_key(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    for format in (1, 2):
-        write_toy_bundle(tmp_path, tokenizer, format=format)
-        assert Bundle(tmp_path).truncation_side == "right"
-    write_toy_bundle(tmp_path, tokenizer, format=3)
-    change(tmp_path, truncation_side=LEFT_OUT)
-    with pytest.raises(UserError, match="truncation_side is missing, expected left or right"):
-        Bundle(tmp_path)
-    write_toy_bundle(tmp_path, tokenizer, format=3)
-    assert Bundle(tmp_path).threshold is None
-    write_toy_bundle(tmp_path, tokenizer, format=4)
-    change(tmp_path, thresholds=LEFT_OUT)
-    with pytest.raises(UserError, match="thresholds is missing, expected a probability for each model that abstains"):
-        Bundle(tmp_path)
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_key_is_needed(bundle: Path, name: str) -> None:
+    change(bundle, **{name: LEFT_OUT})
+    with pytest.raises(UserError, match=f"{name} is missing, expected "):
+        Bundle(bundle)
 
 
 def test_a_bundle_with_a_threshold_gives_no_label_below_it(
@@ -345,7 +340,7 @@ def test_logits_that_are_not_finite_are_no_prediction(bundle: Path, monkeypatch:
     ("damage", "expected"),
     [
         ("no bundle.json", "is no bundle: it has no bundle.json"),
-        ("other format", "is of format 99, this version of distill reads 1 to 7"),
+        ("other format", "is of format 99, this version of distill reads format 1: export it again, or read it with"),
         ("broken json", "is damaged"),
         ("other model", "model.onnx is damaged: its SHA-256 is not the one in bundle.json"),
     ],
@@ -402,18 +397,16 @@ def test_pairs_may_be_records_of_two_texts_or_two_lists(bundle: Path) -> None:
 
 def test_an_unknown_decoder_is_refused(bundle: Path) -> None:
     about = json.loads((bundle / "bundle.json").read_text())
-    write_json(bundle / "bundle.json", about | dict.fromkeys(about.keys() & {"answer", "decoder"}, "tags of 2031"))
+    write_json(bundle / "bundle.json", about | {"decoder": "tags of 2031"})
     with pytest.raises(UserError, match="needs the decoder tags of 2031, this version of distill has classes, labels"):
         Bundle(bundle)
 
 
-@pytest.mark.parametrize("format", FORMATS)
 def test_a_regression_predicts_a_number(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str], format: int
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = tmp_path
-    named = dict.fromkeys({"answer", "decoder"} & FORMATS[format].keys(), "number")
-    write_toy_bundle(bundle, tokenizer, format=format, labels=["length"], **named)
+    write_toy_bundle(bundle, tokenizer, labels=["length"], decoder="number")
     number = Bundle(bundle).logits(["a lovely film"])[0, 0]
     assert Bundle(bundle).predict(["a lovely film"]) == [{"value": number}]
     assert main([str(bundle), "a lovely film"]) == 0

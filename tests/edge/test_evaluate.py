@@ -237,7 +237,6 @@ def test_answers_are_read_as_in_a_run() -> None:
     [
         ("number", [1, 2], [0, 1]),
         ("index", [1, 2], [1, 2]),
-        (None, [1, 2], [1, 2]),  # An earlier bundle.
         ("letter", [0, 2], [0, 2]),  # Those of another file.
     ],
 )

@@ -26,7 +26,7 @@ ENTRIES = {
     f"outputs/{HEX}0123": 30,
     f"onnx/{HEX}-channel-7": 20,
     f"tokens/{HEX}0123": 10,
-    f"datasets/csv/default-{HEX}": 5,
+    f"augmented/{HEX}0123": 5,
     f"data/docstrings-{HEX}": 1,
 }
 
@@ -142,7 +142,7 @@ def test_old_temporary_files_are_removed_and_recent_ones_are_not(distill: Any, c
     old = [
         write(cache_dir / f"tokens/.{HEX}4567.{TEMPORARY}/train.arrow", days=2),
         write(cache_dir / f"outputs/{HEX}0123/.00001.safetensors.{TEMPORARY}/00001.safetensors", days=2),
-        write(cache_dir / f"datasets/csv/.default-{HEX}.{TEMPORARY}/data.arrow", days=2),
+        write(cache_dir / f"augmented/.{HEX}4567.{TEMPORARY}/copies.arrow", days=2),
     ]
     young = write(cache_dir / f"teachers/.minilm-sst2-{HEX}.{TEMPORARY}/model.safetensors", days=0.9)
     code, out, _ = distill()
@@ -163,7 +163,6 @@ def test_old_temporary_files_are_removed_and_recent_ones_are_not(distill: Any, c
     [
         f"outputs/{HEX}0123/.00001.safetensors.{TEMPORARY}/00001.safetensors",
         f"outputs/{HEX}0123/00001.safetensors",
-        f"datasets/csv/default-{HEX}/0.0.0.incomplete/data.arrow",
     ],
 )
 def test_files_being_written_by_another_process_are_not_removed(distill: Any, cache_dir: Path, file: str) -> None:
@@ -171,9 +170,7 @@ def test_files_being_written_by_another_process_are_not_removed(distill: Any, ca
     code, out, _ = distill("job.to_gb=0")
     assert code == 0
     assert written.exists()
-    assert {path.parent.name for path in cache_dir.rglob("file.bin")} == {
-        Path(file).parts[1 if "outputs" in file else 2]
-    }
+    assert {path.parent.name for path in cache_dir.rglob("file.bin")} == {Path(file).parts[1]}
     assert "not removed, because another process may be reading or writing" in out
     age(written, 2)
     assert distill("job.to_gb=0")[0] == 0

@@ -99,7 +99,7 @@ def test_a_run_succeeds_and_prints_its_main_results(chain: dict[str, Any]) -> No
 
 def test_the_record_contains_metrics_file_sizes_and_timings(chain: dict[str, Any]) -> None:
     directory, record = chain["runs"][0]
-    assert record["schema"] == 2
+    assert record["schema"] == 1
     assert (record["status"], record["error"], record["job"]) == ("finished", None, "distill")
     assert record["task"]["examples"] == {"train": 64, "dev": 24, "test": 0}
     assert record["teacher"]["substituted"] is False

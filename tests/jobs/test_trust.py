@@ -13,7 +13,6 @@ from distill.errors import UserError
 from distill.jobs import run as jobs
 from distill.jobs.conf import known_targets
 from distill.jobs.trust import check_targets
-from distill.jobs.upgrade import upgrade
 from distill.records.saved_config import read_config, read_plain, write_config
 from tests.jobs.conftest import Command
 from tests.jobs.test_config import compose_config
@@ -249,7 +248,7 @@ def test_a_run_saves_neither_what_its_command_trusts_nor_the_pruner_of_its_searc
     directory = create(
         tmp_path, "trust=[os]", "+logger.pruner={_target_:distill.jobs.pruning.Pruner,storage:'sqlite:///x',trial:1}"
     )
-    saved = upgrade(read_config(directory / "config.yaml"))
+    saved = read_config(directory / "config.yaml")
     assert "trust" not in saved
     assert list(saved.logger) == ["csv"]
     check_targets(saved, source="config.yaml", trust=())

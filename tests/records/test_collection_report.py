@@ -17,7 +17,7 @@ from distill.records import collection, comparison, report
 from distill.records import run_report as run_reports
 from distill.records.collection_report import write_collection
 from distill.records.headline import describe_result
-from distill.records.record import Run, create_record
+from distill.records.record import Run, create_record, digest
 from tests.records.test_report import record
 
 CHROMIUM = shutil.which("chromium")
@@ -51,10 +51,12 @@ def report_of(root: Path) -> str:
 
 
 def break_record(path: Path, **changes: Any) -> None:
-    """Changes a record as an editor would, in the schema that has no checksum."""
-    content = json.loads((path / "run.json").read_text()) | {"schema": 1} | changes
-    content.pop("sha256")
-    (path / "run.json").write_text(json.dumps(content))
+    """Changes a record, with the checksum of its new content."""
+    write_record(path, json.loads((path / "run.json").read_text()) | changes)
+
+
+def write_record(path: Path, content: dict[str, Any]) -> None:
+    (path / "run.json").write_text(json.dumps(content | {"sha256": digest(content)}))
 
 
 def test_tasks_are_separated_and_runs_without_a_result_are_named(tmp_path: Path) -> None:
@@ -85,7 +87,9 @@ def test_tasks_are_separated_and_runs_without_a_result_are_named(tmp_path: Path)
     assert "UserError: no \\|pipe\\|" in rest
     assert "f/run.json is damaged: task: Input should be a valid dictionary" in text
     assert "g/run.json is damaged: Expecting property name" in text
-    assert "h/run.json is damaged or of a later version: its schema is 9" in text
+    assert (
+        "h/run.json has the schema 9, this version of distill reads schema 1: start a new run, or read it with" in text
+    )
     rows = list(csv.DictReader((tmp_path / "report.csv").read_text().splitlines()))
     assert {row["int8_mean"] for row in rows if "temperature=2" in row["run"]} == {str((0.86 + 0.88 + 0.90) / 3)}
 
@@ -106,7 +110,7 @@ def test_no_wrong_value_in_a_record_ends_a_report(tmp_path: Path, monkeypatch: p
     seed["comparison"] = {"baseline": difference}
     attempts = [{"words": "a recipe", "metrics": {"accuracy": 0.8}, "interval": [0.1, 0.2], "gate": "passed"}]
     path = save(tmp_path / "run", baseline=baseline, seeds=[seed, seed | {"seed": 6}], attempts=attempts)
-    content = json.loads((path / "run.json").read_text()) | {"schema": 1}
+    content = json.loads((path / "run.json").read_text())
     content.pop("sha256")
     read = 0
     for (*outer, name), wrong in every_change(content):
@@ -115,7 +119,7 @@ def test_no_wrong_value_in_a_record_ends_a_report(tmp_path: Path, monkeypatch: p
         for inner in outer:
             place = place[inner]
         place[name] = wrong
-        (path / "run.json").write_text(json.dumps(changed))
+        write_record(path, changed)
         try:
             runs = collection.Runs([(path, collection.read_record(path))], ["a/run.json is damaged"])
         except UserError:

@@ -4,13 +4,11 @@ import importlib.util
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from distill.errors import UserError
-from distill.jobs.upgrade import upgrade
 from distill.records import loggers
 from distill.records.loggers import Csv, LoggerSettings, MLflow, TensorBoard, Tracking, Wandb
 from tests.jobs.test_config import compose_config
@@ -139,21 +137,3 @@ def test_loggers_compose_and_each_has_its_options() -> None:
     assert (config.logger.mlflow.experiment, config.logger.wandb.mode) == ("mine", None)
     assert config.logger.mlflow.tracking_uri is None
     assert "logger" not in compose_config("logger=[]")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ({"_target_": "lightning.pytorch.loggers.CSVLogger", "name": "", "version": ""}, {"csv": {}}),
-        (
-            {"_target_": "lightning.pytorch.loggers.WandbLogger", "project": "p", "name": None, "mode": "online"},
-            {"wandb": {"project": "p", "mode": "online"}},
-        ),
-    ],
-    ids=["csv", "wandb"],
-)
-def test_the_logger_of_an_earlier_version_is_upgraded(old: dict[str, Any], new: dict[str, Any]) -> None:
-    from omegaconf import OmegaConf
-
-    upgraded = OmegaConf.to_container(upgrade(OmegaConf.create({"logger": old})).logger)
-    assert {name: {k: v for k, v in node.items() if k != "_target_"} for name, node in upgraded.items()} == new

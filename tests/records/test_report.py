@@ -112,7 +112,7 @@ def test_texts_that_only_the_teacher_labels_have_their_sources() -> None:
 def test_stages_have_their_seconds() -> None:
     text = report.render_report(record(seconds={"data": 0.4, "training": 1234.5, "total": 1300.0}))
     assert "- Stages: data 0 s, training 1,234 s\n" in text
-    assert "Stages" not in report.render_report(record())  # Of an earlier version.
+    assert "Stages" not in report.render_report(record())  # It has none.
 
 
 def language_model_record(**changes: Any) -> dict[str, Any]:

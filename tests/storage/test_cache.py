@@ -1,6 +1,7 @@
 """Tests of the entries of the cache: leases that keep them while they are read, and caches that are read-only."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from distill.chain.task_run import TaskRun
 from distill.errors import UserError
 from distill.export.settings import ExportSettings
 from distill.storage import cache, locks
-from distill.storage.cache import LEASE, has_entry, leases, new_entry, open_cache
+from distill.storage.cache import LEASE, entry_key, has_entry, leases, new_entry, open_cache
 from distill.storage.files import CHECKSUMS
 from tests.conftest import toy_bert
 
@@ -47,6 +48,30 @@ def reading(directory: Path) -> Iterator["subprocess.Popen[str]"]:
             yield process
         finally:
             process.kill()
+
+
+def test_entries_of_other_kinds_versions_and_parts_have_other_keys() -> None:
+    keys = [
+        entry_key("tokens", 1, "text", {"a": 1, "b": 2}),
+        entry_key("tokens", 2, "text", {"a": 1, "b": 2}),
+        entry_key("words", 1, "text", {"a": 1, "b": 2}),
+        entry_key("tokens", 1, "text", {"a": 1, "b": 3}),
+        entry_key("tokens", 1, "text"),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == entry_key("tokens", 1, "text", {"b": 2, "a": 1})
+    assert all(re.fullmatch("[0-9a-f]{64}", key) for key in keys)
+
+
+def test_an_entry_of_another_version_is_not_read_and_stays(tmp_path: Path) -> None:
+    before, now = (tmp_path / "tokens" / entry_key("tokens", version, "text")[:20] for version in (0, 1))
+    write_entry(before)
+    with leases():
+        assert not has_entry(now)
+    write_entry(now)
+    with leases():
+        assert has_entry(now)
+    assert (before / "weights").is_file()
 
 
 def test_an_entry_is_leased_from_its_reading_to_the_end_of_the_run(tmp_path: Path) -> None:
@@ -148,7 +173,7 @@ def test_a_complete_cache_that_is_read_only_is_read(
     was_leased: bool, tmp_path: Path, make_read_only: Callable[[Path], None]
 ) -> None:
     entry = write_entry(tmp_path / "cache" / "tokens" / "one")
-    if not was_leased:  # By an earlier version, or copied.
+    if not was_leased:  # It was copied.
         (entry / LEASE).unlink()
     make_read_only(tmp_path / "cache")
     open_cache(tmp_path / "cache")

@@ -481,16 +481,16 @@ def test_the_width_is_read_from_the_configuration(
 
 
 def test_a_fine_tuned_teacher_is_cached_under_the_options_that_its_fine_tuning_uses(
-    classifier_dir: Path, task: Classification, splits: Any, monkeypatch: pytest.MonkeyPatch
+    classifier_dir: Path, task: Classification, splits: Any
 ) -> None:
-    """Teachers of earlier versions, which had fewer options, stay in the cache."""
-    keys = []
-    monkeypatch.setattr(teaching, "digest_parts", lambda parts: keys.append(parts[-1]) or "")
     weights = Pretrained(name="toy", path=str(classifier_dir))
-    for options in ({}, {"ema": 0.9, "soup": 3}):
-        teaching._fingerprint(teaching.TeacherSource(weights, replace(SETTINGS, **options)), task, splits)
-    assert keys[1] == {**keys[0], "ema": 0.9, "soup": 3}
-    assert {"schedule", "min_steps", "ema", "soup", "patience"}.isdisjoint(keys[0])
+
+    def fingerprint(**options: Any) -> str:
+        return teaching._fingerprint(teaching.TeacherSource(weights, replace(SETTINGS, **options)), task, splits)
+
+    assert fingerprint(checkpoint_steps=7) == fingerprint()
+    changes: list[dict[str, Any]] = [{"ema": 0.9}, {"soup": 3}, {"patience": 2}, {"schedule": "cosine"}]
+    assert len({fingerprint(), *(fingerprint(**change) for change in changes)}) == 5
 
 
 def test_a_fine_tuned_teacher_belongs_to_its_data(encoder_dir: Path, task: Classification, splits: Any) -> None:

@@ -437,7 +437,7 @@ def test_a_vocabulary_without_word_markers_raises():
         find_continuations(tokenizer)
 
 
-def test_the_state_has_the_keys_of_earlier_versions(tokenizer: PreTrainedTokenizerBase):
+def test_the_state_has_the_keys_that_a_checkpoint_keeps(tokenizer: PreTrainedTokenizerBase):
     packer = make_packer(tokenizer, "segment_pair", pair="nsp")
     list(packer.pack_documents(write_documents([[5, 9, 3], [8, 2]])))
     state = packer.state_dict()

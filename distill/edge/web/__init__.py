@@ -83,7 +83,7 @@ def describe(bundle: Bundle) -> dict[str, Any]:
     return {
         **{name: manifest.get(name) for name in FIELDS},
         "file": bundle.model,
-        "metrics": manifest.get("metrics", {}).get(bundle.model, {}),
+        "metrics": manifest["metrics"].get(bundle.model, {}),
         "threshold": bundle.threshold,
         "unknown": find_unknown(bundle.tokenizer),
         "special": {"single": special_tokens(bundle.tokenizer), "pair": special_tokens(bundle.tokenizer, pair=True)},

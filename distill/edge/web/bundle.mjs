@@ -112,7 +112,7 @@ function splitEdges(text, splitter) {
 const SPLITTERS = { punctuation: splitWords, edges: splitEdges, characters: splitCharacters, spaces: splitSpaces };
 
 /** The words of a text by the splitter of a bundle, as `Splitter` of distill.edge finds them. */
-export function split(text, splitter = { name: "punctuation" }) {
+export function split(text, splitter) {
   return SPLITTERS[splitter.name](text, splitter);
 }
 
