@@ -9,6 +9,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # For each test, and for the subprocesses t
 import io
 import logging
 import multiprocessing
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -90,6 +91,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}.{fixture}"))
                 break
+
+
+DEFAULT_MARKS = "not slow and not alone"  # Of pyproject.toml.
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Runs the tests marked `alone` in a process of their own, after the others of a plain `python -m pytest`."""
+    config = session.config
+    is_worker = hasattr(config, "workerinput")
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.option.markexpr == DEFAULT_MARKS
+    if is_worker or not is_whole or config.option.collectonly or exitstatus not in _COMPLETE:
+        return
+    command = [sys.executable, "-m", "pytest", *config.invocation_params.args, "-m", "alone and not slow", "-n", "0"]
+    print(f"\nthe tests marked alone: {shlex.join(command[1:])}", flush=True)
+    status = subprocess.run(command, cwd=config.invocation_params.dir, check=False).returncode
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = status
+
+
+_COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 @pytest.fixture(autouse=True)
