@@ -37,7 +37,7 @@ RUNS = {
     "sst2": (*TEACHER, *SST2, "baseline=true", *STEPS),
     "books": ("job=finetune", *TEACHER[:2], "task=mlm", "task.data_dir={data}/corpus/books", "trainer.max_steps=30"),
     "mlm": (
-        TEACHER[0], "teacher.path={books}/model", TEACHER[2], "task=mlm", "task.data_dir={data}/corpus/books",
+        TEACHER[0], "teacher.path={books}/teacher/model", TEACHER[2], "task=mlm", "task.data_dir={data}/corpus/books",
         "trainer.max_steps=50", "benchmark.enabled=false",
     ),
     "atis": (*TEACHER, "task=atis_slots", "task.data_dir={data}/tagging/atis", *STEPS),

@@ -14,9 +14,9 @@ from distill.storage.files import CHECKSUMS, hash_file, write_json
 def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
     """Writes a bundle with the logits [number of tokens, 4], or of one label [number of tokens].
 
-    `changes` replace values of bundle.json. One of None is left out.
+    `changes` replace values of bundle.json.
     """
-    content = {
+    content: dict[str, Any] = {
         "format": 1, "kind": "classification", "decoder": "classes", "decoding": {}, "labels": ["long", "short"],
         "pair": False, "max_length": 8, "truncation_side": "right", "doc_stride": None,
         "inputs": ["input_ids", "attention_mask"], "padding": {"input_ids": 0, "attention_mask": 0},
