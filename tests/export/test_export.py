@@ -392,7 +392,8 @@ def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path, side:
     )  # fmt: skip
     model = BertForTokenClassification(config).eval()
     examples = task.encode(splits, tokenizer, None)
-    scores = {"dev": evaluate(model, task, [[examples["dev"][[row]]] for row in range(len(words))])}
+    dev = evaluate(model, task, [[examples["dev"][[row]]] for row in range(len(words))])
+    scores = {"dev": replace(dev, decoding=task.scoring.fit_decoder(dev))}
     assert scores["dev"].example_id.tolist() == {"left": [0, 0, 2, 3], "right": [0, 1, 2]}[side]
     formats = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores,
@@ -418,7 +419,8 @@ def test_words_that_a_smaller_vocabulary_truncates_count_as_missed(
     )  # fmt: skip
     model = BertForTokenClassification(config).eval()
     model.classifier.bias.data = torch.tensor([0.0, 9.0])  # Every word is an entity.
-    scores = {"dev": evaluate(model, task, [[task.encode(splits, tokenizer, None)["dev"][[0]]]])}
+    scored = evaluate(model, task, [[task.encode(splits, tokenizer, None)["dev"][[0]]]])
+    scores = {"dev": replace(scored, decoding=task.scoring.fit_decoder(scored))}
     assert len(scores["dev"].labels) == 3
     exported = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores,

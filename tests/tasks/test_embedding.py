@@ -44,6 +44,7 @@ from distill.teaching import teacher as teaching
 from distill.teaching.constants import compare_with_constant
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.outputs import Computation, cache_outputs, teacher_logits
+from distill.training.module import NOTHING
 from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
 from tests.conftest import BAD, GOOD, toy_bert
@@ -457,9 +458,9 @@ def test_components_are_fitted_to_the_labelled_texts_of_train() -> None:
     model = BertModel(config).eval()
     configure(model, task.model_settings)
     teacher: Any = SimpleNamespace(running=lambda: model, device=torch.device("cpu"))
-    every = torch.cat(teacher_logits(teacher, task, examples["train"], None, most=100))
+    every = torch.cat(teacher_logits(teacher, task, examples["train"], NOTHING, most=100))
     assert every.shape == (8, 8)  # Two texts of each pair, and none of the pool.
-    few = torch.cat(teacher_logits(teacher, task, examples["train"], None, most=2))
+    few = torch.cat(teacher_logits(teacher, task, examples["train"], NOTHING, most=2))
     assert few.shape == (4, 8)  # The first and the last pair, which have the same texts.
     torch.testing.assert_close(few[[0, 1]].sort(dim=0).values, few[[2, 3]].sort(dim=0).values, atol=1e-5, rtol=1e-4)
 

@@ -236,7 +236,7 @@ def test_words_of_one_token_are_joined() -> None:
 
 
 def test_the_score_of_an_entity_is_the_mean_probability_of_its_tags(tokenizer: PreTrainedTokenizerBase) -> None:
-    tags = decode.Tags(["O", "B-city", "I-city"], False, {}, tokenizer.backend_tokenizer)
+    tags = decode.Tags(["O", "B-city", "I-city"], False, {"splitter": {"name": "spaces"}}, tokenizer.backend_tokenizer)
     example = tags.read("to new york")
     probabilities = np.array([[0.8, 0.1, 0.1], [0.3, 0.6, 0.1], [0.0, 0.1, 0.9]])
     [entity] = tags.decode(example, [(example.words, np.log(probabilities + 1e-30))])["entities"]
