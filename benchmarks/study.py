@@ -101,7 +101,7 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
         start = task.scoring.metrics(evaluate(student, task, loaders["dev"]))[task.scoring.metric]
         tasks = [TaskRun("", plan, run, splits, examples, teacher)]
         prepared = Prepared(plan, run, named, student, tasks, examples, loaders, teacher, source)
-        module = prepared.prepare_training(student, source)
+        module = prepared.prepare_training(student)
         fit = fitting.fit(
             module, loaders["train"], loaders["dev"], settings=plan.trainer, checkpoints=run.directory / "checkpoints",
             logger=None, title="student",

@@ -66,7 +66,7 @@ def _choose(prepared: Prepared) -> JsonObject:
     if reason is not None:
         return {"trained": False, "reason": reason, "share": None}
     share = count_work(prepared).share
-    rows = sum(part.splits.sizes().get("train", 0) for part in prepared.tasks)
+    rows = sum(task_run.splits.sizes().get("train", 0) for task_run in prepared.tasks)
     trained, reason = (True, describe_share(share)) if plan.baseline is True else decide(share, rows)
     return {"trained": trained, "reason": reason, "share": share}
 
@@ -107,7 +107,7 @@ def count_work(prepared: Prepared) -> Work:
     parameters = plan.seeds * _count_parameters(next(iter(heads_of(prepared.model).values())))
     files = len(plan.export.formats) if plan.exports else 0
     return Work(
-        teacher=sum(_count_fine_tuning(part) for part in prepared.tasks),
+        teacher=sum(_count_fine_tuning(task_run) for task_run in prepared.tasks),
         outputs=_count_outputs(prepared),
         student=parameters * _count_training(prepared.examples, plan.trainer),
         baseline=parameters * _count_training(without.examples, without.plan.trainer),
@@ -131,10 +131,10 @@ def _count_scored(examples: EncodedSplits) -> int:
     return sum(int(cast(Examples, split).lengths.sum()) for name, split in examples.items() if name != "train")
 
 
-def _count_fine_tuning(part: TaskRun) -> float:
+def _count_fine_tuning(task_run: TaskRun) -> float:
     """Returns the work of the fine-tuning of a task's teachers, whether it is cached or not."""
-    examples = labelled_only(part.examples)
-    return sum(_count_fine_tuning_of(teacher, examples) for teacher in part.teacher.members)
+    examples = labelled_only(task_run.examples)
+    return sum(_count_fine_tuning_of(teacher, examples) for teacher in task_run.teacher.members)
 
 
 def _count_fine_tuning_of(teacher: PreparedTeacher, examples: EncodedSplits) -> float:
@@ -153,15 +153,15 @@ def _count_outputs(prepared: Prepared) -> float:
     """Returns the work of the teachers' outputs, each computed once where inputs are the same in every epoch."""
     loader, total = prepared.loaders["train"], 0.0
     epochs = several.epochs_of_tasks(loader, prepared.plan.trainer.total_steps(len(loader)))
-    for part, of_part in zip(prepared.tasks, epochs, strict=True):
-        train, tokens = cast(Examples, part.examples["train"]), _count_scored(part.examples)
+    for task_run, task_epochs in zip(prepared.tasks, epochs, strict=True):
+        train, tokens = cast(Examples, task_run.examples["train"]), _count_scored(task_run.examples)
         if not prepared.plan.objective.needs_teacher:
             shown = 0.0
-        elif part.task.fixed_inputs and prepared.source.cache.enabled is not False:
-            shown = float(train.lengths[: seen_examples(train, math.ceil(of_part))].sum())
+        elif task_run.task.fixed_inputs and prepared.source.cache.enabled is not False:
+            shown = float(train.lengths[: seen_examples(train, math.ceil(task_epochs))].sum())
         else:
-            shown = of_part * shown_in_epoch(train) * float(train.lengths.mean())
-        total += (tokens + shown) * sum(_count_parameters(teacher.model) for teacher in part.teacher.members)
+            shown = task_epochs * shown_in_epoch(train) * float(train.lengths.mean())
+        total += (tokens + shown) * sum(_count_parameters(teacher.model) for teacher in task_run.teacher.members)
     return total
 
 

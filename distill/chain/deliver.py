@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel
 
+from distill.chain.prepare import create_student
 from distill.chain.task_run import BASELINE
 from distill.chain.train import Prepared, Trained
 from distill.console import console, print_line
@@ -26,41 +27,40 @@ from distill.training.evaluate import evaluate_splits
 
 def deliver(trained: Trained) -> None:
     """Exports one student unless the plan excludes it, and logs the results."""
-    prepared = trained.prepared
+    prepared, bundle = trained.prepared, None
     if prepared.plan.exports:
         export(prepared, trained.student, trained.scores)
-    trained.loggers.log_results(
-        prepared.run.record, prepared.run.directory / "bundle" if prepared.plan.exports else None
-    )
+        bundle = prepared.run.directory / "bundle"
+    trained.loggers.log_results(prepared.run.record, bundle)
 
 
 def export(prepared: Prepared, student: PreTrainedModel, scores: Mapping[str, Scores]) -> None:
     """Exports, checks and times the heads of the student, and writes the bundle of each with its model card."""
     bundle, heads = prepared.run.directory / "bundle", heads_of(student)
-    retrain = functools.cache(lambda: heads_of(prepared.retrain(student, prepared.source)))
+    retrain = functools.cache(lambda: heads_of(prepared.retrain(student)))
     # A stream has no epoch that quantization-aware distillation could train for.
     can_retrain = isinstance(prepared.examples["train"], Examples)
     results = []
     with prepared.run.timed("export"), atomic_directory(bundle) as directory:
-        for part, of_part in prepared.scores_of_tasks(scores):
-            own = directory / part.name
+        for task_run, task_scores in prepared.scores_of_tasks(scores):
+            own = directory / task_run.name
             own.mkdir(exist_ok=True)
-            retrain_head = functools.partial(_pick, retrain, part.name) if can_retrain else None
-            exported = part.export(own, heads[part.name], of_part, retrain_head)
-            results.append((part, of_part, exported))
+            retrain_head = functools.partial(_pick, retrain, task_run.name) if can_retrain else None
+            exported = task_run.export(own, heads[task_run.name], task_scores, retrain_head)
+            results.append((task_run, task_scores, exported))
         if prepared.is_joint:
             _join(prepared, directory)
     # The bundle is whole already, whatever becomes of the timing.
     with prepared.run.timed("benchmark"):
-        for part, of_part, exported in results:
-            part.measure(heads[part.name], of_part, exported)
+        for task_run, task_scores, exported in results:
+            task_run.measure(heads[task_run.name], task_scores, exported)
     if prepared.is_joint:
         replace_file(bundle, "README.md", report.render_overview_card(prepared.run.record))
 
 
 def _join(prepared: Prepared, directory: Path) -> None:
     """Moves the weights that all heads have into files that they share, and records the sizes."""
-    names = [part.name for part in prepared.tasks]
+    names = [task_run.name for task_run in prepared.tasks]
     prepared.run.update(shared=share_weights(directory, names), retention=_mean_retention(prepared))
     write_text(directory / "README.md", report.render_overview_card(prepared.run.record))
     for name in names:
@@ -69,49 +69,46 @@ def _join(prepared: Prepared, directory: Path) -> None:
 
 def _mean_retention(prepared: Prepared) -> dict[str, float | None]:
     """Returns the mean of the shares kept of all tasks, of each format that every task has."""
-    shares = [part.run.record["retention"] for part in prepared.tasks]
-    names = [name for name in shares[0] if all(name in of_part for of_part in shares)]
-    columns = {name: [of_part[name] for of_part in shares] for name in names}
+    shares = [task_run.run.record["retention"] for task_run in prepared.tasks]
+    names = [name for name in shares[0] if all(name in row for row in shares)]
+    columns = {name: [row[name] for row in shares] for name in names}
     return {name: None if None in values else sum(values) / len(values) for name, values in columns.items()}
 
 
-def deliver_baselines(prepared: Prepared, create: Callable[[], PreTrainedModel]) -> None:
-    """Saves and exports the baseline of each task whose student is worse than it, once all seeds are compared.
-
-    Args:
-        create: returns a student of the first seed, which the trained weights are loaded into.
-    """
-    if not any(part.is_worse for part in prepared.tasks):
+def deliver_baselines(prepared: Prepared) -> None:
+    """Saves and exports the baseline of each task whose student is worse than it, once all seeds are compared."""
+    if not any(task_run.is_worse for task_run in prepared.tasks):
         return
     with prepared.run.timed("baseline"):
-        _, module = prepared.supervise(create())
+        student, _ = create_student(prepared.student, prepared.tasks, prepared.plan, prepared.examples)
+        _, module = prepared.supervise(student)
         averaging.load_best_weights(module, prepared.run.directory / BASELINE / "checkpoints")
         scores = evaluate_splits(module.student.cpu().eval(), prepared.plan.task, prepared.loaders)
         heads = heads_of(module.student)
-        for part, of_part in prepared.scores_of_tasks(scores):
-            if part.is_worse:
-                part.publish_baseline(heads[part.name], of_part)
+        for task_run, task_scores in prepared.scores_of_tasks(scores):
+            if task_run.is_worse:
+                task_run.publish_baseline(heads[task_run.name], task_scores)
 
 
 def close(prepared: Prepared) -> None:
     """Writes the report and prints where everything is."""
     run = prepared.run
     page = write_report(run.directory, {**run.record, "status": "finished"})
-    for part in prepared.tasks:
+    for task_run in prepared.tasks:
         # They were written before the baseline, the timing or further seeds.
-        part.replace_cards()
+        task_run.replace_cards()
     console.print()
     console.print(report.summary_table(run.record))
     for sentence in (*describe_verdict(run.record), *report.seed_sentences(run.record)):
         print_line(sentence)
     print_line(f"Report   {page}")
-    for part in prepared.tasks:
-        print_line(f"Student  {part.student}")
-    for part in prepared.tasks:
-        if part.run.record["export"]:
-            part.print_bundle()
-    for part in prepared.tasks:
-        part.print_baseline()
+    for task_run in prepared.tasks:
+        print_line(f"Student  {task_run.student}")
+    for task_run in prepared.tasks:
+        if task_run.run.record["export"]:
+            task_run.print_bundle()
+    for task_run in prepared.tasks:
+        task_run.print_baseline()
 
 
 def _pick(models: Callable[[], Mapping[str, PreTrainedModel]], name: str) -> PreTrainedModel:

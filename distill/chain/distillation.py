@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 from distill.chain import deliver, seeds
 from distill.chain.plan import Plan, Student
-from distill.chain.prepare import create_student, prepare, prepare_seed
+from distill.chain.prepare import prepare, prepare_seed
 from distill.chain.train import Prepared, train
 from distill.records.record import Run
 from distill.teaching.teacher import TeacherSource
@@ -28,7 +28,7 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
         _distill_student(prepare_seed(first, seed_plan, seed_run))
     if further_plans:
         seeds.summarize(run)
-    deliver.deliver_baselines(first, lambda: create_student(first.student, first.tasks, first.plan, first.examples)[0])
+    deliver.deliver_baselines(first)
     deliver.close(first)
 
 

@@ -51,19 +51,19 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
     check_teachers({reading.name: reading.source for reading in readings}, plan.objective)
     with run.timed("teacher"):
         prepared = [reading.prepare() for reading in readings]
-    student, tasks = prepared[0][0], [task for _, task in prepared]
-    teacher = join_teachers({task.name: task.teacher for task in tasks}, plan.objective)
+    student, tasks = prepared[0][0], [task_run for _, task_run in prepared]
+    teacher = join_teachers({task_run.name: task_run.teacher for task_run in tasks}, plan.objective)
     examples = _join_examples(tasks, plan.task)
     model, loaders = create_student(student, tasks, plan, examples)
     if isinstance(examples["train"], Examples):
-        rows = sum(task.splits.sizes().get("train", 0) for task in tasks)
+        rows = sum(task_run.splits.sizes().get("train", 0) for task_run in tasks)
         steps, scored = len(loaders["train"]), len(cast(Examples, examples["dev"]))
         plan = choose_training(plan, model, examples=rows, steps_per_epoch=steps, scored=scored)
     if not plan.dry_run:
         with run.timed("teacher"):
-            for task in tasks:
+            for task_run in tasks:
                 teaching.score(
-                    task.teacher, task.task, task.examples, source=source.of_task(task.name),
+                    task_run.teacher, task_run.task, task_run.examples, source=source.of_task(task_run.name),
                     directory=plan.cache_dir / "outputs",
                 )  # fmt: skip
     _record(run, plan, tasks, teacher)
@@ -74,7 +74,7 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
 def prepare_seed(first: Prepared, plan: Plan, run: Run) -> Prepared:
     """Returns the training of the student of a further seed, with the data and the teachers of the first one."""
     model, loaders = create_student(first.student, first.tasks, plan, first.examples)
-    tasks = [task.of_seed(plan, run) for task in first.tasks]
+    tasks = [task_run.of_seed(plan, run) for task_run in first.tasks]
     return replace(first, plan=plan, run=run, model=model, tasks=tasks, loaders=loaders)
 
 
@@ -163,38 +163,40 @@ def _check_splits(splits: Splits, plan: Plan) -> None:
 
 
 def create_student(
-    student: Student, parts: Sequence[TaskRun], plan: Plan, examples: EncodedSplits
+    student: Student, tasks: Sequence[TaskRun], plan: Plan, examples: EncodedSplits
 ) -> tuple[PreTrainedModel, dict[str, Loader]]:
     """Returns a student with the weights of the plan's seed, and the loaders of its training."""
     L.seed_everything(plan.seed, verbose=False)
     models: dict[str, PreTrainedModel] = {}
-    for part in parts:
-        models[part.name], change = _make_student(student, part.teacher.model, part.task, part.teacher.tokenizer)
+    for task_run in tasks:
+        models[task_run.name], change = _make_student(
+            student, task_run.teacher.model, task_run.task, task_run.teacher.tokenizer
+        )
         if change is not None:
             print_notice(change)
-    model = share_encoder(models, name=student.name) if len(parts) > 1 else models[parts[0].name]
+    model = share_encoder(models, name=student.name) if len(tasks) > 1 else models[tasks[0].name]
     return model, several.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
 
 
-def _join_examples(parts: Sequence[TaskRun], task: Task) -> EncodedSplits:
+def _join_examples(tasks: Sequence[TaskRun], task: Task) -> EncodedSplits:
     """Returns the examples of all tasks; those of a single task stay as they are."""
     if isinstance(task, SeveralTasks):
-        return several.join_splits([part.examples for part in parts], sampling=task.sampling)
-    return parts[0].examples
+        return several.join_splits([task_run.examples for task_run in tasks], sampling=task.sampling)
+    return tasks[0].examples
 
 
-def _record(run: Run, plan: Plan, parts: Sequence[TaskRun], teacher: PreparedTeacher) -> None:
+def _record(run: Run, plan: Plan, tasks: Sequence[TaskRun], teacher: PreparedTeacher) -> None:
     """Records the objective, and the data and the teacher of every task and of all together."""
-    for part in parts:
-        about = task_record(part.task, part.splits, part.examples)
+    for task_run in tasks:
+        about = task_record(task_run.task, task_run.splits, task_run.examples)
         if "unlabelled" in about:
-            before = (part.run.record.get("task") or {}).get("unlabelled") or {}  # Of a run that is resumed.
+            before = (task_run.run.record.get("task") or {}).get("unlabelled") or {}  # Of a run that is resumed.
             share = about["unlabelled"]["share"] if plan.objective.needs_teacher else 0.0  # They are left out.
             about["unlabelled"] |= {"share": share, "sureness": before.get("sureness")}
-        part.run.update(task=about, teacher=part.teacher.record())
+        task_run.run.update(task=about, teacher=task_run.teacher.record())
     if isinstance(teacher, PreparedTeachers):
         teacher.join_scores(plan.task)
-        run.update(task=joint_record(plan.task, parts), teacher=teacher.record())
+        run.update(task=joint_record(plan.task, tasks), teacher=teacher.record())
     run.update(objective=plan.objective.record())
 
 

@@ -318,15 +318,15 @@ def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str
     }  # fmt: skip
 
 
-def joint_record(task: Task, parts: Sequence[TaskRun]) -> dict[str, Any]:
+def joint_record(task: Task, tasks: Sequence[TaskRun]) -> dict[str, Any]:
     """The `task` of run.json for several tasks: their names, and the sums of their examples."""
-    records = [part.run.record["task"] for part in parts]
+    records = [task_run.run.record["task"] for task_run in tasks]
     sizes: dict[str, int] = {}
     for split, number in (item for record in records for item in record["examples"].items()):
         sizes[split] = sizes.get(split, 0) + number
     return {
         "name": task.name, "kind": task.kind, "metric": task.scoring.metric, "selects": task.scoring.selects,
-        "tasks": [part.name for part in parts], "examples": sizes,
+        "tasks": [task_run.name for task_run in tasks], "examples": sizes,
         "has_test": all(first_split(record) == "test" for record in records),
         "sha256": "-".join(record["sha256"] for record in records),
     }  # fmt: skip

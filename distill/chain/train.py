@@ -62,14 +62,14 @@ class Prepared:
     teacher: PreparedTeacher
     source: TeacherSource
 
-    def prepare_training(self, student: PreTrainedModel, source: TeacherSource) -> DistillationModule:
+    def prepare_training(self, student: PreTrainedModel) -> DistillationModule:
         """Returns the module to train, with the signal of the teachers."""
         plan, teacher = self.plan, self.teacher
-        signal = self._prepare_signal(student, source)
+        signal = self._prepare_signal(student)
         mass = signal.mass() if isinstance(signal, Cached) and signal.top_k else 1.0
         if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:
             print_notice(
-                f"the {source.cache.top_k} largest logits hold {mass:.1%} of the teacher's probability, and the "
+                f"the {self.source.cache.top_k} largest logits hold {mass:.1%} of the teacher's probability, and the "
                 "student learns nothing of the rest: raise teacher.cache.top_k, or set teacher.cache.enabled=false"
             )
         plan.objective.connect(_encoder_size(student), checks.encoder_size(teacher.model))
@@ -81,24 +81,23 @@ class Prepared:
             **plan.trainer.optimization(len(self.loaders["train"])),
         )  # fmt: skip
 
-    def _prepare_signal(self, student: PreTrainedModel, source: TeacherSource) -> Signal:
+    def _prepare_signal(self, student: PreTrainedModel) -> Signal:
         """Returns the outputs of the teachers of all tasks, and records how sure the teachers are."""
         plan, train = self.plan, self.loaders["train"]
         if plan.dry_run:
             return run_live(self.teacher, plan.task, plan.objective, "nothing is computed in a dry run")
         last = self.run.directory / "checkpoints" / "last.ckpt"
         signals = []
-        for part, epochs in zip(
+        for task_run, epochs in zip(
             self.tasks, several.epochs_of_tasks(train, plan.trainer.total_steps(len(train))), strict=True
         ):
-            signals.append(
-                outputs_for_training(
-                    part.teacher, plan.objective, part.task, part.examples["train"], cache=source.cache,
-                    directory=plan.cache_dir / "outputs", epochs=epochs, student=student,
-                    earlier=earlier_decision(self.run.record, last) if plan.resume else None,
-                )
+            signal = outputs_for_training(
+                task_run.teacher, plan.objective, task_run.task, task_run.examples["train"], cache=self.source.cache,
+                directory=plan.cache_dir / "outputs", epochs=epochs, student=student,
+                earlier=earlier_decision(self.run.record, last) if plan.resume else None,
             )  # fmt: skip
-            part.record_sureness(signals[-1])
+            task_run.record_sureness(signal)
+            signals.append(signal)
         return join_signals(signals, self.teacher, plan.task, plan.objective)
 
     def show(self, module: DistillationModule) -> None:
@@ -109,10 +108,10 @@ class Prepared:
         first = self.tasks[0].teacher
         summary.show(
             [
-                *(("teacher", part.describe_teacher()) for part in self.tasks),
+                *(("teacher", task_run.describe_teacher()) for task_run in self.tasks),
                 ("student", summary.describe_student(first.model, module.student)),
                 ("vocabulary", checks.check_vocabulary(first.model, module.student, first.tokenizer)),
-                *(row for part in self.tasks for row in part.describe_data()),
+                *(row for task_run in self.tasks for row in task_run.describe_data()),
                 ("batches", summary.describe_batches(self.loaders["train"], plan.trainer)),
                 ("teacher outputs", summary.describe_outputs(module.signal)),
                 ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
@@ -134,8 +133,10 @@ class Prepared:
         scores = evaluate_splits(student, task, self.loaders, reference=reference)
         student.cpu()
         self.run.update(training=training_record(fit, module) | {"chosen": self.plan.chosen})
-        for (part, of_part), model in zip(self.scores_of_tasks(scores), heads_of(student).values(), strict=True):
-            part.record_student(model, of_part, name=self.student.name)
+        for (task_run, task_scores), model in zip(
+            self.scores_of_tasks(scores), heads_of(student).values(), strict=True
+        ):
+            task_run.record_student(model, task_scores, name=self.student.name)
         if self.is_joint:
             row = {"name": self.student.name, "parameters": checks.count_parameters(student)}
             self.run.update(student=row | {"metrics": split_metrics(task, scores)})
@@ -151,8 +152,8 @@ class Prepared:
         fit = prepared._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="baseline")
         scores = evaluate_splits(module.student.cpu(), self.plan.task, self.loaders)
         self.run.update(baseline={"metrics": split_metrics(self.plan.task, scores), "seconds": fit.seconds})
-        for part, of_part in self.scores_of_tasks(scores) if self.is_joint else ():
-            part.run.update(baseline={"metrics": split_metrics(part.task, of_part), "seconds": fit.seconds})
+        for task_run, task_scores in self.scores_of_tasks(scores) if self.is_joint else ():
+            task_run.run.update(baseline={"metrics": split_metrics(task_run.task, task_scores), "seconds": fit.seconds})
         return scores
 
     def supervise(self, student: PreTrainedModel) -> tuple["Prepared", DistillationModule]:
@@ -182,7 +183,7 @@ class Prepared:
         trainer = replace(trainer, max_steps=steps, max_epochs=None, min_steps=None, evaluations=evaluations)
         return replace(self, plan=replace(self.plan, trainer=trainer), examples=examples, loaders=loaders)
 
-    def retrain(self, student: PreTrainedModel, source: TeacherSource) -> PreTrainedModel:
+    def retrain(self, student: PreTrainedModel) -> PreTrainedModel:
         """Quantization-aware distillation: a copy of the student, trained with the rounding errors of int8."""
         plan, directory = self.plan, self.run.directory / "qat"
         shutil.rmtree(directory, ignore_errors=True)
@@ -192,7 +193,7 @@ class Prepared:
         )  # fmt: skip
         plan = replace(plan, trainer=settings, objective=copy.deepcopy(plan.objective), resume=False)
         prepared = replace(self, plan=plan)
-        module = prepared.prepare_training(copy.deepcopy(student).train(), source)
+        module = prepared.prepare_training(copy.deepcopy(student).train())
         with fake_quantized(module.student, bits=min(map(weight_bits, plan.export.targets()))):
             prepared._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="int8")
         return module.student.cpu().eval()
@@ -207,20 +208,20 @@ class Prepared:
         if not self.is_joint:
             yield self.tasks[0], dict(scores)
             return
-        for number, part in enumerate(self.tasks):
+        for number, task_run in enumerate(self.tasks):
             yield (
-                part,
+                task_run,
                 {
-                    split: replace(of_split.by_task[number], decoding=of_split.decoding[part.name])
-                    for split, of_split in scores.items()
-                    if number in of_split.by_task
+                    split: replace(split_scores.by_task[number], decoding=split_scores.decoding[task_run.name])
+                    for split, split_scores in scores.items()
+                    if number in split_scores.by_task
                 },
             )
 
     def _fit(
         self, module: DistillationModule, directory: Path, logger: Logger | Sequence[Logger], *, title: str
     ) -> fitting.Fit:
-        data = "-".join(data_digest(part.task, part.splits, part.examples) for part in self.tasks)
+        data = "-".join(data_digest(task_run.task, task_run.splits, task_run.examples) for task_run in self.tasks)
         return fitting.fit(
             module, self.loaders["train"], self.loaders["dev"], settings=self.plan.trainer,
             checkpoints=directory / "checkpoints", logger=logger, title=title, resume=self.plan.resume,
@@ -256,7 +257,7 @@ def train(prepared: Prepared, stack: ExitStack, *, shows: bool = False) -> Train
     plan, run = prepared.plan, prepared.run
     start = copy.deepcopy(prepared.model) if plan.baseline and not plan.dry_run else None
     with run.timed("teacher"):
-        module = prepared.prepare_training(prepared.model, prepared.source)
+        module = prepared.prepare_training(prepared.model)
     if shows:
         prepared.show(module)
     if plan.dry_run:
@@ -266,19 +267,17 @@ def train(prepared: Prepared, stack: ExitStack, *, shows: bool = False) -> Train
     if signal.reason is None:
         prepared.teacher.release()  # Its outputs are cached; later stages load it again.
     scoring = plan.task.scoring
-    opened = plan.tracking.open(run.directory, metric=scoring.metric, selects=scoring.selects)
-    loggers = stack.enter_context(opened)
+    tracking = plan.tracking.open(run.directory, metric=scoring.metric, selects=scoring.selects)
+    loggers = stack.enter_context(tracking)
     with run.timed("training"):
         scores = prepared.train_student(module, loggers.lightning)
-    baseline = None
+    baselines: list[dict[str, Scores] | None] = [None] * len(prepared.tasks)
     if start is not None:
         with run.timed("baseline"):
             baseline = prepared.train_baseline(start)
-    baselines = (
-        [None] * len(prepared.tasks) if baseline is None else [of for _, of in prepared.scores_of_tasks(baseline)]
-    )
-    for (task, of_student), of_baseline in zip(prepared.scores_of_tasks(scores), baselines, strict=True):
-        task.compare(of_student, of_baseline)
+        baselines = [task_scores for _, task_scores in prepared.scores_of_tasks(baseline)]
+    for (task_run, student_scores), baseline_scores in zip(prepared.scores_of_tasks(scores), baselines, strict=True):
+        task_run.compare(student_scores, baseline_scores)
     return Trained(prepared, module.student, scores, loggers)
 
 
