@@ -164,7 +164,7 @@ def _run(show_traceback: bool) -> int:
         raise UserError(f"there is no option {unknown[0]}: set options with key=value, and see --help")
     register_resolvers()
     register_plugins()
-    job = Job(show_traceback)  # It records the command without our quotes.
+    job = JobRunner(show_traceback)  # It records the command without our quotes.
     sys.argv[1:] = quote_overrides(sys.argv[1:], VALUED)
     run = hydra.main(config_path=str(config_directory()), config_name="config", version_base="1.3")(job)
     try:
@@ -176,7 +176,7 @@ def _run(show_traceback: bool) -> int:
     return max(job.exit_codes)
 
 
-class Job:
+class JobRunner:
     """Runs each configuration of a command, in this process or in one of a launcher, and collects the exit codes."""
 
     def __init__(self, show_traceback: bool) -> None:

@@ -20,8 +20,8 @@ from distill.storage import mirror
 _GOES_ON = "the same command with resume=true goes on"
 
 
-class Job(Protocol):
-    """The job of a sweep, which reports the errors that launchers bring back from other processes."""
+class FailureCollector(Protocol):
+    """The runner of a sweep, which reports the errors that launchers bring back from other processes."""
 
     def collect(self, failures: Iterable[tuple[str, Failure]]) -> None:
         """Reports the errors, each with the options of its run."""
@@ -34,7 +34,7 @@ class GridSweeper(BasicSweeper):
         """Receives the sweep from Hydra."""
         check_directory(config)
         slurm.prepare(config)
-        self._job = cast(Job, task_function)
+        self._job = cast(FailureCollector, task_function)
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
 
     def _parse_config(self) -> list[str]:
@@ -78,7 +78,7 @@ def lost_workers() -> Iterator[None]:
         raise DistillError(f"a launcher lost the worker of a run ({first_line(error)}); {_GOES_ON}") from error
 
 
-def report_failures(job: Job, results: Sequence[JobReturn]) -> None:
+def report_failures(job: FailureCollector, results: Sequence[JobReturn]) -> None:
     """Reports the runs that failed in other processes, each by the options that not all runs share."""
     names = name_runs([result.overrides or [] for result in results])
     values = [(name, result.return_value) for name, result in zip(names, results, strict=True)]

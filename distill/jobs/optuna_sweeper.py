@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from distill.errors import OptionError, UserError, first_line
 from distill.jobs import slurm
-from distill.jobs.grid_sweeper import Job, check_directory, lost_workers, report_failures
+from distill.jobs.grid_sweeper import FailureCollector, check_directory, lost_workers, report_failures
 from distill.jobs.quoting import quote_overrides
 from distill.options import require_package, show_value
 from distill.storage import mirror
@@ -77,7 +77,7 @@ class OptunaSweeper(Sweeper):
             raise OptionError(f"{_OPTION}.pruning", "true", "false with other objectives than [metric]")
         check_directory(config)
         slurm.prepare(config)
-        self._config, self._context, self._job = config, hydra_context, cast(Job, task_function)
+        self._config, self._context, self._job = config, hydra_context, cast(FailureCollector, task_function)
         self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
