@@ -12,12 +12,13 @@ import argparse
 import ast
 import io
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 PACKAGES = ("distill", "students", "teachers")
 DOORS = {"__init__", "__main__", "api"}
+VERSION = "distill.__version__"  # Every module may import this name from the package itself.
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
     tokenize.ENDMARKER,
@@ -28,12 +29,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1])
     root = parser.parse_args().root
-    sources = {
-        module_name(path, root): path.read_text(encoding="utf-8")
-        for package in PACKAGES
-        for path in sorted((root / package).rglob("*.py"))
-    }
-    trees = {name: ast.parse(text) for name, text in sources.items()}
+    sources = read_sources(root)
+    trees = {name: ast.parse(source) for name, source in sources.items()}
     arrows = list_arrows(trees)
     classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     rows = {
@@ -48,6 +45,12 @@ def main() -> None:
     }
     for name, value in rows.items():
         print(f"{name:<16} {value:>7,}")
+
+
+def read_sources(root: Path) -> dict[str, str]:
+    """Returns the source of every module of the packages by its name."""
+    paths = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
+    return {module_name(path, root): path.read_text(encoding="utf-8") for path in paths}
 
 
 def module_name(path: Path, root: Path) -> str:
@@ -92,17 +95,26 @@ def list_arrows(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
     return arrows
 
 
-def list_imports(tree: ast.AST, modules: Mapping[str, ast.Module]) -> Iterator[str]:
-    """Yields the modules that are imported anywhere, except only for type checking."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            continue
+def list_imports(tree: ast.AST, modules: Container[str]) -> Iterator[str]:
+    """Yields the modules that are imported anywhere, except only for type checking, and never `VERSION`."""
+    for node in walk_statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            inner = (f"{node.module}.{alias.name}" for alias in node.names)
-            yield from (name if name in modules else node.module for name in inner)
-        yield from list_imports(node, modules)
+            names = {f"{node.module}.{alias.name}" for alias in node.names} - {VERSION}
+            yield from (name if name in modules else node.module for name in names)
+
+
+def walk_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields all nodes, also inside functions, except those only for type checking."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+            for other in child.orelse:
+                yield other
+                yield from walk_statements(other)
+            continue
+        yield child
+        yield from walk_statements(child)
 
 
 def longest_path(arrows: Mapping[str, set[str]]) -> int:

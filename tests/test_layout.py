@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import distill
+from benchmarks.code_size import PACKAGES, list_imports, read_sources, unit_of, walk_statements
 
 ROOT = Path(distill.__file__).resolve().parents[1]
-PACKAGES = ("distill", "students", "teachers")
 # A unit, a file or folder right below `distill`, imports itself and units of lower levels.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("credentials", "errors", "readers", "options", "console", "storage"),
@@ -37,60 +37,25 @@ WITHIN = {
 }
 # Units that import less than their level allows.
 ONLY = {"edge": {"errors", "storage", "readers"}, "serve": {"errors", "storage", "edge"}}
-VERSION = {"distill.__version__"}  # Every module may import this name, and no other, from the package itself.
 FOR_STUDENTS_AND_TEACHERS = {"errors", "storage", "contracts", "models"}
 HEAVY = ("torch", "transformers", "lightning", "hydra", "datasets", "sklearn", "pydantic")
-
-
-def module_name(path: Path) -> str:
-    """Returns a name such as `distill.losses.term`, and for an `__init__.py` the name of its package."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
 def sources() -> dict[str, ast.Module]:
     """Returns every module of the packages by its name."""
-    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    return {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
-
-
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-
-
-def walk_statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields all nodes, also inside functions, except those only for type checking."""
-    for child in ast.iter_child_nodes(node):
-        if is_type_checking(child):
-            assert isinstance(child, ast.If)
-            for other in child.orelse:
-                yield other
-                yield from walk_statements(other)
-            continue
-        yield child
-        yield from walk_statements(child)
+    return {name: ast.parse(source) for name, source in read_sources(ROOT).items()}
 
 
 @cache
 def imports(module: str) -> frozenset[str]:
     """Returns the modules of the packages that this one imports anywhere."""
-    names: set[str] = set()
-    for node in walk_statements(sources()[module]):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+    tree = sources()[module]
+    for node in walk_statements(tree):
+        if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} has a relative import"
             assert node.module is not None
-            inner = {f"{node.module}.{alias.name}" for alias in node.names} - VERSION
-            names |= {name if name in sources() else node.module for name in inner}
-    return frozenset(name for name in names if name.split(".")[0] in PACKAGES)
-
-
-def unit_of(module: str) -> str:
-    """Returns the file or folder right below `distill`."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else "__init__"
+    return frozenset(name for name in list_imports(tree, sources()) if name.split(".")[0] in PACKAGES)
 
 
 def allowed_units(name: str) -> set[str]:
