@@ -93,15 +93,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 break
 
 
-DEFAULT_MARKS = "not slow and not alone"  # Of pyproject.toml.
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Runs the tests marked `alone` in a process of their own, after the others of a plain `python -m pytest`."""
     config = session.config
     is_worker = hasattr(config, "workerinput")
-    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.option.markexpr == DEFAULT_MARKS
+    has_default_marks = config.option.markexpr in config.getini("addopts")
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and has_default_marks
     if is_worker or not is_whole or config.option.collectonly or exitstatus not in _COMPLETE:
         return
     command = [sys.executable, "-m", "pytest", *config.invocation_params.args, "-m", "alone and not slow", "-n", "0"]

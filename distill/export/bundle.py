@@ -188,8 +188,9 @@ def _convert(fp32: Path, formats: Sequence[str]) -> dict[str, _Name]:
     names = {}
     for name in formats:
         format = FORMATS[name]
+        path = fp32.with_name(format.file)
         if format.write is not None:
-            format.write(Material(fp32, 8), path := fp32.with_name(format.file))
+            format.write(Material(fp32, 8), path)
             print_line(f"  {count_bytes(path) / 1e6:.1f} MB: {format.recipe}")
             names[name] = _Name(format.file, format.recipe, ANY)
     return names

@@ -12,7 +12,7 @@ from distill import tasks
 from distill.contracts import Items, Outputs, Scores, Task
 from distill.tasks.scoring import Scoring
 
-MEMBERS_OF_TASK = 26  # At most. They were 43 when tasks had the members of `Scoring`.
+MEMBERS_OF_TASK = 26  # At most.
 WRITTEN_FOR_SCORING = 6  # At most.
 
 
