@@ -156,6 +156,10 @@ class LabelledData:
     sha256: str
     pool: Pool = field(default_factory=Pool)
 
+    def with_option(self, option: str) -> Self:
+        """Returns the data with a SHA-256 that depends on an option too."""
+        return replace(self, sha256=hashlib.sha256(f"{self.sha256} {option}".encode()).hexdigest())
+
     def sizes(self) -> dict[str, int]:
         """Returns the number of examples of each split."""
         return {name: len(split) for name, split in self.splits.items()}

@@ -1,6 +1,5 @@
 """The classes of an example, one of them or any number: their data, predictions and metrics."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -65,10 +64,10 @@ class OneClass(Scoring):
             )
         # The digest is a part of a fine-tuned teacher's key, and F1 may select its checkpoint.
         if positive_index not in (1, None):
-            data = _extend_digest(data, f"positive={self.positive}")
+            data = data.with_option(f"positive={self.positive}")
         if self.class_weights is not None:
             weights = resolve_class_weights(self.class_weights, data.labels, data.splits["train"].labels)
-            data = _extend_digest(data, f"class_weights={weights}")
+            data = data.with_option(f"class_weights={weights}")
         return data, replace(self, classes=data.labels, positive_index=positive_index, weights=weights)
 
     def _find_positive(self, labels: Sequence[str]) -> int | None:
@@ -154,8 +153,3 @@ class OneClass(Scoring):
         if len(splits.labels) != 2 or "f1" not in self.names or self.positive_index is None:
             return None
         return splits.labels[self.positive_index]
-
-
-def _extend_digest(data: LabelledData, option: str) -> LabelledData:
-    """Returns the data with a digest that depends on an option too."""
-    return replace(data, sha256=hashlib.sha256(f"{data.sha256} {option}".encode()).hexdigest())

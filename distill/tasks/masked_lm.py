@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, Scores
 from distill.edge.masks import MaskedTokens
 from distill.losses import MaskedLanguageModelling, Objective, SegmentOrder, Term
-from distill.tasks.scoring import Scoring, expected_calibration_error
+from distill.tasks.scoring import Scoring, expected_calibration_error, list_by_example
 from distill.text.corpus import Corpus
 from distill.text.masking import Masking
 from distill.text.sequences import (
@@ -135,10 +135,9 @@ class TokenScores(Scoring):
 
     def tabulate(self, scores: Scores, splits: TextData, *, examples: int) -> dict[str, list[Any]]:
         """The ids of the right tokens and of the predicted ones, in the order of their positions."""
-        ends = np.bincount(scores.example_id, minlength=examples).cumsum()[:-1]
         values = {"label": scores.labels, "prediction": scores.columns["prediction"]}
         values["probability"] = scores.columns["probability"]
-        return {name: [of_example.tolist() for of_example in np.split(of, ends)] for name, of in values.items()}
+        return list_by_example(values, scores.example_id, examples)
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the items at which both predict the same token."""

@@ -185,6 +185,14 @@ def compute_metrics(functions: Mapping[str, Callable[[], float]], names: Sequenc
     return {name: float(functions[name]()) for name in names}
 
 
+def list_by_example(
+    columns: Mapping[str, np.ndarray], example_id: np.ndarray, examples: int
+) -> dict[str, list[list[Any]]]:
+    """Returns columns `[n]` of items in the order of their examples as a list of values for each example."""
+    ends = np.bincount(example_id, minlength=examples).cumsum()[:-1]
+    return {name: [values.tolist() for values in np.split(column, ends)] for name, column in columns.items()}
+
+
 def always(answer: str, index: int) -> Constant:
     """The constant prediction of class `index` by `logits [n, C]`; an item that cannot have it gets its first class."""
 

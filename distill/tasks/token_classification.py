@@ -6,7 +6,6 @@
 ('O', 'B-city')
 """
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,7 +41,7 @@ from distill.options import check_arguments, show_value
 from distill.tasks import rows
 from distill.tasks.class_weights import ClassWeights, describe_weights, item_weights, resolve_class_weights
 from distill.tasks.offsets import check_offsets
-from distill.tasks.scoring import Scoring, always
+from distill.tasks.scoring import Scoring, always, list_by_example
 from distill.tasks.words import tokenize_sentences
 
 if TYPE_CHECKING:
@@ -124,10 +123,7 @@ class TagScores(Scoring):
         probabilities = softmax(scores.columns["logits"].astype(np.float64))
         predicted = probabilities.argmax(axis=-1)
         values = {"label": scores.labels, "prediction": predicted, "probability": probabilities.max(axis=-1)}
-        ends = np.bincount(scores.example_id, minlength=examples).cumsum()[:-1]
-        columns: dict[str, list[Any]] = {
-            name: [of_sentence.tolist() for of_sentence in np.split(of, ends)] for name, of in values.items()
-        }
+        columns = list_by_example(values, scores.example_id, examples)
         for name in ("label", "prediction"):
             columns[name] = [[splits.labels[tag] for tag in tags] for tags in columns[name]]
         return columns
@@ -273,8 +269,7 @@ class TokenClassification:
         tags = np.concatenate(data.splits["train"].tags)
         weights = resolve_class_weights(self.class_weights, data.labels, tags)
         self.scoring = replace(self.scoring, weights=weights)
-        digest = hashlib.sha256(f"{data.sha256} class_weights={weights}".encode())
-        return replace(data, sha256=digest.hexdigest())
+        return data.with_option(f"class_weights={weights}")
 
     def encode(
         self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
