@@ -15,7 +15,7 @@ from distill.console import ProgressMeter, print_line, print_notice
 from distill.contracts import Splits
 from distill.data.auto_text import AUTO
 from distill.data.language import is_english
-from distill.data.tables import CHANGED_COPIES, LabelledData, Split
+from distill.data.tables import CHANGED_COPIES, LabelledData, Split, text_split
 from distill.data.unlabelled import clean, describe_removed
 from distill.errors import OptionError, UserError
 from distill.options import check_arguments
@@ -231,7 +231,7 @@ def augment(
     """
     assert isinstance(data, LabelledData)  # The plan has checked the task.
     columns = cached_copies(data.splits["train"], augmentation, mask_token, cache_dir=cache_dir, device=device)
-    kept, removed = clean(Split(columns[0], columns[1] if len(columns) == 2 else None, np.zeros(len(columns[0]))), data)
+    kept, removed = clean(text_split(*columns), data)
     if not len(kept) and optional:
         return data
     if not len(kept):

@@ -68,7 +68,7 @@ class ChoiceSplit:
         yield from chain.from_iterable(self.choices)
         yield from self.texts
 
-    def columns(self) -> dict[str, list[str] | list[list[str]]]:
+    def text_columns(self) -> dict[str, list[str] | list[list[str]]]:
         """Returns the texts as columns of predictions.parquet."""
         context = {} if self.contexts is None else {"context": self.contexts}
         return {"question": self.questions, **context, "choices": self.choices}

@@ -59,7 +59,7 @@ class QuestionSplit:
         """Returns the questions as a bundle reads them."""
         return [{"question": question, "context": context} for question, context in self.compared_texts()]
 
-    def columns(self) -> dict[str, list[str]]:
+    def text_columns(self) -> dict[str, list[str]]:
         """Returns the texts as columns of predictions.parquet."""
         return {"question": self.questions, "context": self.contexts}
 

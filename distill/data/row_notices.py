@@ -10,11 +10,11 @@ from distill.readers.lines import Lines, select_lines
 from distill.readers.problems import find_doubled, find_shared, find_small_classes
 
 if TYPE_CHECKING:
-    from distill.data.tables import Rows
+    from distill.data.tables import Split
 
 
 def report_shared_texts(
-    splits: "Mapping[str, Rows]",
+    splits: "Mapping[str, Split]",
     labels: Mapping[str, np.ndarray] | None = None,
     lines: Mapping[str, Lines] | None = None,
 ) -> None:

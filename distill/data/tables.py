@@ -3,10 +3,10 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -28,71 +28,111 @@ from distill.readers.problems import find_small_classes
 # Names of sources of rows that only the teacher labels.
 OWN_ROWS, GIVEN_TEXTS, CHANGED_COPIES, BANK = "rows without a label", "texts without a label", "changed copies", "bank"
 ADVICE = "name yours with task.text=[...] and task.label=..."
-
-
-class Rows(Protocol):
-    """Raw examples of any kind of task."""
-
-    def __len__(self) -> int: ...
-
-    def records(self) -> Sequence[object]:
-        """Returns the examples in the form that a bundle reads."""
-        ...
-
-    def compared_texts(self) -> Iterator[tuple[str, ...]]:
-        """Yields the texts of each example, by which it is told from others."""
-        ...
-
-    def all_texts(self) -> Iterator[str]:
-        """Yields every text of the examples."""
-        ...
-
-    def select(self, rows: np.ndarray) -> Self:
-        """Returns these examples."""
-        ...
+Column: TypeAlias = list[Any] | np.ndarray
 
 
 @dataclass(frozen=True)
 class Split:
-    """Raw examples: texts, the second texts of pairs, and labels.
+    """Raw examples as a table, whose columns are lists or arrays with a value for each example.
 
-    Labels are class indices or numbers `[N]`, or 0 and 1 `[N, C]` where an example has any number of labels.
+    Args:
+        columns: the columns by their names.
+        text: names of the columns of text, whose values are a text or a list of texts. By them examples are told from
+            others.
+        create_record: returns an example in the form that a bundle reads, from its values by column.
+        whole: name of the column with all texts of an example as one; None if the first column of text is that.
     """
 
-    texts: list[str]
-    pairs: list[str] | None
-    labels: np.ndarray
+    columns: Mapping[str, Column]
+    text: tuple[str, ...]
+    create_record: Callable[[Mapping[str, Any]], Any]
+    whole: str | None = None
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return len(next(iter(self.columns.values())))
 
-    def records(self) -> list[str | list[str]]:
-        """Returns the examples in the form that a bundle reads: a text, or the two texts of a pair."""
-        if self.pairs is None:
-            return list(self.texts)
-        return [list(pair) for pair in zip(self.texts, self.pairs, strict=True)]
+    def __getitem__(self, column: str) -> Any:
+        return self.columns[column]
 
-    def columns(self) -> dict[str, list[str]]:
+    @property
+    def labels(self) -> np.ndarray:
+        """Class indices or numbers `[N]`, or 0 and 1 `[N, C]` where an example has any number of labels."""
+        return np.asarray(self.columns["labels"])
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of each example, without the second texts of pairs."""
+        texts: list[str] = self[self.whole or self.text[0]]
+        return texts
+
+    @property
+    def pairs(self) -> list[str] | None:
+        """The second texts of pairs."""
+        return self[self.text[1]] if len(self.text) == 2 else None
+
+    def records(self) -> list[Any]:
+        """Returns the examples in the form that a bundle reads."""
+        rows = zip(*self.columns.values(), strict=True)
+        return [self.create_record(dict(zip(self.columns, row, strict=True))) for row in rows]
+
+    def text_columns(self) -> dict[str, Column]:
         """Returns the texts as columns of predictions.parquet."""
-        return {"text": self.texts} | ({} if self.pairs is None else {"second_text": self.pairs})
+        return {name: self.columns[name] for name in self.text}
 
     def compared_texts(self) -> Iterator[tuple[str, ...]]:
-        """Yields the text of each example, or its two texts."""
-        return zip(self.texts, strict=True) if self.pairs is None else zip(self.texts, self.pairs, strict=True)
+        """Yields the texts of each example, by which it is told from others."""
+        for row in zip(*(self.columns[name] for name in self.text), strict=True):
+            yield tuple(text for value in row for text in _list_texts(value))
 
     def all_texts(self) -> Iterator[str]:
-        """Yields every text of the examples."""
-        yield from self.texts
-        yield from self.pairs or ()
+        """Yields every text of the examples, by itself and as a part of the whole one."""
+        return self.iterate_texts(*self.text, *([] if self.whole is None else [self.whole]))
+
+    def iterate_texts(self, *columns: str) -> Iterator[str]:
+        """Yields every text of these columns, one column after another."""
+        return (text for name in columns for value in self.columns[name] for text in _list_texts(value))
 
     def select(self, rows: np.ndarray) -> "Split":
         """Returns these examples."""
-        pairs = None if self.pairs is None else [self.pairs[row] for row in rows]
-        return Split([self.texts[row] for row in rows], pairs, self.labels[rows])
+        chosen = {
+            name: column[rows] if isinstance(column, np.ndarray) else [column[row] for row in rows]
+            for name, column in self.columns.items()
+        }
+        return replace(self, columns=chosen)
+
+    def with_columns(self, **columns: Column) -> "Split":
+        """Returns the examples with further columns, or with others of the same names."""
+        return replace(self, columns={**self.columns, **columns})
 
     def __add__(self, other: "Split") -> "Split":
-        pairs = None if self.pairs is None else [*self.pairs, *(other.pairs or ())]
-        return Split([*self.texts, *other.texts], pairs, np.concatenate([self.labels, other.labels]))
+        columns = {
+            name: np.concatenate([column, other[name]]) if isinstance(column, np.ndarray) else [*column, *other[name]]
+            for name, column in self.columns.items()
+        }
+        return replace(self, columns=columns)
+
+
+def _list_texts(value: str | Sequence[str]) -> Sequence[str]:
+    return (value,) if isinstance(value, str) else value
+
+
+def text_split(texts: list[str], pairs: list[str] | None = None, labels: np.ndarray | None = None) -> Split:
+    """Returns texts, or pairs of texts, as a split; without labels they are all 0, which means nothing."""
+    columns = {"text": texts} if pairs is None else {"text": texts, "second_text": pairs}
+    return Split(
+        {**columns, "labels": np.zeros(len(texts)) if labels is None else labels},
+        text=tuple(columns),
+        create_record=_create_text_record if pairs is None else _create_pair_record,
+    )
+
+
+def _create_text_record(row: Mapping[str, Any]) -> str:
+    text: str = row["text"]
+    return text
+
+
+def _create_pair_record(row: Mapping[str, Any]) -> list[str]:
+    return [row["text"], row["second_text"]]
 
 
 @dataclass(frozen=True)
@@ -149,12 +189,19 @@ class LabelledData:
 
     For a regression, the only name is that of the column. The SHA-256 does not cover the pool, on which no teacher is
     fine-tuned.
+
+    Args:
+        classes: names of the classes of train alone, where the other splits have scores.
+        needs_all_texts: whether an example has nothing to learn from without each of its texts, as a question without
+            its context.
     """
 
     labels: tuple[str, ...]
-    splits: "Mapping[str, Any]"
+    splits: Mapping[str, Split]
     sha256: str
     pool: Pool = field(default_factory=Pool)
+    classes: tuple[str, ...] = ()
+    needs_all_texts: bool = False
 
     def with_option(self, option: str) -> Self:
         """Returns the data with a SHA-256 that depends on an option too."""
@@ -165,13 +212,14 @@ class LabelledData:
         return {name: len(split) for name, split in self.splits.items()}
 
     def texts(self) -> list[str]:
-        """Returns the training texts, without the second texts of pairs."""
-        texts: list[str] = self.splits["train"].texts
-        return texts
+        """Returns the training texts, with the second texts of pairs, each once, only if an example needs both."""
+        train = self.splits["train"]
+        further = train.iterate_texts(*train.text[1:]) if self.needs_all_texts else ()
+        return [*train.iterate_texts(train.whole or train.text[0]), *dict.fromkeys(further)]
 
     def is_empty(self, texts: Sequence[str]) -> bool:
-        """Returns whether an example of one text or the two texts of a pair has nothing to learn from."""
-        return not any(texts)
+        """Returns whether an example of these texts has nothing to learn from."""
+        return not (all(texts) if self.needs_all_texts else any(texts))
 
     def labelled_texts(self) -> Iterator[str]:
         """Yields the texts of the labelled rows that are trained on, also the second ones of pairs."""
@@ -182,13 +230,21 @@ class LabelledData:
         if self.pool.rows is not None:
             yield from self.pool.rows.all_texts()
 
-    def training(self) -> Any:
+    def training(self) -> Split:
         """Returns the labelled rows that are trained on."""
         return self.splits["train"]
 
-    def scored(self) -> dict[str, Any]:
+    def scored(self) -> dict[str, Split]:
         """Returns the splits that are scored and not trained on, dev first."""
         return {"dev": self.splits["dev"]} | {k: v for k, v in self.splits.items() if k not in ("train", "dev")}
+
+
+def compute_digest(*content: object) -> str:
+    """Returns the SHA-256 of the JSON of all of these; bytes are taken as they are."""
+    digest = hashlib.sha256()
+    for part in content:
+        digest.update(part if isinstance(part, bytes) else json.dumps(part).encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +291,8 @@ class LabelledText:
         pool = Pool()
         if unlabelled is not None:
             pool = Pool(_create_split(self, unlabelled, np.zeros(len(unlabelled))))
-        return LabelledData(labels=names, splits=splits, sha256=_compute_digest(names, splits), pool=pool)
+        content = ([name, split.texts, split.pairs, split.labels.tolist()] for name, split in splits.items())
+        return LabelledData(labels=names, splits=splits, sha256=compute_digest(names, *content), pool=pool)
 
     def _read_tables(self, cache_dir: Path) -> tuple[dict[str, Table], Table | None]:
         """Returns the rows of each split that have a text and a label, and those that only the teacher labels."""
@@ -354,11 +411,4 @@ def _check_pairs(columns: Sequence[Sequence[str]], source: str) -> None:
 
 def _create_split(rows: LabelledText, table: Table, numbers: np.ndarray) -> Split:
     columns = _read_texts(rows, table)
-    return Split(texts=columns[0], pairs=columns[1] if len(columns) == 2 else None, labels=numbers)
-
-
-def _compute_digest(labels: tuple[str, ...], splits: dict[str, Split]) -> str:
-    digest = hashlib.sha256(json.dumps(labels).encode())
-    for name, split in splits.items():
-        digest.update(json.dumps([name, split.texts, split.pairs, split.labels.tolist()]).encode())
-    return digest.hexdigest()
+    return text_split(columns[0], columns[1] if len(columns) == 2 else None, numbers)

@@ -63,7 +63,7 @@ class TaggedSplit:
         """Returns the sentences in the form that a bundle reads."""
         return [{"tokens": words} for words in self.words]
 
-    def columns(self) -> dict[str, list[str]]:
+    def text_columns(self) -> dict[str, list[str]]:
         """Returns the sentences as a column of predictions.parquet."""
         return {"text": self.texts}
 

@@ -42,7 +42,7 @@ class GroupSplit:
         for group in self.groups:
             yield from group
 
-    def columns(self) -> dict[str, list[list[str]]]:
+    def text_columns(self) -> dict[str, list[list[str]]]:
         """Returns the texts as a column of predictions.parquet."""
         return {"texts": self.groups}
 

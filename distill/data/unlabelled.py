@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeGuard
 
 import numpy as np
 from pydantic import SkipValidation
@@ -15,7 +15,7 @@ from distill.console import print_line, print_notice
 from distill.data import in_memory, readers
 from distill.data.columns import read_text_column
 from distill.data.readers import Table
-from distill.data.tables import GIVEN_TEXTS, OWN_ROWS, LabelledData, Rows, Split
+from distill.data.tables import GIVEN_TEXTS, OWN_ROWS, LabelledData, Split, text_split
 from distill.errors import UnreachableError, UserError
 from distill.storage import hub
 
@@ -36,7 +36,6 @@ SUFFIXES = (*PLAIN, *readers.SUFFIXES, *readers.SQUAD)
 HUB_SPLITS = ("unsupervised", "unlabelled", "unlabeled", "train")
 USUAL = "text"  # The column of a task of one text where the table has no column of the task's name.
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
-S = TypeVar("S", bound=Rows)
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ class UnlabelledText:
                 f"without labels need the task's text columns, {self.option.format(','.join(self.text))}{pair}"
             )
         columns = [self._read_column(table, name) for name in text]
-        return Split(columns[0], columns[1] if len(columns) == 2 else None, np.zeros(len(columns[0])))
+        return text_split(*columns)
 
     def _read_column(self, table: Table, name: str) -> list[str]:
         """Returns the texts of a column, whose words are joined with spaces if the task is one of words."""
@@ -201,7 +200,7 @@ def _are_words(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
-def fill_pool(data: LabelledData, tables: UnlabelledTables, parts: Iterable[S]) -> LabelledData:
+def fill_pool(data: LabelledData, tables: UnlabelledTables, parts: Iterable[Split]) -> LabelledData:
     """Returns the data with the rows of all parts that are in none of its splits, each once, in its pool.
 
     Args:
@@ -234,7 +233,7 @@ def clean_pool(data: LabelledData) -> LabelledData:
     return replace(data, pool=replace(data.pool.add(kept, OWN_ROWS, "the task's own table"), removed=removed))
 
 
-def clean(rows: S, data: LabelledData) -> tuple[S, dict[str, int]]:
+def clean(rows: Split, data: LabelledData) -> tuple[Split, dict[str, int]]:
     """Returns the rows that are not empty and new, each once, and the number of those removed by reason.
 
     Texts are compared without their case and their white space. Reasons are `empty`, a split that has the row,
@@ -268,7 +267,7 @@ def describe_removed(removed: Mapping[str, int]) -> str:
     return ", ".join(words) or "none"
 
 
-def _keys(rows: Rows) -> Iterator[tuple[str, ...]]:
+def _keys(rows: Split) -> Iterator[tuple[str, ...]]:
     """Yields the normalized texts that are compared."""
     return (tuple(map(_normalize, texts)) for texts in rows.compared_texts())
 

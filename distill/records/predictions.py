@@ -25,7 +25,7 @@ class TextSplit(Protocol):
 
     def __len__(self) -> int: ...
 
-    def columns(self) -> Mapping[str, Sequence[object]]:
+    def text_columns(self) -> Mapping[str, Sequence[object]]:
         """Returns the columns of texts by name."""
         ...
 
@@ -76,7 +76,7 @@ def _create_table(
     count = len(split)
     columns: dict[str, Sequence[object]] = {"split": [name] * count, "index": range(count)}
     if settings.texts:
-        columns |= split.columns()
+        columns |= split.text_columns()
     for model, scores in models.items():
         predictions = task.scoring.tabulate(scores, splits, examples=count)
         columns.setdefault("label", predictions["label"])

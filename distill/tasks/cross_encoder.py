@@ -13,7 +13,7 @@ import numpy as np
 from transformers import PreTrainedConfig
 
 from distill.console import print_notice
-from distill.data.tables import Split
+from distill.data.tables import text_split
 from distill.errors import UserError
 from distill.models.forward import count_outputs
 from distill.models.loading import check_directory, load_directory
@@ -75,7 +75,7 @@ class CrossEncoder:
         positive = self._positive_class(start.model.config) if outputs == 2 else 0
         pairs = [(group[0], text) for group in groups for text in group[1:]]
         first, second = (list(texts) for texts in zip(*pairs, strict=True))
-        texts = Split(first, second, np.zeros(len(first)))
+        texts = text_split(first, second)
         logits = cached_outputs(start, self.directory, texts, self.max_length, cache_dir, "Cross-encoder")
         numbers = logits[:, 0] if outputs == 1 else logits[:, positive] - logits[:, 1 - positive]
         numbers = numbers.reshape(len(groups), -1)

@@ -27,7 +27,7 @@ from distill.contracts import (
     Likelihood,
     ScoredSplits,
 )
-from distill.data.tables import LabelledData, Split
+from distill.data.tables import LabelledData, text_split
 from distill.data.text_groups import GroupColumns, GroupData, GroupSplit, UnlabelledTexts
 from distill.errors import OptionError, UserError
 from distill.losses import CosineRegression, MultipleNegatives, PairClassification, Term
@@ -333,7 +333,7 @@ def _encode(
     from distill.data.batching import TokenizedExamples
 
     texts = list(itertools.chain.from_iterable(split.groups))
-    tokens = token_cache.tokenize_split(Split(texts, None, np.zeros(len(texts))), tokenizer, max_length, cache_dir)
+    tokens = token_cache.tokenize_split(text_split(texts), tokenizer, max_length, cache_dir)
     counts = np.array([len(group) for group in split.groups])
     return TokenizedExamples(
         tokens, tokenizer, per_example={"labels": split.labels, **further}, valid=np.arange(most) < counts[:, None],

@@ -322,7 +322,7 @@ class TextSplit:
     def records(self) -> SequenceRecords:
         return SequenceRecords(self.sequences)
 
-    def columns(self) -> dict[str, Sequence[object]]:
+    def text_columns(self) -> dict[str, Sequence[object]]:
         """No texts, because a sequence is made of tokens of several."""
         return {}
 

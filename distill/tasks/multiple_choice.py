@@ -30,7 +30,7 @@ from distill.contracts import (
     Scores,
 )
 from distill.data.choices import ChoiceColumns, ChoiceSplit, UnlabelledChoices
-from distill.data.tables import LabelledData, Split
+from distill.data.tables import LabelledData, text_split
 from distill.edge.decoder import pair_choices
 from distill.errors import OptionError
 from distill.losses import HardLabels, Term
@@ -240,7 +240,7 @@ def _encode(
     rows = zip(split.questions, split.contexts or itertools.repeat(None), split.choices, strict=False)
     pairs = [pair for row in rows for pair in pair_choices(*row)]
     first, second = ([pair[side] for pair in pairs] for side in (0, 1))
-    tokens = token_cache.tokenize_split(Split(first, second, np.zeros(len(pairs))), tokenizer, max_length, cache_dir)
+    tokens = token_cache.tokenize_split(text_split(first, second), tokenizer, max_length, cache_dir)
     valid = np.arange(most) < np.array([len(choices) for choices in split.choices])[:, None]
     return TokenizedExamples(
         tokens, tokenizer, per_example={"labels": split.labels}, valid=valid,

@@ -256,7 +256,7 @@ def encode_rows(
     labels = splits.splits["train"].labels
 
     def unlabelled(pool: Split) -> Split:
-        return replace(pool, labels=np.full((len(pool), *labels.shape[1:]), no_label, dtype=labels.dtype))
+        return pool.with_columns(labels=np.full((len(pool), *labels.shape[1:]), no_label, dtype=labels.dtype))
 
     return encode_splits(splits, encode, unlabelled)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.contracts import VECTOR_SETTINGS
-from distill.data.tables import Split
+from distill.data.tables import text_split
 from distill.errors import UserError
 from distill.models.loading import check_directory, load_directory
 from distill.models.pooling import VectorSettings, configure, vector_settings
@@ -46,5 +46,5 @@ class SourceEncoder:
         own = vector_settings(start.model.config)
         pooling = self.settings["pooling"] if own is None else own["pooling"]
         configure(start.model, {VECTOR_SETTINGS: {**self.settings, "pooling": pooling}})
-        rows = Split(texts, None, np.zeros(len(texts)))
+        rows = text_split(texts)
         return cached_outputs(start, self.directory, rows, self.settings["max_length"], cache_dir, "Source encoder")

@@ -18,7 +18,7 @@ from distill.data import token_cache
 from distill.data.auto_text import CANDIDATES
 from distill.data.bank import Bank, balance, find_nearest, take_in_turns
 from distill.data.batching import TokenizedExamples, scored_tokens, scoring_steps
-from distill.data.tables import BANK, LabelledData, Split
+from distill.data.tables import BANK, LabelledData, text_split
 from distill.data.unlabelled import clean
 from distill.models.forward import run_encoder, run_model, to_device
 from distill.models.pooling import VectorSettings, pool
@@ -52,7 +52,7 @@ class Search:
     def add_to(self, data: LabelledData, teacher: PreparedTeacher, count: int) -> LabelledData:
         """Returns the data with `count` sentences in its pool, fewer if no more are near and new."""
         chosen = self._choose(data, teacher, count)
-        rows = _split([self.bank.sentences[row] for row in chosen.tolist()])
+        rows = text_split([self.bank.sentences[row] for row in chosen.tolist()])
         if not len(rows):
             return data
         origin = f"of {len(self.bank):,} sentences of {self.bank.name}"
@@ -84,7 +84,7 @@ class Search:
     def _select(self, near: np.ndarray, data: LabelledData, teacher: PreparedTeacher, count: int) -> np.ndarray:
         """Returns the places of `count` candidates that are in no split, balanced by class if there are classes."""
         near = near[: 2 * CANDIDATES * count]  # Few are in a split.
-        numbered = Split([self.bank.sentences[row] for row in near.tolist()], None, near)
+        numbered = text_split([self.bank.sentences[row] for row in near.tolist()], labels=near)
         kept, _ = clean(numbered, data)
         has_classes = self.task.likelihood in ("softmax", "sigmoid")
         candidates = kept.select(np.arange(min(len(kept), (CANDIDATES if has_classes else 1) * count)))
@@ -120,7 +120,7 @@ class Search:
         return np.asarray(np.load(directory / VECTORS, mmap_mode="r"))
 
     def _key(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str:
-        tokens = token_cache.compute_digest(_split(texts), tokenizer, self.task.max_length)
+        tokens = token_cache.compute_digest(text_split(list(texts)), tokenizer, self.task.max_length)
         parts = (tokens, self.source.weights.fingerprint(), dict(POOLING), str(self._dtype), library_versions())
         return entry_key("banks", FORMAT, *parts, self.device.type)[:20]
 
@@ -129,7 +129,7 @@ class Search:
         return torch.bfloat16 if has_bf16(self.device) else torch.float32
 
     def _tokenize(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> TokenizedExamples:
-        tokens = token_cache.tokenize_split(_split(texts), tokenizer, self.task.max_length, self.cache_dir)
+        tokens = token_cache.tokenize_split(text_split(list(texts)), tokenizer, self.task.max_length, self.cache_dir)
         return TokenizedExamples(tokens, tokenizer)
 
     def _encode(self, texts: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
@@ -143,7 +143,3 @@ class Search:
                 vectors[rows] = pool(states, batch["attention_mask"], POOLING).cpu().numpy()
                 meter.advance(len(rows))
         return vectors
-
-
-def _split(texts: Sequence[str]) -> Split:
-    return Split(list(texts), None, np.zeros(len(texts)))

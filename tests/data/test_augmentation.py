@@ -10,7 +10,7 @@ import pytest
 
 from distill.data import augmentation as module
 from distill.data.augmentation import TangAugmentation, augment, cached_copies, make_copies
-from distill.data.tables import LabelledData, Split
+from distill.data.tables import LabelledData, Split, text_split
 from distill.errors import UserError
 from distill.tasks import Classification
 
@@ -20,7 +20,7 @@ KEEPING: dict[str, Any] = {"p_mask": 0.0, "p_pos": 0.0, "p_ngram": 0.0}
 
 
 def split(texts: list[str], pairs: list[str] | None = None) -> Split:
-    return Split(texts, pairs, np.zeros(len(texts)))
+    return text_split(texts, pairs)
 
 
 def copies(texts: list[str], *, mask_token: str | None = "[MASK]", **options: Any) -> list[list[str]]:
@@ -177,7 +177,7 @@ def test_other_languages_are_augmented_without_a_tagger(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "textblob.en", None)
     augmentation = TangAugmentation(language="de", p_mask=1.0, p_pos=0.0, p_ngram=0.0)
     augmentation.check()
-    change = augmentation.prepare(Split(["ein guter Film"], None, np.zeros(1)), "[MASK]", "cpu")
+    change = augmentation.prepare(text_split(["ein guter Film"]), "[MASK]", "cpu")
     assert change(0, 0, np.random.default_rng(0)) == "[MASK] [MASK] [MASK]"
 
 

@@ -2,7 +2,6 @@
 
 import sys
 
-import numpy as np
 import pytest
 
 from distill.data import augmentation as module
@@ -10,7 +9,7 @@ from distill.data import auto_text
 from distill.data.augmentation import AutoAugmentation
 from distill.data.auto_text import Room, choose_amounts, measure_room
 from distill.data.language import is_english
-from distill.data.tables import Split
+from distill.data.tables import text_split
 from distill.errors import UserError
 from distill.tasks import Classification, Embedding, Regression
 from tests.jobs.test_config import CONF, compose_config
@@ -72,7 +71,7 @@ def test_rows_of_the_pool_take_room() -> None:
 @pytest.mark.parametrize(("texts", "language"), [(ENGLISH, "en"), (GERMAN, "other")])
 def test_words_are_replaced_in_english_alone(texts: list[str], language: str) -> None:
     pytest.importorskip("textblob")
-    chosen = AutoAugmentation(seed=3).choose(Split(texts, None, np.zeros(len(texts))), copies=4)
+    chosen = AutoAugmentation(seed=3).choose(text_split(texts), copies=4)
     assert (chosen.language, chosen.copies, chosen.seed) == (language, 4, 3)
     assert chosen.p_pos == (module.P_POS if language == "en" else 0.0)
     assert (chosen.p_mask, chosen.p_ngram) == (0.1, 0.25)
@@ -82,9 +81,9 @@ def test_without_the_tagger_a_notice_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "textblob.en", None)
-    AutoAugmentation().choose(Split(GERMAN, None, np.zeros(3)), copies=1)
+    AutoAugmentation().choose(text_split(GERMAN), copies=1)
     assert not capsys.readouterr().out
-    assert AutoAugmentation().choose(Split(ENGLISH, None, np.zeros(3)), copies=1).p_pos == 0.0
+    assert AutoAugmentation().choose(text_split(ENGLISH), copies=1).p_pos == 0.0
     expected = "augment=auto replaces no words by others of their part of speech, because textblob is not installed"
     assert expected in " ".join(capsys.readouterr().out.split())
 

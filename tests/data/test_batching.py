@@ -1,7 +1,6 @@
 """Tests that every example comes once an epoch, padded to its batch, in a reproducible order."""
 
 import copy
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data import batching, token_cache
 from distill.data.batching import LengthBuckets, TokenizedExamples, padded_length
-from distill.data.tables import LabelledData, Split
+from distill.data.tables import LabelledData, Split, text_split
 from distill.errors import UserError
 from distill.tasks import Classification
 from teachers.embedded import train_tokenizer
@@ -205,7 +204,7 @@ TASK = Classification(name="toy", text=["sentence"])
 
 
 def make_split(*texts: str, pairs: list[str] | None = None) -> Split:
-    return Split(texts=list(texts), pairs=pairs, labels=np.arange(len(texts)) % 2)
+    return text_split(list(texts), pairs, np.arange(len(texts)) % 2)
 
 
 def tokenize_split(
@@ -293,7 +292,7 @@ def test_dev_comes_completely_and_longest_first(tokenizer: PreTrainedTokenizerBa
 
 def test_the_loaders_yield_the_tokens_and_labels_of_their_splits(tokenizer: PreTrainedTokenizerBase):
     texts, labels = zip(*sentences(22), strict=True)
-    train, dev = (Split(list(texts[:size]), None, np.array(labels[:size])) for size in (22, 6))
+    train, dev = (text_split(list(texts[:size]), None, np.array(labels[:size])) for size in (22, 6))
     splits = LabelledData(labels=("bad", "good"), splits={"train": train, "dev": dev}, sha256="")
     loaders = batching.all_loaders(TASK.encode(splits, tokenizer, None), batch_size=4, accumulate=2, seed=0)
     steps = list(loaders["train"])
@@ -325,7 +324,7 @@ def test_a_split_is_tokenized_once(tokenizer: PreTrainedTokenizerBase, tmp_path:
     split = make_split("a film", "a lovely and moving film", "dull")
     first = tokenize_split(split, tokenizer, cache_dir=tmp_path)
     monkeypatch.setattr(token_cache, "_tokenize", None)  # Tokenizing again would fail.
-    again = tokenize_split(replace(split, labels=np.array([1, 1, 0])), tokenizer, cache_dir=tmp_path)
+    again = tokenize_split(split.with_columns(labels=np.array([1, 1, 0])), tokenizer, cache_dir=tmp_path)
     assert again.truncated == first.truncated
     for name in ("input_ids", "attention_mask", "token_type_ids"):
         assert torch.equal(again[[2, 0]][name], first[[2, 0]][name])

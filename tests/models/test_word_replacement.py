@@ -9,7 +9,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.data.augmentation import make_copies
-from distill.data.tables import Split
+from distill.data.tables import Split, text_split
 from distill.errors import UserError
 from distill.models.word_replacement import MaskedLMAugmentation, whole_words
 from tests.conftest import GOOD
@@ -38,7 +38,7 @@ def model_dir(
 
 
 def split(texts: list[str], pairs: list[str] | None = None) -> Split:
-    return Split(texts, pairs, np.zeros(len(texts)))
+    return text_split(texts, pairs)
 
 
 def expected_words(model: PreTrainedModel, tokenizer: Any, text: str, place: int, count: int) -> set[str]:

@@ -13,7 +13,7 @@ from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBa
 
 from distill.contracts import Items, Outputs, Signal
 from distill.data.batching import TokenizedExamples
-from distill.data.tables import LabelledData, Split
+from distill.data.tables import LabelledData, text_split
 from distill.errors import UserError
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.losses.term import Term
@@ -62,7 +62,7 @@ def objective(**terms: Term) -> Objective:
 @pytest.fixture
 def examples(tokenizer: PreTrainedTokenizerBase) -> TokenizedExamples:
     texts, labels = zip(*sentences(EXAMPLES), strict=True)
-    split = Split(list(texts), None, np.array(labels))
+    split = text_split(list(texts), None, np.array(labels))
     return TASK.encode(LabelledData(("bad", "good"), {"train": split, "dev": split}, ""), tokenizer, None)["train"]
 
 

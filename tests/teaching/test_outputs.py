@@ -14,7 +14,7 @@ from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBa
 from distill.contracts import Outputs
 from distill.data import batching
 from distill.data.batching import TokenizedExamples
-from distill.data.tables import LabelledData, Split
+from distill.data.tables import LabelledData, text_split
 from distill.errors import NumericalError, UserError
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.models.forward import run_model
@@ -41,7 +41,7 @@ Compute = Callable[..., Cached]
 
 def tokenize_sentences(tokenizer: PreTrainedTokenizerBase) -> TokenizedExamples:
     texts, labels = zip(*sentences(40), strict=True)
-    split = Split(list(texts), None, np.array(labels))
+    split = text_split(list(texts), None, np.array(labels))
     data = LabelledData(labels=("bad", "good"), splits={"train": split, "dev": split}, sha256="")
     return TASK.encode(data, tokenizer, None)["train"]
 
