@@ -4,12 +4,9 @@ A row has `question`, `context` and `answers`, and may have an `id`. The answers
 [...]}` or a list of `{"text": ..., "answer_start": ...}`, empty for a question that the context does not answer.
 """
 
-import hashlib
-import json
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +14,7 @@ from distill.contracts import IGNORED
 from distill.data.columns import read_text_column
 from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
-from distill.data.tables import LabelledData
+from distill.data.tables import Split
 from distill.errors import UserError
 
 COLUMNS = ("question", "context", "answers")
@@ -33,76 +30,27 @@ class Answer(NamedTuple):
     start: int
 
 
-@dataclass(frozen=True)
-class QuestionSplit:
-    """Questions, their contexts, and the correct answers to each: none if the context does not answer it.
+def question_split(questions: list[str], contexts: list[str], answers: list[tuple[Answer, ...]] | None = None) -> Split:
+    """Returns questions, their contexts, and the correct answers to each: none if the context does not answer it.
 
-    The questions of a pool have no list of answers at all.
+    The questions of a pool have no column of answers at all.
     """
-
-    questions: list[str]
-    contexts: list[str]
-    answers: list[tuple[Answer, ...]]
-
-    def __len__(self) -> int:
-        return len(self.questions)
-
-    @property
-    def texts(self) -> list[str]:
-        return self.questions
-
-    @property
-    def pairs(self) -> list[str]:
-        return self.contexts
-
-    def records(self) -> list[dict[str, str]]:
-        """Returns the questions as a bundle reads them."""
-        return [{"question": question, "context": context} for question, context in self.compared_texts()]
-
-    def text_columns(self) -> dict[str, list[str]]:
-        """Returns the texts as columns of predictions.parquet."""
-        return {"question": self.questions, "context": self.contexts}
-
-    def compared_texts(self) -> Iterator[tuple[str, str]]:
-        """Yields each question with its context."""
-        return zip(self.questions, self.contexts, strict=True)
-
-    def all_texts(self) -> Iterator[str]:
-        """Yields every question, and every context."""
-        yield from self.questions
-        yield from self.contexts
-
-    def select(self, rows: np.ndarray) -> "QuestionSplit":
-        """Returns these questions."""
-        columns = (self.questions, self.contexts, self.answers)
-        return QuestionSplit(*([column[row] for row in rows] for column in columns))  # type: ignore[arg-type, misc]
-
-    def __add__(self, other: "QuestionSplit") -> "QuestionSplit":
-        return QuestionSplit(
-            self.questions + other.questions, self.contexts + other.contexts, self.answers + other.answers
-        )
-
-    def spans(self) -> np.ndarray:
-        """Returns first and last (exclusive) character of the first answer without white space around it, `[N, 2]`.
-
-        They are -1 for a question without an answer, and `IGNORED` for those of a pool.
-        """
-        if not self.answers:
-            return np.full((len(self), 2), IGNORED)
-        return np.array([_strip(answers[0]) if answers else (-1, -1) for answers in self.answers], dtype=np.int64)
+    columns: dict[str, list[Any]] = {"question": questions, "context": contexts}
+    return Split(columns | ({} if answers is None else {"answers": answers}), tuple(columns), _create_record)
 
 
-@dataclass(frozen=True)
-class QuestionData(LabelledData):
-    """All splits of a task of questions."""
+def _create_record(row: Mapping[str, Any]) -> dict[str, str]:
+    return {"question": row["question"], "context": row["context"]}
 
-    def is_empty(self, texts: Sequence[str]) -> bool:
-        return not all(texts)
 
-    def texts(self) -> list[str]:
-        """Returns the training questions, and each of their contexts once."""
-        train = self.splits["train"]
-        return [*train.questions, *dict.fromkeys(train.contexts)]
+def find_spans(questions: Split) -> np.ndarray:
+    """Returns first and last (exclusive) character of the first answer without white space around it, `[N, 2]`.
+
+    They are -1 for a question without an answer, and `IGNORED` for those of a pool.
+    """
+    if "answers" not in questions.columns:
+        return np.full((len(questions), 2), IGNORED)
+    return np.array([_strip(answers[0]) if answers else (-1, -1) for answers in questions["answers"]], dtype=np.int64)
 
 
 def _strip(answer: Answer) -> tuple[int, int]:
@@ -121,7 +69,7 @@ def hold_out_contexts(source: TableSource, table: Table) -> dict[str, Table]:
     return source.hold_out_dev(table, groups=list(map(str, table.columns["context"])), group="context")
 
 
-def read_questions(table: Table) -> QuestionSplit:
+def read_questions(table: Table) -> Split:
     """Converts a table with the columns of a question.
 
     Raises:
@@ -137,7 +85,7 @@ def read_questions(table: Table) -> QuestionSplit:
             raise UserError(f"{_name(table, row)}: {error}") from error
         if impossible[row] is True and answers[-1]:
             raise UserError(f"{_name(table, row)} has is_impossible true and answers, expected one of them")
-    return QuestionSplit(questions, contexts, answers)
+    return question_split(questions, contexts, answers)
 
 
 def has_answers(table: Table) -> bool:
@@ -145,14 +93,11 @@ def has_answers(table: Table) -> bool:
     return any(bool(value) and value != {"text": [], "answer_start": []} for value in table.columns.get("answers", ()))
 
 
-def compute_digest(splits: Mapping[str, QuestionSplit], options: Sequence[object]) -> str:
-    """Returns the SHA-256 of the splits and the options."""
-    digest = hashlib.sha256(json.dumps(options).encode())
+def list_content(splits: Mapping[str, Split]) -> Iterator[object]:
+    """Yields the content of the splits, of which a digest is computed."""
     for name, split in splits.items():
-        digest.update(json.dumps([name, split.questions, split.answers]).encode())
-        for context in split.contexts:
-            digest.update(context.encode() + b"\0")
-    return digest.hexdigest()
+        yield [name, split["question"], split["answers"]]
+        yield from (context.encode() + b"\0" for context in split["context"])
 
 
 def _name(table: Table, row: int) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Unpack, cast
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import numpy as np
 import torch
@@ -36,8 +36,8 @@ from distill.contracts import (
     Scores,
 )
 from distill.data import questions, readers
-from distill.data.questions import QuestionData, QuestionSplit
 from distill.data.row_notices import report_shared_texts
+from distill.data.tables import LabelledData, Split, compute_digest
 from distill.data.unlabelled import UnlabelledText
 from distill.edge import answer_metrics, spans
 from distill.edge.classes import MASKED
@@ -80,7 +80,7 @@ class AnswerScores(Scoring):
     max_length: int
     doc_stride: int
     limits: Mapping[str, int]
-    scored: QuestionSplit | None = None
+    scored: Split | None = None
     may_be_unanswerable: bool = False
 
     def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
@@ -132,12 +132,12 @@ class AnswerScores(Scoring):
         assert self.scored is not None
         nulls = np.broadcast_to(is_null, len(answers.question)).tolist()
         places = zip(answers.question.tolist(), answers.start.tolist(), answers.end.tolist(), nulls, strict=True)
-        contexts = self.scored.contexts
+        contexts = self.scored["context"]
         return [None if null else contexts[number][start:end].strip() for number, start, end, null in places]
 
     def _references(self, numbers: np.ndarray) -> list[list[str]]:
         assert self.scored is not None
-        return [[answer.text for answer in self.scored.answers[number]] for number in numbers]
+        return [[answer.text for answer in self.scored["answers"][number]] for number in numbers]
 
     def _question_scores(self, scores: Scores) -> tuple[spans.Answers, np.ndarray]:
         """Returns the answers, and exact match and F1 of each question `[Q, 2]`."""
@@ -155,7 +155,7 @@ class AnswerScores(Scoring):
             metrics["unanswerable_accuracy"] = float(values[~answered, 0].mean())
         return metrics
 
-    def tabulate(self, scores: Scores, splits: QuestionData, *, examples: int) -> dict[str, list[Any]]:
+    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         """The different correct answers to each question, None for none, and the predicted one."""
         answers, threshold = self._find_answers(scores), self._threshold(scores)
         return {
@@ -188,7 +188,7 @@ class AnswerScores(Scoring):
 
         return [Constant("always no answer", predict)]
 
-    def describe(self, splits: QuestionData) -> dict[str, Any]:
+    def describe(self, splits: LabelledData) -> dict[str, Any]:
         nothing = " or that it has none" if self.may_be_unanswerable else ""
         return {
             "labels": list(splits.labels),
@@ -199,8 +199,8 @@ class AnswerScores(Scoring):
             "example": "$'Who wrote it?\\tAlan Turing wrote it in 1950.'",
         }
 
-    def summary(self, splits: QuestionData) -> str:
-        without = {name: sum(not answers for answers in split.answers) for name, split in splits.splits.items()}
+    def summary(self, splits: LabelledData) -> str:
+        without = {name: sum(not answers for answers in split["answers"]) for name, split in splits.splits.items()}
         counts = ", ".join(f"{number:,} in {name}" for name, number in without.items() if number)
         return (
             f"a span of the context; questions without an answer: {counts or 'none'}; windows share {self.doc_stride} "
@@ -286,13 +286,13 @@ class QuestionAnswering:
     def has_unlabelled(self) -> bool:
         return self.pool.rows is not None
 
-    def read(self, cache_dir: Path) -> QuestionData:
+    def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split. If one of them has a question without an answer, the rules of SQuAD 2.0 hold for all.
 
         Raises:
             UserError: for a file or column that is missing, an empty text, and an answer that is not in its context.
         """
-        splits: dict[str, QuestionSplit] = {}
+        splits: dict[str, Split] = {}
         for name, table in self.source.read(cache_dir, partial(questions.hold_out_contexts, self.source)).items():
             if name not in ("train", "dev") and not questions.has_answers(table):
                 print_notice(f"{table.source} has no answers and is left out")
@@ -302,37 +302,37 @@ class QuestionAnswering:
         splits = self.source.sample(splits)
         report_shared_texts(splits)
         # The digest is a part of a fine-tuned teacher's key, and windows and limits change its training and its F1.
-        digest = questions.compute_digest(splits, [self.doc_stride, self.scoring.limits])
-        data = QuestionData(labels=LABELS, splits=splits, sha256=digest)
+        digest = compute_digest([self.doc_stride, self.scoring.limits], *questions.list_content(splits))
+        data = LabelledData(labels=LABELS, splits=splits, sha256=digest, needs_all_texts=True)
         self.scoring = replace(
             self.scoring,
             scored=functools.reduce(operator.add, data.scored().values()),
-            may_be_unanswerable=any(not answers for split in splits.values() for answers in split.answers),
+            may_be_unanswerable=any(not answers for split in splits.values() for answers in split["answers"]),
         )
-        return cast(QuestionData, self.pool.add_to(data))
+        return self.pool.add_to(data)
 
     def encode(
-        self, splits: QuestionData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+        self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> "dict[str, Examples]":
         """Tokenizes every split into windows; `Examples` are windows.
 
         Raises:
             UserError: for a tokenizer whose tokens stand for other characters than it tells, and long questions.
         """
-        check_offsets(tokenizer, dict.fromkeys(splits.splits["train"].contexts))
+        check_offsets(tokenizer, dict.fromkeys(splits.splits["train"]["context"]))
 
         scored = splits.scored()
         sizes = np.cumsum([0, *map(len, scored.values())])
         firsts = {name: int(first) for name, first in zip(scored, sizes, strict=False)}
 
-        def encode(name: str, split: QuestionSplit) -> "TokenizedExamples":
+        def encode(name: str, split: Split) -> "TokenizedExamples":
             return self._encode(split, tokenizer, cache_dir, name=name, first=firsts.get(name))
 
-        return rows.encode_splits(splits, encode, lambda pool: QuestionSplit(pool.texts, pool.pairs, []))
+        return rows.encode_splits(splits, encode, lambda pool: questions.question_split(pool.texts, pool.pairs))
 
     def _encode(
         self,
-        split: QuestionSplit,
+        split: Split,
         tokenizer: "PreTrainedTokenizerBase",
         cache_dir: Path | None,
         *,
@@ -346,7 +346,7 @@ class QuestionAnswering:
             split, tokenizer, max_length=self.max_length, doc_stride=self.doc_stride, cache_dir=cache_dir, name=name
         )
         assert tokens.rows is not None
-        answers = split.spans()
+        answers = questions.find_spans(split)
         starts, ends = label_windows(tokens, answers)
         answered = int((answers[:, 0] >= 0).sum())
         found = len(np.unique(tokens.rows[starts > 0]))
@@ -376,7 +376,7 @@ class QuestionAnswering:
         logits = [_from_first_token(output.logits[..., side], batch) for side in range(2)]
         return FullPass(output, torch.stack(logits, dim=1).flatten(0, 1))
 
-    def scored_data(self, splits: QuestionData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
+    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
         return splits
 
     def supervised_terms(self) -> dict[str, Term]:

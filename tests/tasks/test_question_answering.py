@@ -111,7 +111,8 @@ def test_every_format_gives_the_same_data(tmp_path: Path) -> None:
     tasks += [QuestionAnswering(train=train, dev=dev), QuestionAnswering(data={"train": train, "dev": dev})]
     data = [task.read(tmp_path) for task in tasks]
     assert len({of.sha256 for of in data}) == 1
-    assert data[0].splits["train"].answers[:2] == [(), (("boston", 16),)] or data[0].splits["train"].answers[0] == ()
+    answers = data[0].splits["train"]["answers"]
+    assert answers[:2] == [(), (("boston", 16),)] or answers[0] == ()
     assert data[0].splits["dev"].records()[0] == {"question": "which day 8", "context": dev[0]["context"]}
     assert QuestionAnswering(train=train, dev=dev, doc_stride=64).read(tmp_path).sha256 != data[0].sha256
 
@@ -120,7 +121,7 @@ def test_a_single_file_holds_out_whole_contexts(tmp_path: Path) -> None:
     rows = [{**row, "question": f"{row['question']} {again}"} for row in questions(20) for again in range(3)]
     (tmp_path / "data.json").write_text(json.dumps(squad(rows)))
     splits = QuestionAnswering(data=tmp_path / "data.json", dev_fraction=0.2).read(tmp_path).splits
-    train, dev = (set(splits[name].contexts) for name in ("train", "dev"))
+    train, dev = (set(splits[name]["context"]) for name in ("train", "dev"))
     assert len(dev) == 4
     assert not train & dev
 
@@ -268,7 +269,7 @@ def test_labels_are_the_tokens_of_the_answer(reader: PreTrainedTokenizerBase, tm
             else:
                 assert context[start:end] == answers[0].text
                 found[number] += 1
-        assert set(found) == {number for number, own in enumerate(splits.splits["dev"].answers) if own}
+        assert set(found) == {number for number, own in enumerate(splits.splits["dev"]["answers"]) if own}
 
 
 class Echo(torch.nn.Module):
