@@ -1,10 +1,8 @@
 """Reads sentences of words with a tag each: CoNLL files, tables with a list of words and one of tags, and the Hub."""
 
-import hashlib
-import json
 import reprlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,7 @@ from distill.data.labels import is_without_label
 from distill.data.readers import Table
 from distill.data.row_notices import report_shared_texts
 from distill.data.sources import TableSource, check_columns
-from distill.data.tables import LabelledData
+from distill.data.tables import LabelledData, Split, compute_digest
 from distill.edge.splitting import locate_in_text, place_words, split_letters
 from distill.edge.words import Span
 from distill.errors import UserError
@@ -34,59 +32,33 @@ ADVICE = "name yours with task.tokens=... and task.tags=..."
 _SHOWN = 8  # Tags in a message.
 
 
-@dataclass(frozen=True)
-class TaggedSplit:
-    """Sentences as words, and the tag of each word as an index, `[words]` for each sentence; no tags for a pool.
+def tagged_split(
+    words: list[list[str]], tags: list[np.ndarray] | None = None, plain: list[str | None] | None = None
+) -> Split:
+    """Returns sentences as words, and the tag of each word as an index, `[words]` for each sentence.
 
     Args:
-        plain: the text that the data has of each sentence, None for one without; empty if it has none at all.
+        tags: None for a pool.
+        plain: the text that the data has of each sentence, None for one without; None if it has none at all.
     """
+    columns: dict[str, list[Any]] = {"text": [" ".join(sentence) for sentence in words], "words": words}
+    columns |= {} if tags is None else {"tags": tags}
+    columns |= {} if plain is None else {"plain": plain}
+    return Split(columns, ("text",), _create_record)
 
-    words: list[list[str]]
-    tags: list[np.ndarray]
-    plain: list[str | None] = field(default_factory=list)
 
-    def __len__(self) -> int:
-        return len(self.words)
+def _create_record(row: Mapping[str, Any]) -> dict[str, list[str]]:
+    return {"tokens": row["words"]}
 
-    @property
-    def texts(self) -> list[str]:
-        """The words of each sentence with a space between them."""
-        return [" ".join(words) for words in self.words]
 
-    @property
-    def pairs(self) -> None:
-        """A sentence has no second text."""
-        return None
+def plain_texts(sentences: Split) -> list[str | None]:
+    """Returns the text that the data has of each sentence, None for one without."""
+    return list(sentences.columns.get("plain", [None] * len(sentences)))
 
-    def records(self) -> list[dict[str, list[str]]]:
-        """Returns the sentences in the form that a bundle reads."""
-        return [{"tokens": words} for words in self.words]
 
-    def text_columns(self) -> dict[str, list[str]]:
-        """Returns the sentences as a column of predictions.parquet."""
-        return {"text": self.texts}
-
-    def compared_texts(self) -> Iterator[tuple[str, ...]]:
-        """Yields the text of each sentence."""
-        return zip(self.texts, strict=True)
-
-    def all_texts(self) -> Iterator[str]:
-        """Yields the text of each sentence."""
-        yield from self.texts
-
-    def select(self, rows: np.ndarray) -> "TaggedSplit":
-        """Returns these sentences."""
-        columns = (self.words, self.tags, self.plain)
-        return TaggedSplit(*([column[row] for row in rows] if column else [] for column in columns))  # type: ignore[arg-type, misc]
-
-    def written(self) -> list[tuple[str, tuple[Span, ...]]]:
-        """Returns the plain text of each sentence and the characters of its words: that of the data, or its words."""
-        return [place_words(words, text) for words, text in zip(self.words, self.plain_texts(), strict=True)]
-
-    def plain_texts(self) -> list[str | None]:
-        """Returns the text that the data has of each sentence, None for one without."""
-        return list(self.plain) or [None] * len(self.words)
+def place_sentences(sentences: Split) -> list[tuple[str, tuple[Span, ...]]]:
+    """Returns the plain text of each sentence and the characters of its words: that of the data, or its words."""
+    return [place_words(words, text) for words, text in zip(sentences["words"], plain_texts(sentences), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -129,10 +101,10 @@ class TaggedText:
         labels = _name_labels(named, sentences)
         index = {label: number for number, label in enumerate(labels)}
         splits = {
-            name: TaggedSplit(
+            name: tagged_split(
                 [words for words, _ in of_split.rows],
                 [np.array([index[tag] for tag in tags], dtype=np.int64) for _, tags in of_split.rows],
-                of_split.plain if any(text is not None for text in of_split.plain) else [],
+                of_split.plain if any(text is not None for text in of_split.plain) else None,
             )
             for name, of_split in sentences.items()
         }
@@ -140,11 +112,9 @@ class TaggedText:
         report_shared_texts(splits)
         content = [
             labels,
-            {name: [split.words, [tags.tolist() for tags in split.tags]] for name, split in splits.items()},
+            {name: [split["words"], [tags.tolist() for tags in split["tags"]]] for name, split in splits.items()},
         ]
-        return LabelledData(
-            labels=labels, splits=splits, sha256=hashlib.sha256(json.dumps(content).encode()).hexdigest()
-        )
+        return LabelledData(labels=labels, splits=splits, sha256=compute_digest(content))
 
     def _hold_out_dev(self, table: Table) -> dict[str, Table]:
         self._check_columns(table)

@@ -28,8 +28,8 @@ from distill.contracts import (
     Scores,
 )
 from distill.data import tagged
-from distill.data.tables import LabelledData
-from distill.data.tagged import TaggedSplit, TaggedText
+from distill.data.tables import LabelledData, Split
+from distill.data.tagged import TaggedText, place_sentences, plain_texts, tagged_split
 from distill.data.unlabelled import UnlabelledText
 from distill.edge import splitting
 from distill.edge.classes import softmax
@@ -76,15 +76,16 @@ class TagScores(Scoring):
         return {splitting.NAME: self.splitter.describe()}
 
     def text_metrics(
-        self, split: TaggedSplit, predict: Callable[[Sequence[str]], Sequence[Mapping[str, Any]]]
+        self, split: Split, predict: Callable[[Sequence[str]], Sequence[Mapping[str, Any]]]
     ) -> dict[str, float]:
         """F1 of entities in plain text, which are right in type and in all characters.
 
         Entities of words that are cut off count as missed.
         """
-        written = split.written()
+        written = place_sentences(split)
         scheme = TagScheme(self.labels)
-        expected = [locate_entities(scheme, tags, spans) for tags, (_, spans) in zip(split.tags, written, strict=True)]
+        sentences = zip(split["tags"], written, strict=True)
+        expected = [locate_entities(scheme, tags, spans) for tags, (_, spans) in sentences]
         return {f"text_{self.metric}": score_entities(predict([text for text, _ in written]), expected)["f1"]}
 
     def metrics(self, scores: Scores) -> dict[str, float]:
@@ -164,9 +165,9 @@ class TagScores(Scoring):
         text = f"; plain text is split by {self.splitter.name}, {dev:.1%} of dev into other words"
         return tags + describe_weights(self.weights, splits.labels) + text
 
-    def _share_split_differently(self, split: TaggedSplit) -> float:
+    def _share_split_differently(self, split: Split) -> float:
         """Returns the share of the sentences whose text a bundle splits into other words than theirs."""
-        written = split.written()
+        written = place_sentences(split)
         return sum(self.splitter.split(text) != spans for text, spans in written) / len(written)
 
 
@@ -266,7 +267,7 @@ class TokenClassification:
         self._reported.clear()
         if self.class_weights is None:
             return data
-        tags = np.concatenate(data.splits["train"].tags)
+        tags = np.concatenate(data.splits["train"]["tags"])
         weights = resolve_class_weights(self.class_weights, data.labels, tags)
         self.scoring = replace(self.scoring, weights=weights)
         return data.with_option(f"class_weights={weights}")
@@ -283,8 +284,8 @@ class TokenClassification:
 
         check_offsets(tokenizer, splits.splits["train"].texts)
 
-        def encode(name: str, split: TaggedSplit) -> TokenizedExamples:
-            tokens = tokenize_sentences(split.words, tokenizer, self.max_length, cache_dir)
+        def encode(name: str, split: Split) -> TokenizedExamples:
+            tokens = tokenize_sentences(split["words"], tokenizer, self.max_length, cache_dir)
             words = tokens.columns["words"]
             if not (words >= 0).any():
                 raise UserError(f"no word of {name} fits into task.max_length={self.max_length} tokens: raise it")
@@ -298,7 +299,7 @@ class TokenClassification:
                 items_per_example=float((words >= 0).sum() / len(split)),
             )  # fmt: skip
 
-        return rows.encode_splits(splits, encode, lambda pool: TaggedSplit([text.split() for text in pool.texts], []))
+        return rows.encode_splits(splits, encode, lambda pool: tagged_split([text.split() for text in pool.texts]))
 
     def select(self, batch: Batch) -> Items:
         labels = batch["labels"].flatten()
@@ -327,14 +328,14 @@ class TokenClassification:
         return {"hard": HardLabels()}
 
 
-def _choose_splitter(train: TaggedSplit) -> Splitter:
+def _choose_splitter(train: Split) -> Splitter:
     """Returns the splitter of plain text that finds most of the words of train."""
     chosen = np.unique(np.linspace(0, len(train) - 1, SPLIT).astype(int))
     sample = train.select(chosen)
-    return splitting.choose_splitter(sample.words, sample.plain_texts(), train.words)
+    return splitting.choose_splitter(sample["words"], plain_texts(sample), train["words"])
 
 
-def _label_pieces(words: np.ndarray, lengths: np.ndarray, split: TaggedSplit) -> np.ndarray:
+def _label_pieces(words: np.ndarray, lengths: np.ndarray, split: Split) -> np.ndarray:
     """Returns the label of every token `[tokens]`, `IGNORED` for tokens that begin no word.
 
     Args:
@@ -342,11 +343,11 @@ def _label_pieces(words: np.ndarray, lengths: np.ndarray, split: TaggedSplit) ->
         lengths: of the sentences in tokens.
         split: with the tags of the words, or without tags.
     """
-    if not split.tags:
+    if "tags" not in split.columns:
         return np.where(words >= 0, UNTAGGED, IGNORED)
-    counts = np.array([len(tags) for tags in split.tags])
+    counts = np.array([len(tags) for tags in split["tags"]])
     first_words = np.repeat(counts.cumsum() - counts, lengths)  # Of the sentence of each token, among all words.
-    return np.where(words >= 0, np.concatenate(split.tags)[first_words + np.maximum(words, 0)], IGNORED)
+    return np.where(words >= 0, np.concatenate(split["tags"])[first_words + np.maximum(words, 0)], IGNORED)
 
 
 def _f1(correct: int, found: int, expected: int) -> dict[str, float]:

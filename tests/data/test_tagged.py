@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from distill.data.tables import LabelledData
+from distill.data.tagged import place_sentences
 from distill.errors import OptionError, UserError
 from distill.storage import hub
 from distill.tasks import TokenClassification
@@ -45,7 +46,7 @@ def content(data: LabelledData) -> Any:
     return {
         name: [
             [(word, data.labels[tag]) for word, tag in zip(words, tags, strict=True)]
-            for words, tags in zip(split.words, split.tags, strict=True)
+            for words, tags in zip(split["words"], split["tags"], strict=True)
         ]
         for name, split in data.splits.items()
     }
@@ -137,7 +138,7 @@ def test_words_may_have_white_space_that_separates_no_columns(tmp_path: Path) ->
     text = "10\u00a0000 O\n\u2009 O\n\nnew york\tB-x\n"
     for name in ("train", "dev"):
         (tmp_path / f"{name}.conll").write_text(text, encoding="utf-8")
-    assert read(data=tmp_path).splits["train"].words == [["10\u00a0000", "\u2009"], ["new york"]]
+    assert read(data=tmp_path).splits["train"]["words"] == [["10\u00a0000", "\u2009"], ["new york"]]
 
 
 INDEX = "1 fly x O\n2 to x O\n{}new x B-city\n{}york x I-city\n\n{}now x O\n\n{}on x O\n{}monday x B-day\n"
@@ -171,7 +172,7 @@ def test_the_column_of_the_words_can_be_chosen(tmp_path: Path) -> None:
 def test_words_that_are_numbers_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.conll").write_text("7 a O\n7 b B-x\n8 c O\n")
     (tmp_path / "dev.conll").write_text("7 a O\n7 b B-x\n8 c O\n")
-    assert read(data=tmp_path).splits["train"].words == [["7", "7", "8"]]
+    assert read(data=tmp_path).splits["train"]["words"] == [["7", "7", "8"]]
     expected = "train.conll: 100% of the words in column 0 are numbers, such as 7; if the words are in another column"
     assert expected in " ".join(capsys.readouterr().out.split())
 
@@ -182,7 +183,7 @@ def test_comments_are_left_out_and_the_word_number_sign_is_not(
     text = "#\thttp://example.org\t[2009]\n# B-x\nword O\n\n# a comment of words\nfly O\n# O\n#tag B-x\n"
     for name in ("train", "dev"):
         (tmp_path / f"{name}.conll").write_text(text)
-    assert read(data=tmp_path).splits["train"].words == [["#", "word"], ["fly", "#", "#tag"]]
+    assert read(data=tmp_path).splits["train"]["words"] == [["#", "word"], ["fly", "#", "#tag"]]
     assert "lines of comments (# ...), which are left out: 2" in " ".join(capsys.readouterr().out.split())
 
 
@@ -196,17 +197,17 @@ def test_the_text_of_a_sentence_is_a_column_or_a_comment(tmp_path: Path, capsys:
     columns = {"tokens": WORDS, "tags": TAGS, "text": texts}
     for data in (read(data=tmp_path), read(train=columns, dev=DEV), read(train=pandas.DataFrame(columns), dev=DEV)):
         assert data.sha256 == EXPECTED.sha256
-        assert data.splits["train"].plain == ["fly  to new york", None, "onmonday"]
-        assert data.splits["train"].written()[::2] == [
+        assert data.splits["train"]["plain"] == ["fly  to new york", None, "onmonday"]
+        assert place_sentences(data.splits["train"])[::2] == [
             ("fly  to new york", ((0, 3), (5, 7), (8, 11), (12, 16))),
             ("onmonday", ((0, 2), (2, 8))),
         ]
-        assert data.splits["train"].select(np.array([2])).plain == ["onmonday"]
-        assert data.splits["dev"].plain == []
+        assert data.splits["train"].select(np.array([2]))["plain"] == ["onmonday"]
+        assert "plain" not in data.splits["dev"].columns
     notice = "sentences without a text of the same words, so that their text is the words with spaces between: 1 of 3"
     assert " ".join(capsys.readouterr().out.split()).count(notice) == 3
     of_text = read(train={"text": WORDS, "tags": TAGS}, dev=DEV, tokens="text")
-    assert of_text.splits["train"].plain == []
+    assert "plain" not in of_text.splits["train"].columns
 
 
 def test_words_of_languages_without_spaces_are_tagged_letter_by_letter(capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,13 +215,13 @@ def test_words_of_languages_without_spaces_are_tagged_letter_by_letter(capsys: p
     rows = ([words, ["\u4e0a\u6d77\u5e02", "fly"]], [tags, ["S-c", "O"]])
     train = read(train=rows, dev=([words], [tags])).splits["train"]
     labels = ["O", "B-c", "B-o", "E-c", "E-o", "I-c", "I-o", "S-p"]
-    assert train.words[0] == ["\u6211", "\u7231", "\u5317", "\u4eac", "\u5927", "\u5b66", "OK", "\u3002"]
-    assert [labels[tag] for tag in train.tags[0]] == ["S-p", "O", "B-o", "I-o", "I-o", "I-o", "E-o", "O"]
-    assert train.words[1] == ["\u4e0a", "\u6d77", "\u5e02", "fly"]
-    assert [labels[tag] for tag in train.tags[1]] == ["B-c", "I-c", "E-c", "O"]
+    assert train["words"][0] == ["\u6211", "\u7231", "\u5317", "\u4eac", "\u5927", "\u5b66", "OK", "\u3002"]
+    assert [labels[tag] for tag in train["tags"][0]] == ["S-p", "O", "B-o", "I-o", "I-o", "I-o", "E-o", "O"]
+    assert train["words"][1] == ["\u4e0a", "\u6d77", "\u5e02", "fly"]
+    assert [labels[tag] for tag in train["tags"][1]] == ["B-c", "I-c", "E-c", "O"]
     assert "tagged letter by letter, as plain text is split: 2 of 2" in " ".join(capsys.readouterr().out.split())
     named = ["O", "B-o", "E-o", "S-p", "S-c"]
-    assert read(train=rows, dev=([words], [tags]), labels=named).splits["train"].words == rows[0]
+    assert read(train=rows, dev=([words], [tags]), labels=named).splits["train"]["words"] == rows[0]
 
 
 def test_a_tab_at_every_end_is_no_field(tmp_path: Path) -> None:

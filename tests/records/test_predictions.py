@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import distill as d
 from distill.contracts import Scores
 from distill.data.tables import LabelledData, text_split
-from distill.data.tagged import TaggedSplit
+from distill.data.tagged import tagged_split
 from distill.errors import UserError
 from distill.records.predictions import FILE, write_predictions
 from distill.records.record import create_run_in
@@ -80,7 +80,7 @@ def test_a_number_has_no_probability_and_a_pair_two_texts(tmp_path: Path) -> Non
 
 def test_tags_are_lists_also_of_a_sentence_that_was_cut_off(tmp_path: Path) -> None:
     task = TokenClassification(data=tmp_path)
-    dev = TaggedSplit([["a", "b"], ["x"], ["c"], ["y"]], [])
+    dev = tagged_split([["a", "b"], ["x"], ["c"], ["y"]])
     scores = scores_of(np.concatenate([LOGITS, LOGITS[:1]]), [0, 1, 1], np.array([0, 0, 2]))
     write_predictions(
         tmp_path, {"fp32": {"dev": scores}}, task=task, splits=data_of("O", "B-x", dev=dev), settings=RecordSettings()

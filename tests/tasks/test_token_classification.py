@@ -360,9 +360,9 @@ def test_labels_are_on_first_pieces_and_truncated_words_have_none(
         assert items.labels.tolist() == batch["labels"][batch["labels"] != IGNORED].tolist()
         for row in range(12):
             mine = items.labels[items.row == row].tolist()
-            assert mine == splits.splits["dev"].tags[row][: len(mine)].tolist()
+            assert mine == splits.splits["dev"]["tags"][row][: len(mine)].tolist()
             if max_length == 128:
-                assert len(mine) == len(splits.splits["dev"].words[row])
+                assert len(mine) == len(splits.splits["dev"]["words"][row])
         assert (batch["labels"][:, 0] == IGNORED).all()
         assert (examples.truncated > 0) == (max_length == 6)
 
@@ -374,7 +374,7 @@ def test_words_that_are_truncated_on_the_left_have_no_label(conll: Path, tokeniz
     splits = task.read(conll)
     examples = task.encode(splits, left, None)["dev"]
     assert examples.truncated > 0
-    for row, (words, tags) in enumerate(zip(splits.splits["dev"].words, splits.splits["dev"].tags, strict=True)):
+    for row, (words, tags) in enumerate(zip(splits.splits["dev"]["words"], splits.splits["dev"]["tags"], strict=True)):
         batch = examples[[row]]
         labelled = (batch["labels"][0] != IGNORED).nonzero().flatten().tolist()
         assert batch["labels"][0, labelled].tolist() == tags[len(tags) - len(labelled) :].tolist()
@@ -420,7 +420,7 @@ def test_suffix_and_number_of_columns_do_not_change_the_data(conll: Path, tmp_pa
     data = TokenClassification(data=tmp_path, column=2).read(tmp_path)
     expected = TokenClassification(data=conll).read(tmp_path)
     assert data.labels == expected.labels
-    assert data.splits["train"].words == expected.splits["train"].words
+    assert data.splits["train"]["words"] == expected.splits["train"]["words"]
     assert data.sha256 == expected.sha256
 
 
