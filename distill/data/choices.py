@@ -1,14 +1,12 @@
 """Reads questions with choices from the tables of a task."""
 
-import hashlib
-import json
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from distill.data.labels import LabelColumn, is_without_label
 from distill.data.readers import Table
 from distill.data.row_notices import report_shared_texts
 from distill.data.sources import TableSource, check_columns, missing_columns
-from distill.data.tables import LabelledData
+from distill.data.tables import LabelledData, Split, compute_digest
 from distill.data.unlabelled import Unlabelled, UnlabelledTables, fill_pool
 from distill.edge.choices import (
     READINGS,
@@ -39,66 +37,23 @@ DESCRIPTIONS = {
 ADVICE = "name yours with task.question=..., task.choices=... and task.answer=..."
 
 
-@dataclass(frozen=True)
-class ChoiceSplit:
-    """Raw examples: questions with at least two choices each, and the indices of the right ones `[N]`.
+def choice_split(questions: list[str], choices: list[list[str]], contexts: list[str] | None = None) -> Split:
+    """Returns questions with at least two choices each, whose right ones are not read.
 
-    `contexts` are the texts that the questions are about, None for data without them.
+    Args:
+        contexts: the texts that the questions are about, None for data without them.
     """
+    columns: dict[str, list[Any]] = {"question": questions}
+    columns |= {} if contexts is None else {"context": contexts}
+    columns["choices"] = choices
+    every = zip(contexts or repeat(""), questions, choices, strict=False)
+    text = [" ".join(filter(None, [context, question, *texts])) for context, question, texts in every]
+    labels = np.zeros(len(questions), dtype=np.int64)
+    return Split({**columns, "text": text, "labels": labels}, tuple(columns), _create_record, whole="text")
 
-    questions: list[str]
-    choices: list[list[str]]
-    labels: np.ndarray
-    contexts: list[str] | None = None
 
-    def __len__(self) -> int:
-        return len(self.questions)
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts of each example, one after another."""
-        contexts = self.contexts or [""] * len(self)
-        every = zip(contexts, self.questions, self.choices, strict=True)
-        return [" ".join(filter(None, [context, question, *choices])) for context, question, choices in every]
-
-    def all_texts(self) -> Iterator[str]:
-        """Yields every text of the examples, by itself and behind another one."""
-        yield from self.contexts or ()
-        yield from self.questions
-        yield from chain.from_iterable(self.choices)
-        yield from self.texts
-
-    def text_columns(self) -> dict[str, list[str] | list[list[str]]]:
-        """Returns the texts as columns of predictions.parquet."""
-        context = {} if self.contexts is None else {"context": self.contexts}
-        return {"question": self.questions, **context, "choices": self.choices}
-
-    def records(self) -> list[dict[str, str | list[str]]]:
-        """Returns the examples in the form that a bundle reads."""
-        records: list[dict[str, str | list[str]]] = [
-            {"question": question, "choices": choices}
-            for question, choices in zip(self.questions, self.choices, strict=True)
-        ]
-        for record, context in zip(records, self.contexts or (), strict=False):
-            record["context"] = context
-        return records
-
-    def compared_texts(self) -> Iterator[tuple[str, ...]]:
-        """Yields the question, the choices and the context of each example."""
-        for question, choices, context in zip(self.questions, self.choices, self.contexts or repeat(""), strict=False):
-            yield (question, *choices, context)
-
-    def select(self, rows: np.ndarray) -> "ChoiceSplit":
-        """Returns these examples."""
-        return ChoiceSplit(
-            [self.questions[row] for row in rows], [self.choices[row] for row in rows], self.labels[rows],
-            None if self.contexts is None else [self.contexts[row] for row in rows],
-        )  # fmt: skip
-
-    def __add__(self, other: "ChoiceSplit") -> "ChoiceSplit":
-        contexts = None if self.contexts is None else [*self.contexts, *(other.contexts or ())]
-        labels = np.concatenate([self.labels, other.labels])
-        return ChoiceSplit([*self.questions, *other.questions], [*self.choices, *other.choices], labels, contexts)
+def _create_record(row: Mapping[str, Any]) -> dict[str, str | list[str]]:
+    return {name: row[name] for name in ("question", "choices", "context") if name in row}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +92,10 @@ class ChoiceColumns:
                 tables[name] = leave_out_unlabelled(table, self.answer)
         rows = {name: self.read_rows(table) for name, table in tables.items()}
         indices, reading = find_answers({name: self._answers(table, rows[name]) for name, table in tables.items()})
-        splits = source.sample({name: replace(of.split, labels=indices[name]) for name, of in rows.items()})
+        splits = source.sample({name: of.split.with_columns(labels=indices[name]) for name, of in rows.items()})
         report_shared_texts(splits)
-        return LabelledData(labels=(), splits=splits, sha256=_compute_digest(splits)), reading
+        content = ([name, split.records(), split.labels.tolist()] for name, split in splits.items())
+        return LabelledData(labels=(), splits=splits, sha256=compute_digest(*content)), reading
 
     def read_rows(self, table: Table) -> "ChoiceRows":
         """Returns the questions and the choices of a table, whose answers are not read.
@@ -159,7 +115,7 @@ class ChoiceColumns:
             else None
         )
         choices, names = [texts for texts, _ in values], [names for _, names in values]
-        return ChoiceRows(ChoiceSplit(questions, choices, np.zeros(len(questions), dtype=np.int64), contexts), names)
+        return ChoiceRows(choice_split(questions, choices, contexts), names)
 
     def _columns(self) -> list[tuple[str, ...]]:
         """Returns the names of each column that a table needs besides those of choices and answers."""
@@ -170,7 +126,7 @@ class ChoiceColumns:
         return source.hold_out_dev(leave_out_unlabelled(table, self.answer))
 
     def _answers(self, table: Table, rows: "ChoiceRows") -> "Answers":
-        return Answers(get_labels(table, self.answer), rows.split.choices, rows.names)
+        return Answers(get_labels(table, self.answer), rows.split["choices"], rows.names)
 
 
 @dataclass(frozen=True)
@@ -196,7 +152,7 @@ class UnlabelledChoices:
 class ChoiceRows:
     """Examples without their answers, and the names of the choices of each where the data has names."""
 
-    split: ChoiceSplit
+    split: Split
     names: list[list[str] | None]
 
 
@@ -300,10 +256,3 @@ def _unknown_answer(place: str, answer: Answer, reading: str) -> UserError:
         f"{place}: answer {reprlib.repr(answer.value)} is none of its {len(answer.choices)} "
         f"choices, expected {describe_expected(answer, reading)}"
     )
-
-
-def _compute_digest(splits: Mapping[str, ChoiceSplit]) -> str:
-    digest = hashlib.sha256()
-    for name, split in splits.items():
-        digest.update(json.dumps([name, split.records(), split.labels.tolist()]).encode())
-    return digest.hexdigest()

@@ -3,13 +3,13 @@
 >>> from distill.tasks import MultipleChoice
 >>> train = {"question": ["2 + 2?", "3 - 1?"], "choices": [["4", "5"], ["1", "2", "3"]], "answer": [0, 1]}
 >>> dev = {"question": ["5 - 1?"], "choices": [["4", "6"]], "answer": [0]}
->>> MultipleChoice(train=train, dev=dev).read(None).splits["train"].choices[1]
+>>> MultipleChoice(train=train, dev=dev).read(None).splits["train"]["choices"][1]
 ['1', '2', '3']
 """
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
@@ -29,8 +29,8 @@ from distill.contracts import (
     ScoredSplits,
     Scores,
 )
-from distill.data.choices import ChoiceColumns, ChoiceSplit, UnlabelledChoices
-from distill.data.tables import LabelledData, text_split
+from distill.data.choices import ChoiceColumns, UnlabelledChoices
+from distill.data.tables import LabelledData, Split, text_split
 from distill.edge.decoder import pair_choices
 from distill.errors import OptionError
 from distill.losses import HardLabels, Term
@@ -105,7 +105,7 @@ class ChoiceScores(Scoring):
         }
 
     def summary(self, splits: LabelledData) -> str:
-        every = [len(choices) for split in splits.splits.values() for choices in split.choices]
+        every = [len(choices) for split in splits.splits.values() for choices in split["choices"]]
         numbers = f"{min(every)}" if min(every) == max(every) else f"{min(every)} to {max(every)}"
         return f"{numbers} choices"
 
@@ -184,7 +184,7 @@ class MultipleChoice:
         """
         labelled, reading = self.columns.read(self.source, cache_dir)
         data = self.pool.add_to(labelled)
-        self.choices = int(np.bincount(list(map(len, data.splits["train"].choices))).argmax())
+        self.choices = int(np.bincount(list(map(len, data.splits["train"]["choices"]))).argmax())
         self.scoring = ChoiceScores(self.choices, reading)
         return data
 
@@ -192,14 +192,14 @@ class MultipleChoice:
         self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> dict[str, Examples]:
         """Tokenizes every choice with its question. The logits of all splits are as wide as the most choices."""
-        every: list[ChoiceSplit] = [*splits.splits.values(), *([splits.pool.rows] if len(splits.pool) else [])]
-        most = max(len(choices) for split in every for choices in split.choices)
+        every: list[Split] = [*splits.splits.values(), *([splits.pool.rows] if len(splits.pool) else [])]
+        most = max(len(choices) for split in every for choices in split["choices"])
 
-        def encode(name: str, split: ChoiceSplit) -> "TokenizedExamples":
+        def encode(name: str, split: Split) -> "TokenizedExamples":
             return _encode(split, most, tokenizer, self.max_length, cache_dir)
 
         return rows.encode_splits(
-            splits, encode, lambda pool: replace(pool, labels=np.full(len(pool), IGNORED, dtype=np.int64))
+            splits, encode, lambda pool: pool.with_columns(labels=np.full(len(pool), IGNORED, dtype=np.int64))
         )  # fmt: skip
 
     def select(self, batch: Batch) -> Items:
@@ -231,17 +231,18 @@ def _list_columns(choices: str | int | Sequence[str | int | Sequence[str | int]]
 
 
 def _encode(
-    split: ChoiceSplit, most: int, tokenizer: "PreTrainedTokenizerBase", max_length: int, cache_dir: Path | None
+    split: Split, most: int, tokenizer: "PreTrainedTokenizerBase", max_length: int, cache_dir: Path | None
 ) -> "TokenizedExamples":
     """Tokenizes the sequences of a split, whose examples have at most `most` of them."""
     from distill.data import token_cache
     from distill.data.batching import TokenizedExamples
 
-    rows = zip(split.questions, split.contexts or itertools.repeat(None), split.choices, strict=False)
+    contexts = split.columns.get("context", itertools.repeat(None))
+    rows = zip(split["question"], contexts, split["choices"], strict=False)
     pairs = [pair for row in rows for pair in pair_choices(*row)]
     first, second = ([pair[side] for pair in pairs] for side in (0, 1))
     tokens = token_cache.tokenize_split(text_split(first, second), tokenizer, max_length, cache_dir)
-    valid = np.arange(most) < np.array([len(choices) for choices in split.choices])[:, None]
+    valid = np.arange(most) < np.array([len(choices) for choices in split["choices"]])[:, None]
     return TokenizedExamples(
         tokens, tokenizer, per_example={"labels": split.labels}, valid=valid,
         classes_per_item=float(valid.sum(axis=1).mean()),

@@ -92,7 +92,7 @@ def test_an_answer_is_a_name_an_index_a_number_a_letter_or_a_text(
     data = MultipleChoice(train=frame, dev=frame).read(Path())
     assert data.splits["train"].labels.tolist() == expected
     assert data.splits["train"].records()[0]["question"] == "one"
-    assert all(isinstance(text, str) for of in data.splits["train"].choices for text in of)
+    assert all(isinstance(text, str) for of in data.splits["train"]["choices"] for text in of)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_columns_of_single_choices_may_be_empty_at_the_end(tmp_path: Path) -> No
         (tmp_path / f"{name}.csv").write_text("q,one,two,three,key,text\nwhy,a,b,c,3,ab\nhow,d,e,,1,\n")
     names: dict[str, Any] = {"question": "q", "choices": ["one", "two", "three"], "answer": ["label", "key"]}
     data = MultipleChoice(data=tmp_path, **names).read(tmp_path)
-    assert data.splits["dev"].choices == [["a", "b", "c"], ["d", "e"]]
+    assert data.splits["dev"]["choices"] == [["a", "b", "c"], ["d", "e"]]
     assert data.splits["dev"].labels.tolist() == [2, 0]
     other = MultipleChoice(data=tmp_path, **names | {"choices": [["list"], ["one", "two", "three"]], "context": "text"})
     again = other.read(tmp_path)
@@ -287,7 +287,7 @@ def test_cached_outputs_equal_the_computed_ones_for_any_batch(
     computation = Computation(lambda: model, "one", task, OutputCache(), tmp_path / "outputs")
     hidden = None if layers is None else HiddenLayers(32, 2, layers)
     cached = cache_outputs(computation, dev, hidden=hidden)
-    number = sum(len(choices) for choices in task.read(Path()).splits["dev"].choices)
+    number = sum(len(choices) for choices in task.read(Path()).splits["dev"]["choices"])
     assert sum(len(shard.tensors["logits"]) for shard in cached._shards if shard) == number
     assert dev.classes_per_item == number / len(dev)
     for rows in ([3], [5, 0, 7]):
