@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from rich.console import Console
 
-from distill.data.retrieval import RetrievalSplit, read_retrieval
+from distill.data.retrieval import read_retrieval
 from distill.tasks import Embedding
 from distill.tasks.rankings import DEPTH, METRICS, score_rankings
 
@@ -33,11 +33,10 @@ def main() -> None:
     task = Embedding(
         data_dir=options.directory, metrics=cast(Any, list(METRICS)), splits=splits, dev_fraction=options.dev_fraction
     )
-    data = read_retrieval(task.source)
+    data, judgements = read_retrieval(task.source)
     split = data.splits[options.split if options.split in data.splits else "dev"]
-    assert isinstance(split, RetrievalSplit)
     is_query = split.labels >= 0
-    texts = np.array([group[0] for group in split.groups], dtype=object)
+    texts = np.array([group[0] for group in split["texts"]], dtype=object)
     documents = -1 - split.labels[~is_query].astype(int)  # Their numbers; a document without a text is missing.
 
     def tokenize(part: np.ndarray) -> list[list[str]]:
@@ -50,7 +49,7 @@ def main() -> None:
     model.index(tokenize(texts[~is_query]), show_progress=False)
     found, _ = model.retrieve(tokenize(texts[is_query]), k=DEPTH, show_progress=False)
     values = score_rankings(
-        documents[np.asarray(found)], [data.gains[int(number)] for number in split.labels[is_query]]
+        documents[np.asarray(found)], [judgements.gains[int(number)] for number in split.labels[is_query]]
     )
     for name, of_queries in values.items():
         Console().print(f"{name} {of_queries.mean():.4f} ({len(of_queries)} queries)")

@@ -32,9 +32,10 @@ def main() -> None:
         data_dir=options.directory, metrics=["ndcg@10"], dev_fraction=options.dev_fraction,
         splits={"train": [options.only_judgements]} if options.only_judgements else None,
     )  # fmt: skip
-    train = read_retrieval(task.source, negatives=options.negatives).splits["train"]
-    relevant = dict.fromkeys((query, positive) for query, positive, _ in train.groups)
-    others = dict.fromkeys((query, negative) for query, _, negative in train.groups)
+    data, _ = read_retrieval(task.source, negatives=options.negatives)
+    train = data.splits["train"]
+    relevant = dict.fromkeys((query, positive) for query, positive, _ in train["texts"])
+    others = dict.fromkeys((query, negative) for query, _, negative in train["texts"])
     with options.output.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["query", "document", "label"])

@@ -5,9 +5,7 @@
 number: above 0 it is the gain of a relevant document, else the document is not relevant.
 """
 
-import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +16,8 @@ from distill.console import print_notice
 from distill.data import readers
 from distill.data.columns import read_text_column
 from distill.data.sources import TableSource, check_columns
-from distill.data.text_groups import GroupData, GroupSplit
+from distill.data.tables import LabelledData, Split, compute_digest
+from distill.data.text_groups import IS_QUERY, group_split, list_content
 from distill.errors import UserError
 
 HEADER = ("query-id", "corpus-id", "score")
@@ -30,30 +29,16 @@ Gains = Mapping[int, int]  # Of the relevant documents of a query, by the number
 
 
 @dataclass(frozen=True)
-class RetrievalSplit(GroupSplit):
-    """The queries of a split and the corpus, each a group of one text.
-
-    A label is the number of a query, or `-1 - d` for the document with the number `d`. A query is followed by its
-    relevant documents, as far as they are not there yet, so that any beginning of a split has both.
-    """
-
-    def compared_texts(self) -> Iterator[tuple[str, ...]]:
-        """Yields the queries, because the documents are known before a query is."""
-        return ((group[0],) for group, label in zip(self.groups, self.labels, strict=True) if label >= 0)
-
-
-@dataclass(frozen=True)
-class RetrievalData(GroupData):
-    """All splits of a retrieval set. Train has groups without scores: a query, a relevant document, and maybe
-    a negative one.
+class Judgements:
+    """The relevant documents of the queries of all scored splits.
 
     Args:
         gains: of each query by its number.
         documents: the ids of the documents by their number.
     """
 
-    gains: tuple[Gains, ...] = ()
-    documents: tuple[str, ...] = ()
+    gains: tuple[Gains, ...]
+    documents: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -65,8 +50,10 @@ class _Texts:
     numbers: Mapping[str, int]
 
 
-def read_retrieval(source: TableSource, *, negatives: int = 0) -> RetrievalData:
-    """Reads `train`, `dev` and, if it is there, `test`.
+def read_retrieval(source: TableSource, *, negatives: int = 0) -> tuple[LabelledData, Judgements]:
+    """Reads `train`, `dev` and, if it is there, `test`; returns them and the judgements of all but train.
+
+    Train has groups without scores: a query, a relevant document, and maybe a negative one.
 
     Without judgements of `dev`, `dev_fraction` of train's queries are dev. `train_examples` limits the groups of train,
     and `dev_examples` the queries of dev.
@@ -88,15 +75,14 @@ def read_retrieval(source: TableSource, *, negatives: int = 0) -> RetrievalData:
         judged["train"], judged["dev"] = _hold_out(judged["train"], source)
     judged["dev"] = dict(_choose(list(judged["dev"].items()), source.dev_examples))
     gains: list[Gains] = []
-    splits: dict[str, GroupSplit] = {"train": _create_train(judged.pop("train"), queries, corpus, source, negatives)}
+    splits = {"train": _create_train(judged.pop("train"), queries, corpus, source, negatives)}
     for name, gains_of_split in sorted(judged.items(), key=lambda pair: pair[0] != "dev"):
         _report_shared_queries(name, gains_of_split, queries, splits["train"])
         splits[name] = _create_split(gains_of_split, queries, corpus, first=len(gains))
         gains += gains_of_split.values()
-    return RetrievalData(
-        labels=(), splits=splits, sha256=_compute_digest(splits, gains), gains=tuple(gains),
-        documents=tuple(corpus.numbers),
-    )  # fmt: skip
+    digest = compute_digest([list(of.items()) for of in gains], *list_content(splits))
+    judgements = Judgements(tuple(gains), documents=tuple(corpus.numbers))
+    return LabelledData(labels=(), splits=splits, sha256=digest), judgements
 
 
 def _check_directory(source: TableSource) -> Path:
@@ -220,7 +206,7 @@ def _choose(rows: list[T], size: int | None) -> list[T]:
 
 def _create_train(
     judged: Mapping[int, Gains], queries: _Texts, corpus: _Texts, source: TableSource, negatives: int
-) -> GroupSplit:
+) -> Split:
     """Returns the groups of a query, a relevant document and, with `negatives`, one of them."""
     others = _find_negatives(judged, queries, corpus, negatives) if negatives else {}
     groups = [
@@ -233,12 +219,12 @@ def _create_train(
     if not groups:
         raise UserError(f"{source.data_dir} has no pair of a query and a document to train on: all are empty or in dev")
     groups = _choose(groups, source.train_examples)
-    return GroupSplit(groups, np.full(len(groups), np.nan, dtype=np.float32))
+    return group_split(groups)
 
 
-def _report_shared_queries(name: str, judged: Iterable[int], queries: _Texts, train: GroupSplit) -> None:
+def _report_shared_queries(name: str, judged: Iterable[int], queries: _Texts, train: Split) -> None:
     """Prints how many queries of a split have the text of a query of train, under whichever id, and the first ids."""
-    asked, ids = {group[0] for group in train.groups}, list(queries.numbers)
+    asked, ids = {group[0] for group in train["texts"]}, list(queries.numbers)
     every = list(judged)
     shared = [ids[query] for query in every if queries.texts[query] in asked]
     if shared:
@@ -271,8 +257,12 @@ def _find_negatives(
     return found
 
 
-def _create_split(judged: Mapping[int, Gains], queries: _Texts, corpus: _Texts, *, first: int) -> RetrievalSplit:
-    """Returns the queries, which have numbers from `first` on, and the corpus."""
+def _create_split(judged: Mapping[int, Gains], queries: _Texts, corpus: _Texts, *, first: int) -> Split:
+    """Returns the queries, which have numbers from `first` on, and the corpus, each a group of one text.
+
+    A label is the number of a query, or `-1 - d` for the document with the number `d`. A query is followed by its
+    relevant documents, as far as they are not there yet, so that any beginning of a split has both.
+    """
     groups, labels, remaining = [], [], dict.fromkeys(range(len(corpus.texts)))
 
     def add(document: int) -> None:
@@ -289,11 +279,5 @@ def _create_split(judged: Mapping[int, Gains], queries: _Texts, corpus: _Texts, 
                 add(document)
     for document in remaining:
         add(document)
-    return RetrievalSplit(groups, np.array(labels, dtype=np.float32))
-
-
-def _compute_digest(splits: Mapping[str, GroupSplit], gains: Sequence[Gains]) -> str:
-    digest = hashlib.sha256(json.dumps([list(of.items()) for of in gains]).encode())
-    for name, split in splits.items():
-        digest.update(json.dumps([name, split.groups, split.labels.tolist()]).encode())
-    return digest.hexdigest()
+    numbers = np.array(labels, dtype=np.float32)
+    return group_split(groups, numbers, **{IS_QUERY: numbers >= 0})

@@ -1,10 +1,9 @@
 """Reads rows of one or several texts, with or without a score, from the tables of a task."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,56 +13,35 @@ from distill.data.columns import get_labels, is_labelled, read_text_column
 from distill.data.readers import Table
 from distill.data.row_notices import report_shared_texts
 from distill.data.sources import TableSource, check_columns
-from distill.data.tables import LabelledData, Split
+from distill.data.tables import Column, LabelledData, Split, compute_digest, text_split
 from distill.data.unlabelled import USUAL, Unlabelled, UnlabelledText
 from distill.errors import UserError
 
 ADVICE = "name yours with task.text=[...] and task.label=..."
+IS_QUERY = "is_query"  # The column of a retrieval set that tells its queries from its documents.
 ReadLabels = Callable[[Table], np.ndarray]
 
 
-@dataclass(frozen=True)
-class GroupSplit:
-    """Raw examples: groups of one or several texts, and their scores `[N]`, NaN for a group without one."""
+def group_split(groups: list[list[str]], labels: np.ndarray | None = None, **further: Column) -> Split:
+    """Returns groups of one or several texts, with their scores `[N]`, NaN for a group without one.
 
-    groups: list[list[str]]
-    labels: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.groups)
-
-    @property
-    def texts(self) -> list[str]:
-        """Every text of the examples."""
-        return list(self.all_texts())
-
-    def all_texts(self) -> Iterator[str]:
-        """Yields every text of the examples."""
-        for group in self.groups:
-            yield from group
-
-    def text_columns(self) -> dict[str, list[list[str]]]:
-        """Returns the texts as a column of predictions.parquet."""
-        return {"texts": self.groups}
-
-    def records(self) -> list[list[str]]:
-        """Returns the examples in the form that a bundle reads: a list of texts."""
-        return self.groups
-
-    def compared_texts(self) -> Iterator[tuple[str, ...]]:
-        """Yields each text by itself, because a text without a label is compared with all of them."""
-        return zip(self.all_texts(), strict=True)
-
-    def select(self, rows: np.ndarray) -> "GroupSplit":
-        """Returns these examples."""
-        return GroupSplit([self.groups[row] for row in rows], self.labels[rows])
+    Args:
+        labels: None for groups without scores.
+        further: columns beside those of texts and labels.
+    """
+    if labels is None:
+        labels = np.full(len(groups), np.nan, dtype=np.float32)
+    return Split({"texts": groups, "labels": labels, **further}, ("texts",), _create_record)
 
 
-@dataclass(frozen=True)
-class GroupData(LabelledData):
-    """All splits of a task of text groups. `classes` are the names of train's labels, if they are classes."""
+def _create_record(row: Mapping[str, Any]) -> list[str]:
+    texts: list[str] = row["texts"]
+    return texts
 
-    classes: tuple[str, ...] = ()
+
+def list_content(splits: Mapping[str, Split]) -> Iterator[object]:
+    """Yields the content of the splits, of which a digest is computed."""
+    return ([name, split["texts"], split.labels.tolist()] for name, split in splits.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +63,7 @@ class GroupColumns:
     train_label: tuple[str, ...]
     classes: tuple[str, ...] | None = None
 
-    def read(self, source: TableSource, cache_dir: Path, read_labels: ReadLabels | None = None) -> GroupData:
+    def read(self, source: TableSource, cache_dir: Path, read_labels: ReadLabels | None = None) -> LabelledData:
         """Reads `train`, `dev` and the other splits with scores.
 
         Args:
@@ -98,7 +76,7 @@ class GroupColumns:
         tables = source.read(cache_dir, source.hold_out_dev)
         groups = self._read_train(tables["train"])
         classes, numbers = self._read_train_labels(tables["train"], len(groups))
-        splits = {"train": GroupSplit(groups, numbers)}
+        splits = {"train": group_split(groups, numbers)}
         splits |= {
             name: self._read_scored(table, read_labels)
             for name, table in tables.items()
@@ -106,7 +84,9 @@ class GroupColumns:
         }
         splits = source.sample(splits)
         report_shared_texts(splits)
-        return GroupData(labels=(), splits=splits, sha256=_compute_digest(splits, classes), classes=classes)
+        # The classes are a part of what a teacher is fine-tuned on.
+        digest = compute_digest(*([classes] if classes else []), *list_content(splits))
+        return LabelledData(labels=(), splits=splits, sha256=digest, classes=classes)
 
     def _read_train(self, table: Table) -> list[list[str]]:
         """Returns the groups of a table to train on, of those columns that it has."""
@@ -135,13 +115,13 @@ class GroupColumns:
         numbers[given] = indices["train"]
         return names, numbers
 
-    def _read_scored(self, table: Table, read_labels: ReadLabels | None) -> GroupSplit:
+    def _read_scored(self, table: Table, read_labels: ReadLabels | None) -> Split:
         columns = [(name,) for name in self.text]
         check_columns(table, columns if read_labels is not None else [*columns, self.label], ADVICE)
         groups = _read_groups(table, self.text, least=2)
         if read_labels is not None:
-            return GroupSplit(groups, read_labels(table))
-        return GroupSplit(groups, labels.to_numbers(get_labels(table, self.label)))
+            return group_split(groups, read_labels(table))
+        return group_split(groups, labels.to_numbers(get_labels(table, self.label)))
 
 
 def _is_number(value: object) -> bool:
@@ -173,14 +153,6 @@ def _read_groups(table: Table, columns: Sequence[str], *, least: int) -> list[li
     return groups
 
 
-def _compute_digest(splits: Mapping[str, GroupSplit], classes: Sequence[str]) -> str:
-    """Returns a digest of the texts, and of labels as scores or as classes, which a teacher is fine-tuned on."""
-    digest = hashlib.sha256(json.dumps(classes).encode() if classes else b"")
-    for name, split in splits.items():
-        digest.update(json.dumps([name, split.groups, split.labels.tolist()]).encode())
-    return digest.hexdigest()
-
-
 @dataclass(frozen=True)
 class UnlabelledTexts:
     """A source of single texts without scores, as in `UnlabelledText`."""
@@ -194,8 +166,16 @@ class UnlabelledTexts:
         Raises:
             UserError: if the source is missing, cannot be read, lacks a column, or has no new text.
         """
+        texts = replace(data, splits={name: text_split(_known_texts(split)) for name, split in data.splits.items()})
         source = UnlabelledText(self.source, text=self.columns.text[:1], label=self.columns.label)
-        data = source.add_to(data)
-        rows: Split = data.pool.rows
-        groups = GroupSplit([[text] for text in rows.texts], np.full(len(rows), np.nan, dtype=np.float32))
-        return replace(data, pool=replace(data.pool, rows=groups))
+        pool = source.add_to(texts).pool
+        return replace(data, pool=replace(pool, rows=group_split([[text] for text in pool.rows.texts])))
+
+
+def _known_texts(split: Split) -> list[str]:
+    """Returns the texts that one without a label is compared with: all of a split, or its queries.
+
+    The documents of a retrieval set are known before a query is.
+    """
+    queries = split.select(np.flatnonzero(split[IS_QUERY])) if IS_QUERY in split.columns else split
+    return list(queries.all_texts())

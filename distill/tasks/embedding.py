@@ -8,7 +8,6 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
@@ -27,8 +26,8 @@ from distill.contracts import (
     Likelihood,
     ScoredSplits,
 )
-from distill.data.tables import LabelledData, text_split
-from distill.data.text_groups import GroupColumns, GroupData, GroupSplit, UnlabelledTexts
+from distill.data.tables import LabelledData, Split, text_split
+from distill.data.text_groups import GroupColumns, UnlabelledTexts
 from distill.errors import OptionError, UserError
 from distill.losses import CosineRegression, MultipleNegatives, PairClassification, Term
 from distill.options import check_arguments, show_value
@@ -180,33 +179,33 @@ class Embedding:
         """
         data, self.scoring = self.scoring.read(self.columns, self.source, cache_dir)
         if self.cross_encoder is not None:
-            self.cross_encoder.check(data.splits["train"].groups)
+            self.cross_encoder.check(data.splits["train"]["texts"])
         if self.source_encoder is not None:
             self.source_encoder.check()
         self.supervised = _supervised_terms(data)
         return self.pool.add_to(data)
 
     def encode(
-        self, splits: GroupData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+        self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> dict[str, Examples]:
         """Tokenizes every text by itself. The batches have scores from 0 to 1, and those of train maybe classes."""
-        every: list[GroupSplit] = [*splits.splits.values(), *([splits.pool.rows] if len(splits.pool) else [])]
-        most = max(len(group) for split in every for group in split.groups)
+        every: list[Split] = [*splits.splits.values(), *([splits.pool.rows] if len(splits.pool) else [])]
+        most = max(len(group) for split in every for group in split["texts"])
 
-        train: GroupSplit = splits.splits["train"]
+        train: Split = splits.splits["train"]
         targets: dict[str, np.ndarray] = {PAIR_CLASSES: train.labels} if splits.classes else {}
         if self.cross_encoder is not None:
-            targets[CROSS_SCORES] = self.cross_encoder.score(train.groups, *score_range(splits, "train"), cache_dir)
+            targets[CROSS_SCORES] = self.cross_encoder.score(train["texts"], *score_range(splits, "train"), cache_dir)
         if self.source_encoder is not None:
-            sources = [group[0] for group in train.groups]
+            sources = [group[0] for group in train["texts"]]
             targets[SOURCE_VECTORS] = self.source_encoder.encode(sources, cache_dir)
 
-        def encode(name: str, split: GroupSplit) -> "TokenizedExamples":
+        def encode(name: str, split: Split) -> "TokenizedExamples":
             is_of_classes = name == "train" and splits.classes
             if is_of_classes:
-                split = replace(split, labels=np.full_like(split.labels, np.nan))
+                split = split.with_columns(labels=np.full_like(split.labels, np.nan))
             else:
-                split = replace(split, labels=self.scoring.scale(split.labels, splits, name))
+                split = split.with_columns(labels=self.scoring.scale(split.labels, splits, name))
             further = {}
             if name == "train":
                 further = {column: values.astype(np.float32) for column, values in targets.items()}
@@ -308,10 +307,10 @@ def _scoring(
     )
 
 
-def _supervised_terms(data: GroupData) -> dict[str, Term]:
+def _supervised_terms(data: LabelledData) -> dict[str, Term]:
     """Returns the term that learns from the labels of train, or from its groups of texts; none for single texts."""
-    train: GroupSplit = data.splits["train"]
-    if max(map(len, train.groups)) < 2:
+    train: Split = data.splits["train"]
+    if max(map(len, train["texts"])) < 2:
         return {}
     if data.classes:
         return {"classes": PairClassification(classes=len(data.classes))}
@@ -321,7 +320,7 @@ def _supervised_terms(data: GroupData) -> dict[str, Term]:
 
 
 def _encode(
-    split: GroupSplit,
+    split: Split,
     most: int,
     tokenizer: "PreTrainedTokenizerBase",
     max_length: int,
@@ -332,9 +331,9 @@ def _encode(
     from distill.data import token_cache
     from distill.data.batching import TokenizedExamples
 
-    texts = list(itertools.chain.from_iterable(split.groups))
+    texts = list(itertools.chain.from_iterable(split["texts"]))
     tokens = token_cache.tokenize_split(text_split(texts), tokenizer, max_length, cache_dir)
-    counts = np.array([len(group) for group in split.groups])
+    counts = np.array([len(group) for group in split["texts"]])
     return TokenizedExamples(
         tokens, tokenizer, per_example={"labels": split.labels, **further}, valid=np.arange(most) < counts[:, None],
         items_per_example=float(counts.mean()),

@@ -12,9 +12,10 @@ from distill.console import print_notice
 from distill.contracts import Constant, Scores
 from distill.data.columns import read_text_column
 from distill.data.readers import Table
-from distill.data.retrieval import RetrievalData, read_retrieval
+from distill.data.retrieval import Judgements, read_retrieval
 from distill.data.sources import TableSource, check_columns
-from distill.data.text_groups import GroupColumns, GroupData, GroupSplit
+from distill.data.tables import LabelledData, Split
+from distill.data.text_groups import GroupColumns
 from distill.edge.search import find_nearest, match_pairs, similarity
 from distill.errors import UserError
 from distill.tasks import rankings
@@ -46,7 +47,7 @@ class VectorScores(Scoring):
     pooling: str = "mean"
     normalize: bool = True
 
-    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> "tuple[GroupData, VectorScores]":
+    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> "tuple[LabelledData, VectorScores]":
         """Reads every split; returns the data and the scoring for it."""
         raise TypeError(f"{type(self).__name__} has no read(columns, source, cache_dir)")
 
@@ -57,11 +58,11 @@ class VectorScores(Scoring):
         """
         return _pairs(scores)[0]
 
-    def scale(self, labels: np.ndarray, splits: GroupData, split: str) -> np.ndarray:
+    def scale(self, labels: np.ndarray, splits: LabelledData, split: str) -> np.ndarray:
         """The labels `[N]` of the batches of a split, which are numbers of queries or languages as they are."""
         return labels
 
-    def summarize_dev(self, splits: GroupData) -> str:
+    def summarize_dev(self, splits: LabelledData) -> str:
         """The contents of dev in words."""
         raise TypeError(f"{type(self).__name__} has no summarize_dev(splits)")
 
@@ -90,7 +91,7 @@ class VectorScores(Scoring):
 
         return [Constant("always the same vector", predict)]
 
-    def describe(self, splits: GroupData) -> dict[str, Any]:
+    def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {
             "labels": [],
             "answer": "vector",
@@ -100,7 +101,7 @@ class VectorScores(Scoring):
             "prediction": "Encodes a text as a vector: texts of similar meaning have vectors with a large cosine.",
         }
 
-    def summary(self, splits: GroupData) -> str:
+    def summary(self, splits: LabelledData) -> str:
         length = " of length 1" if self.normalize else ""
         return f"a vector{length} by {self.pooling} pooling; {self.summarize_dev(splits)}"
 
@@ -110,7 +111,7 @@ class PairScores(VectorScores):
 
     scores_pairs = True
 
-    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> "tuple[GroupData, PairScores]":
+    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> "tuple[LabelledData, PairScores]":
         """Reads every split.
 
         Raises:
@@ -150,19 +151,19 @@ class PairScores(VectorScores):
         spoiled = cosines.mean() - slope * (scores.labels.astype(np.float64) - labels.mean())
         return replace(scores, columns={**scores.columns, COSINE: spoiled})
 
-    def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]:
+    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         """The scores of the pairs, and their cosines as the predictions."""
         cosines, labels = _pairs(scores)
         low, high = score_range(splits)
         labels = np.round(labels.astype(np.float64) * (high - low) + low, DIGITS)
         return {"label": labels.tolist(), "prediction": cosines.tolist(), "probability": [None] * examples}
 
-    def scale(self, labels: np.ndarray, splits: GroupData, split: str) -> np.ndarray:
+    def scale(self, labels: np.ndarray, splits: LabelledData, split: str) -> np.ndarray:
         """The scores from 0 to 1."""
         low, high = score_range(splits, split)
         return np.asarray((labels - low) / (high - low), dtype=np.float32)
 
-    def summarize_dev(self, splits: GroupData) -> str:
+    def summarize_dev(self, splits: LabelledData) -> str:
         labels = splits.splits["dev"].labels
         return f"dev has pairs with scores {labels.min():g} to {labels.max():g}"
 
@@ -173,16 +174,16 @@ class RankingScores(VectorScores):
 
     Args:
         negatives: as for `read_retrieval`.
-        data: the retrieval set, None before it is read.
+        data: the judgements of a retrieval set, None before it is read.
     """
 
     negatives: int = 0
-    data: RetrievalData | None = None
+    data: Judgements | None = None
 
-    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> "tuple[GroupData, RankingScores]":
+    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> "tuple[LabelledData, RankingScores]":
         """Reads a retrieval set, whose columns have names of their own."""
-        data = read_retrieval(source, negatives=self.negatives)
-        return data, replace(self, data=data)
+        data, judgements = read_retrieval(source, negatives=self.negatives)
+        return data, replace(self, data=judgements)
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The means over the queries."""
@@ -205,7 +206,7 @@ class RankingScores(VectorScores):
         vectors = scores.columns["logits"]
         return similarity(vectors[queries], vectors[documents]).ravel()
 
-    def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]:
+    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         """The ids of the relevant and of the best documents of each query; None for the documents."""
         data, queries = self._data(), _queries(scores)
         labels: list[list[str] | None] = [None] * examples
@@ -215,12 +216,12 @@ class RankingScores(VectorScores):
             predictions[item] = [data.documents[number] for number in ranking]
         return {"label": labels, "prediction": predictions, "probability": [None] * examples}
 
-    def summarize_dev(self, splits: GroupData) -> str:
-        dev: GroupSplit = splits.splits["dev"]
+    def summarize_dev(self, splits: LabelledData) -> str:
+        dev: Split = splits.splits["dev"]
         queries = int((dev.labels >= 0).sum())
         return f"dev has {queries:,} queries and {len(dev) - queries:,} documents"
 
-    def _data(self) -> RetrievalData:
+    def _data(self) -> Judgements:
         if self.data is None:
             raise ValueError("the judgements of the queries are not read yet")
         return self.data
@@ -258,7 +259,7 @@ class TranslationScores(VectorScores):
 
     def read(
         self, columns: GroupColumns, source: TableSource, cache_dir: Path
-    ) -> "tuple[GroupData, TranslationScores]":
+    ) -> "tuple[LabelledData, TranslationScores]":
         languages: list[str] = []
         data = columns.read(source, cache_dir, partial(self._number_languages, languages))
         return data, replace(self, languages=tuple(languages))
@@ -295,7 +296,7 @@ class TranslationScores(VectorScores):
             kinds[name] = {ACCURACY: float(correct.mean()) if len(correct) else 0.0, "number": float(len(correct))}
         return kinds
 
-    def tabulate(self, scores: Scores, splits: GroupData, *, examples: int) -> dict[str, list[Any]]:
+    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         """The example of each first text, and the one whose second text is nearest to it."""
         nearest, example_id, _ = self._find(scores)
         return {
@@ -304,7 +305,7 @@ class TranslationScores(VectorScores):
             "probability": [None] * examples,
         }
 
-    def summarize_dev(self, splits: GroupData) -> str:
+    def summarize_dev(self, splits: LabelledData) -> str:
         languages = f" in {len(self.languages)} languages" if self.languages else ""
         return f"dev has {len(splits.splits['dev']):,} translations{languages}"
 
@@ -319,7 +320,7 @@ class TranslationScores(VectorScores):
         return match_pairs(vectors[order[first]], vectors[order[first + 1]], labels), example_id, labels
 
 
-def score_range(splits: GroupData, split: str = "dev") -> tuple[float, float]:
+def score_range(splits: LabelledData, split: str = "dev") -> tuple[float, float]:
     """Returns the scores of a split that mean the least and the greatest similarity.
 
     They are the smallest and the largest score of train and dev together, because all scores of train may be the same.
@@ -335,7 +336,7 @@ def score_range(splits: GroupData, split: str = "dev") -> tuple[float, float]:
     return low if high > low else high - 1, high
 
 
-def _train_scores(splits: GroupData) -> np.ndarray:
+def _train_scores(splits: LabelledData) -> np.ndarray:
     """Returns the scores of train, none if it has classes or no labels."""
     labels = np.asarray(splits.splits["train"].labels)
     return labels[:0] if splits.classes else labels[~np.isnan(labels)]
@@ -345,7 +346,7 @@ def _is_unit(scores: np.ndarray) -> bool:
     return bool(np.all(np.abs(scores) <= 1))
 
 
-def _report_scales(splits: GroupData) -> None:
+def _report_scales(splits: LabelledData) -> None:
     """Prints how scores of train are read that have another range than those of dev."""
     train, dev = _train_scores(splits), splits.splits["dev"].labels
     if not len(train):

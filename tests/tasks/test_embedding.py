@@ -202,13 +202,13 @@ def test_the_files_of_sentence_transformers_name_the_pooling(
 
 def test_rows_are_texts_with_a_score_and_in_train_also_texts_alone(capsys: pytest.CaptureFixture[str]) -> None:
     data = Embedding(train={"text": ["one", "two"]}, dev=pairs(4)).read(Path())
-    assert data.splits["train"].groups == [["one"], ["two"]]
+    assert data.splits["train"]["texts"] == [["one"], ["two"]]
     assert np.isnan(data.splits["train"].labels).all()
     assert data.splits["dev"].labels.tolist() == pairs(4)["score"]
     assert (data.labels, list(data.labelled_texts())) == ((), ["one", "two"])
     assert "has no column sentence1, sentence2: only text is read" in " ".join(capsys.readouterr().out.split())
     rows = {"sentence1": ["a", "b"], "sentence2": ["c", None], "score": [1.0, 2.0]}
-    assert Embedding(train=rows, dev=pairs(4)).read(Path()).splits["train"].groups == [["a", "c"], ["b"]]
+    assert Embedding(train=rows, dev=pairs(4)).read(Path()).splits["train"]["texts"] == [["a", "c"], ["b"]]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_labels_of_train_are_scores_classes_or_none(tokenizer: PreTrainedTokeniz
     assert [type(term) for term in (task.read(Path()) and task.supervised_terms()).values()] == [d.CosineRegression]
     triplets = {"anchor": ["a", "b"], "positive": ["c", "d"], "negative": ["e", "f"]}
     task = Embedding(train=triplets, dev=pairs(4), train_text=["anchor", "positive", "negative"])
-    assert task.read(Path()).splits["train"].groups == [["a", "c", "e"], ["b", "d", "f"]]
+    assert task.read(Path()).splits["train"]["texts"] == [["a", "c", "e"], ["b", "d", "f"]]
     assert [type(term) for term in task.supervised_terms().values()] == [d.MultipleNegatives]
     with pytest.raises(UserError, match="example 2: label 'high' is no number"):
         Embedding(train=pairs(2) | {"score": ["1", "high"]}, dev=pairs(4)).read(Path())
@@ -303,7 +303,7 @@ def test_some_rows_of_train_may_lack_their_label(tokenizer: PreTrainedTokenizerB
     rows = {"sentence1": list("abc"), "sentence2": ["d", "", "f"], "score": [3.0, None, None]}
     task = Embedding(train=rows, dev=pairs(4))
     data = task.read(Path())
-    assert [len(group) for group in data.splits["train"].groups] == [2, 1, 2]
+    assert [len(group) for group in data.splits["train"]["texts"]] == [2, 1, 2]
     np.testing.assert_array_equal(data.splits["train"].labels, [3.0, np.nan, np.nan])
     classes = Embedding(train=rows | {"score": ["no", "", "yes"]}, dev=pairs(4)).read(Path())
     assert classes.classes == ("no", "yes")
@@ -367,7 +367,7 @@ def test_unlabelled_texts_are_encoded_alone(tokenizer: PreTrainedTokenizerBase, 
     (tmp_path / "more.txt").write_text("\n".join(["one film", "another film", known["sentence2"][3], "one film"]))
     task = Embedding(train=known, dev=pairs(4, seed=1), unlabelled=tmp_path / "more.txt")
     data = task.read(tmp_path)
-    assert data.pool.rows.groups == [["one film"], ["another film"]]
+    assert data.pool.rows["texts"] == [["one film"], ["another film"]]
     assert data.pool.removed == {"empty": 0, "dev": 0, "train": 1, "doubled": 1}
     train = task.encode(data, tokenizer, None)["train"]
     assert isinstance(train, Examples)
