@@ -257,7 +257,7 @@ def test_labels_are_the_tokens_of_the_answer(reader: PreTrainedTokenizerBase, tm
         characters, found = scores["characters"], collections.Counter[int]()
         for window in range(len(dev)):
             number = int(scores["question"][2 * window])
-            context, answers = (getattr(splits.splits["dev"], name)[number] for name in ("contexts", "answers"))
+            context, answers = (splits.splits["dev"][name][number] for name in ("context", "answers"))
             rows = characters[2 * window : 2 * window + 2]
             labels = items.labels[2 * window : 2 * window + 2].tolist()
             start, end = (int(row[label]) for row, label in zip(rows, labels, strict=True))
