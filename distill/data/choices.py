@@ -1,7 +1,7 @@
 """Reads questions with choices from the tables of a task."""
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
@@ -12,11 +12,9 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.data.columns import get_labels, is_labelled, leave_out_unlabelled, read_text_column
-from distill.data.labels import LabelColumn, is_without_label
 from distill.data.readers import Table
-from distill.data.row_notices import report_shared_texts
 from distill.data.sources import TableSource, check_columns, missing_columns
-from distill.data.tables import LabelledData, Split, compute_digest
+from distill.data.tables import LabelledData, Split, create_data
 from distill.data.unlabelled import Unlabelled, UnlabelledTables, fill_pool
 from distill.edge.choices import (
     READINGS,
@@ -28,6 +26,7 @@ from distill.edge.choices import (
     split_choices,
 )
 from distill.errors import UserError
+from distill.readers.labels import LabelColumn, is_without_label
 from distill.readers.problems import show_lines
 
 DESCRIPTIONS = {
@@ -50,6 +49,10 @@ def choice_split(questions: list[str], choices: list[list[str]], contexts: list[
     text = [" ".join(filter(None, [context, question, *texts])) for context, question, texts in every]
     labels = np.zeros(len(questions), dtype=np.int64)
     return Split({**columns, "text": text, "labels": labels}, tuple(columns), _create_record, whole="text")
+
+
+def _list_content(splits: Mapping[str, Split]) -> Iterator[object]:
+    return ([name, split.records(), split.labels.tolist()] for name, split in splits.items())
 
 
 def _create_record(row: Mapping[str, Any]) -> dict[str, str | list[str]]:
@@ -85,17 +88,12 @@ class ChoiceColumns:
             UserError: if a directory, file, column, text or answer is missing or invalid.
             UnreachableError: if the data is not in the cache and cannot be downloaded.
         """
-        tables = {}
-        for name, table in source.read(cache_dir, partial(self._hold_out_dev, source)).items():
-            if name in ("train", "dev") or is_labelled(table, self.answer):
-                check_columns(table, [*self._columns(), self.answer], ADVICE)
-                tables[name] = leave_out_unlabelled(table, self.answer)
+        found = source.read(cache_dir, partial(self._hold_out_dev, source), partial(is_labelled, names=self.answer))
+        tables = {name: self._check(table) for name, table in found.items()}
         rows = {name: self.read_rows(table) for name, table in tables.items()}
         indices, reading = find_answers({name: self._answers(table, rows[name]) for name, table in tables.items()})
-        splits = source.sample({name: of.split.with_columns(labels=indices[name]) for name, of in rows.items()})
-        report_shared_texts(splits)
-        content = ([name, split.records(), split.labels.tolist()] for name, split in splits.items())
-        return LabelledData(labels=(), splits=splits, sha256=compute_digest(*content)), reading
+        splits = {name: of.split.with_columns(labels=indices[name]) for name, of in rows.items()}
+        return create_data(source, (), splits, _list_content), reading
 
     def read_rows(self, table: Table) -> "ChoiceRows":
         """Returns the questions and the choices of a table, whose answers are not read.
@@ -121,9 +119,13 @@ class ChoiceColumns:
         """Returns the names of each column that a table needs besides those of choices and answers."""
         return [self.question, self.context] if self.context else [self.question]
 
-    def _hold_out_dev(self, source: TableSource, table: Table) -> dict[str, Table]:
+    def _check(self, table: Table) -> Table:
+        """Returns the examples with an answer, of a table that has all columns."""
         check_columns(table, [*self._columns(), self.answer], ADVICE)
-        return source.hold_out_dev(leave_out_unlabelled(table, self.answer))
+        return leave_out_unlabelled(table, self.answer)
+
+    def _hold_out_dev(self, source: TableSource, table: Table) -> dict[str, Table]:
+        return source.hold_out_dev(self._check(table))
 
     def _answers(self, table: Table, rows: "ChoiceRows") -> "Answers":
         return Answers(get_labels(table, self.answer), rows.split["choices"], rows.names)

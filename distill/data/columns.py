@@ -4,12 +4,11 @@ import reprlib
 from collections.abc import Sequence
 
 from distill.console import print_notice
-from distill.data import labels
-from distill.data.labels import LabelColumn
 from distill.data.readers import Table
 from distill.data.sources import missing_columns
 from distill.errors import UserError
 from distill.readers.label_vectors import stack_columns
+from distill.readers.labels import LabelColumn, is_without_label
 
 
 def get_labels(table: Table, names: Sequence[str]) -> LabelColumn:
@@ -42,7 +41,7 @@ def stack_labels(table: Table, names: Sequence[str]) -> LabelColumn:
 def is_labelled(table: Table, names: Sequence[str]) -> bool:
     """Returns whether a split has labels. GLUE on the Hub has -1 for the hidden labels of a test split."""
     found = [name for name in names if name in table.names]
-    return not all(labels.is_without_label(value) for name in found for value in table.columns[name])
+    return not all(is_without_label(value) for name in found for value in table.columns[name])
 
 
 def leave_out_unlabelled(table: Table, names: Sequence[str]) -> Table:
@@ -54,7 +53,7 @@ def leave_out_unlabelled(table: Table, names: Sequence[str]) -> Table:
     column = get_labels(table, names)
     if column.classes is None:
         return table
-    labelled = [row for row, value in enumerate(column.values) if not labels.is_without_label(value)]
+    labelled = [row for row, value in enumerate(column.values) if not is_without_label(value)]
     missing = len(column.values) - len(labelled)
     if not labelled:
         raise UserError(f"{table.source} has no example with a label: all {missing:,} have none (-1)")

@@ -10,17 +10,16 @@ from typing import Literal, TypeAlias
 
 from distill.console import print_notice
 from distill.data.columns import get_labels
-from distill.data.labels import LabelColumn
 from distill.data.readers import Table
+from distill.data.sources import SINGLE
 from distill.errors import UserError
 from distill.readers import problems
-from distill.readers.labels import find_kinds, is_number
+from distill.readers.labels import LabelColumn, find_kinds, is_number
 from distill.readers.missing import MARKS, find_marks, has_no_label, is_missing
 from distill.readers.problems import Problem, join_problems
 
 Kind: TypeAlias = Literal["class", "number", "classes"]
 Missing: TypeAlias = Literal["auto", "error", "drop", "unlabelled"]
-SINGLE = "data"  # The name of the only table of a source, of which dev is held out.
 _TRAINED = ("train", SINGLE)
 
 

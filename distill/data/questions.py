@@ -5,16 +5,20 @@ A row has `question`, `context` and `answers`, and may have an `id`. The answers
 """
 
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from distill.console import print_notice
 from distill.contracts import IGNORED
 from distill.data.columns import read_text_column
 from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
-from distill.data.tables import Split
+from distill.data.tables import LabelledData, Split, create_data
 from distill.errors import UserError
 
 COLUMNS = ("question", "context", "answers")
@@ -58,23 +62,43 @@ def _strip(answer: Answer) -> tuple[int, int]:
     return start, start + len(answer.text.strip())
 
 
-def check_questions(table: Table) -> None:
+def read_questions(
+    source: TableSource, cache_dir: Path, labels: tuple[str, ...], options: Sequence[object]
+) -> LabelledData:
+    """Reads `train`, `dev` and the other splits with answers.
+
+    Args:
+        labels: names of the outputs of a model.
+        options: what the digest depends on besides the content.
+
+    Raises:
+        UserError: if a file or column is missing, for an empty text, and for an answer that is not in its context.
+        UnreachableError: if the data is not in the cache and cannot be downloaded.
+    """
+    tables = source.read(cache_dir, partial(_hold_out_contexts, source), _has_answers)
+    splits = {name: _read_questions(table) for name, table in tables.items()}
+    data = create_data(source, labels, splits, lambda splits: [options, *_list_content(splits)])
+    return replace(data, needs_all_texts=True)
+
+
+def _check_questions(table: Table) -> None:
     """Raises UserError for a table that lacks a column of a question, or has no rows."""
     check_columns(table, [(name,) for name in COLUMNS], ADVICE)
 
 
-def hold_out_contexts(source: TableSource, table: Table) -> dict[str, Table]:
+def _hold_out_contexts(source: TableSource, table: Table) -> dict[str, Table]:
     """Splits a table into train and dev, which have no context in common."""
-    check_questions(table)
+    _check_questions(table)
     return source.hold_out_dev(table, groups=list(map(str, table.columns["context"])), group="context")
 
 
-def read_questions(table: Table) -> Split:
+def _read_questions(table: Table) -> Split:
     """Converts a table with the columns of a question.
 
     Raises:
         UserError: for an empty text, answers of another form, and an answer that is not in its context.
     """
+    _check_questions(table)
     questions, contexts = (read_text_column(table, name, may_be_empty=False) for name in ("question", "context"))
     impossible = table.columns.get("is_impossible", [None] * len(questions))
     answers = []
@@ -88,12 +112,16 @@ def read_questions(table: Table) -> Split:
     return question_split(questions, contexts, answers)
 
 
-def has_answers(table: Table) -> bool:
-    """Returns whether a split has answers at all: those of a test split may be hidden."""
-    return any(bool(value) and value != {"text": [], "answer_start": []} for value in table.columns.get("answers", ()))
+def _has_answers(table: Table) -> bool:
+    """Returns whether a split has answers at all: those of a test split may be hidden, which a notice says."""
+    values = table.columns.get("answers", ())
+    found = any(bool(value) and value != {"text": [], "answer_start": []} for value in values)
+    if not found:
+        print_notice(f"{table.source} has no answers and is left out")
+    return found
 
 
-def list_content(splits: Mapping[str, Split]) -> Iterator[object]:
+def _list_content(splits: Mapping[str, Split]) -> Iterator[object]:
     """Yields the content of the splits, of which a digest is computed."""
     for name, split in splits.items():
         yield [name, split["question"], split["answers"]]

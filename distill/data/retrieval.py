@@ -80,7 +80,7 @@ def read_retrieval(source: TableSource, *, negatives: int = 0) -> tuple[Labelled
         _report_shared_queries(name, gains_of_split, queries, splits["train"])
         splits[name] = _create_split(gains_of_split, queries, corpus, first=len(gains))
         gains += gains_of_split.values()
-    digest = compute_digest([list(of.items()) for of in gains], *list_content(splits))
+    digest = compute_digest([[list(of.items()) for of in gains], *list_content(splits)])
     judgements = Judgements(tuple(gains), documents=tuple(corpus.numbers))
     return LabelledData(labels=(), splits=splits, sha256=digest), judgements
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 STEMS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
 # Splits the only table of a source into train and dev.
 HoldOut = Callable[[Table], dict[str, Table]]
+SINGLE = "data"  # The name of the only table of a source, of which dev is held out.
 
 
 class Selectable(Protocol):
@@ -65,13 +66,21 @@ class TableSource:
     train_examples: int | None = None
     dev_examples: int | None = None
 
-    def read(self, cache_dir: Path, hold_out: HoldOut) -> dict[str, Table]:
-        """Returns the table of each split; `hold_out` splits the table of a source that has only one.
+    def read(self, cache_dir: Path, hold_out: HoldOut, is_labelled: Callable[[Table], bool]) -> dict[str, Table]:
+        """Returns the tables of train, of dev and of the other splits that are labelled.
+
+        Args:
+            hold_out: splits the table of a source that has only one.
 
         Raises:
             UserError: if a directory, file or split is missing or cannot be read.
             UnreachableError: if the data is not in the cache and cannot be downloaded.
         """
+        tables = self._read_splits(cache_dir, hold_out)
+        return {name: of for name, of in tables.items() if name in ("train", "dev", SINGLE) or is_labelled(of)}
+
+    def _read_splits(self, cache_dir: Path, hold_out: HoldOut) -> dict[str, Table]:
+        """Returns the table of each split."""
         if self.tables is not None:
             return self._read_memory(self.tables, hold_out)
         if self.data_dir is not None:
@@ -92,7 +101,7 @@ class TableSource:
     def is_single(self) -> bool:
         """Returns whether the data is one table or file, of which dev is held out."""
         if self.tables is not None:
-            return set(self.tables) == {"data"}
+            return set(self.tables) == {SINGLE}
         return self.data_dir is not None and Path(self.data_dir).expanduser().is_file()
 
     def hold_out_dev(
@@ -145,7 +154,7 @@ class TableSource:
 
     def _read_memory(self, tables: "Mapping[str, datasets.Dataset]", hold_out: HoldOut) -> dict[str, Table]:
         if self.is_single:
-            return hold_out(readers.from_dataset(tables["data"], "the data", self.wanted))
+            return hold_out(readers.from_dataset(tables[SINGLE], "the data", self.wanted))
         names = {split: next((stem for stem in stems if stem in tables), None) for split, stems in self.stems.items()}
         missing = [split for split in ("train", "dev") if names.get(split) is None]
         if missing:

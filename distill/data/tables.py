@@ -3,26 +3,26 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 
 from distill.console import print_notice
-from distill.data import labels
 from distill.data.auto_text import SHARE
 from distill.data.columns import get_labels, is_labelled, read_text_column, stack_labels
-from distill.data.labels import LabelColumn
-from distill.data.missing_rows import SINGLE, Kind, Missing, RowRules
+from distill.data.missing_rows import Kind, Missing, RowRules
 from distill.data.readers import Table
 from distill.data.row_notices import report_shared_texts, report_small_classes
-from distill.data.sources import TableSource, check_columns
+from distill.data.sources import SINGLE, TableSource, check_columns
 from distill.errors import UserError
 from distill.readers.label_lists import check_single
 from distill.readers.label_sets import first_rows, read_lists, to_label_sets
-from distill.readers.labels import Notify, join_spellings, to_words
+from distill.readers.labels import LabelColumn, Notify, join_spellings, to_classes, to_numbers, to_words
+from distill.readers.lines import Lines
 from distill.readers.problems import find_small_classes
 
 # Names of sources of rows that only the teacher labels.
@@ -239,7 +239,27 @@ class LabelledData:
         return {"dev": self.splits["dev"]} | {k: v for k, v in self.splits.items() if k not in ("train", "dev")}
 
 
-def compute_digest(*content: object) -> str:
+def create_data(
+    source: TableSource,
+    labels: tuple[str, ...],
+    splits: Mapping[str, Split],
+    list_content: Callable[[Mapping[str, Split]], Iterable[object]],
+    *,
+    lines: Mapping[str, Lines] | None = None,
+) -> LabelledData:
+    """Returns the data of all splits, those of train and dev limited, and prints how many rows they have in common.
+
+    Args:
+        labels: names of the classes.
+        list_content: returns the content of the splits, of which the digest is computed.
+        lines: of the rows of the limited splits, where a row has one label; None for labels that are not compared.
+    """
+    splits = source.sample(splits)
+    report_shared_texts(splits, None if lines is None else {name: of.labels for name, of in splits.items()}, lines)
+    return LabelledData(labels, splits, compute_digest(list_content(splits)))
+
+
+def compute_digest(content: Iterable[object]) -> str:
     """Returns the SHA-256 of the JSON of all of these; bytes are taken as they are."""
     digest = hashlib.sha256()
     for part in content:
@@ -283,24 +303,16 @@ class LabelledText:
         """
         tables, unlabelled = self._read_tables(cache_dir)
         names, numbers = _read_labels(self, tables)
-        splits = self.source.sample({name: _create_split(self, table, numbers[name]) for name, table in tables.items()})
+        splits = {name: _create_split(self, table, numbers[name]) for name, table in tables.items()}
         lines = {name: table.lines for name, table in self.source.sample(tables).items()}
-        report_shared_texts(splits, {name: split.labels for name, split in splits.items()}, lines)
+        data = create_data(self.source, names, splits, lambda splits: _list_content(names, splits), lines=lines)
         if self._kind != "number":
-            report_small_classes(tables["train"].source, splits["train"].labels, names, lines["train"])
-        pool = Pool()
-        if unlabelled is not None:
-            pool = Pool(_create_split(self, unlabelled, np.zeros(len(unlabelled))))
-        content = ([name, split.texts, split.pairs, split.labels.tolist()] for name, split in splits.items())
-        return LabelledData(labels=names, splits=splits, sha256=compute_digest(names, *content), pool=pool)
+            report_small_classes(tables["train"].source, data.splits["train"].labels, names, lines["train"])
+        return data if unlabelled is None else replace(data, pool=Pool(_create_split(self, unlabelled)))
 
     def _read_tables(self, cache_dir: Path) -> tuple[dict[str, Table], Table | None]:
         """Returns the rows of each split that have a text and a label, and those that only the teacher labels."""
-        tables = {
-            name: table
-            for name, table in self.source.read(cache_dir, lambda table: {SINGLE: table}).items()
-            if name in ("train", "dev", SINGLE) or is_labelled(table, self.label)
-        }
+        tables = self.source.read(cache_dir, lambda table: {SINGLE: table}, partial(is_labelled, names=self.label))
         for table in tables.values():
             check_columns(table, [*((name,) for name in self.text), self.label], ADVICE)
         rules = RowRules(
@@ -357,9 +369,9 @@ def _read_labels(rows: LabelledText, tables: Mapping[str, Table]) -> tuple[tuple
     columns = {split: get_labels(table, rows.label) for split, table in tables.items()}
     if rows.regression:
         name = next(column for column in rows.label if column in tables["train"].names)
-        return (name,), {split: labels.to_numbers(column) for split, column in columns.items()}
+        return (name,), {split: to_numbers(column) for split, column in columns.items()}
     check_single(columns, rows.label_names)
-    return labels.to_classes(columns, rows.label_names)
+    return to_classes(columns, rows.label_names, print_notice)
 
 
 def _get_label_lists(rows: LabelledText, tables: Mapping[str, Table], notify: Notify) -> dict[str, LabelColumn]:
@@ -409,6 +421,11 @@ def _check_pairs(columns: Sequence[Sequence[str]], source: str) -> None:
         print_notice(f"{source}: pairs with one empty text, which are used as they are: {half_empty:,}")
 
 
-def _create_split(rows: LabelledText, table: Table, numbers: np.ndarray) -> Split:
+def _create_split(rows: LabelledText, table: Table, numbers: np.ndarray | None = None) -> Split:
     columns = _read_texts(rows, table)
     return text_split(columns[0], columns[1] if len(columns) == 2 else None, numbers)
+
+
+def _list_content(labels: Sequence[str], splits: Mapping[str, Split]) -> Iterator[object]:
+    yield labels
+    yield from ([name, split.texts, split.pairs, split.labels.tolist()] for name, split in splits.items())

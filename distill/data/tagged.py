@@ -14,14 +14,13 @@ from distill.console import print_notice
 from distill.data import readers
 from distill.data.columns import check_surrogates
 from distill.data.conll import BLANK, read_conll
-from distill.data.labels import is_without_label
 from distill.data.readers import Table
-from distill.data.row_notices import report_shared_texts
 from distill.data.sources import TableSource, check_columns
-from distill.data.tables import LabelledData, Split, compute_digest
+from distill.data.tables import LabelledData, Split, create_data
 from distill.edge.splitting import locate_in_text, place_words, split_letters
 from distill.edge.words import Span
 from distill.errors import UserError
+from distill.readers.labels import is_without_label
 
 OUTSIDE = "O"
 CONLL = (".conll", ".txt", ".conll.gz", ".txt.gz")
@@ -45,6 +44,10 @@ def tagged_split(
     columns |= {} if tags is None else {"tags": tags}
     columns |= {} if plain is None else {"plain": plain}
     return Split(columns, ("text",), _create_record)
+
+
+def _list_content(splits: Mapping[str, Split]) -> dict[str, list[Any]]:
+    return {name: [split["words"], [tags.tolist() for tags in split["tags"]]] for name, split in splits.items()}
 
 
 def _create_record(row: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -88,12 +91,8 @@ class TaggedText:
                 train lacks.
             UnreachableError: if the data is not in the cache and cannot be downloaded.
         """
-        tables = self.source.read(cache_dir, self._hold_out_dev)
-        sentences = {
-            name: self._read_sentences(table)
-            for name, table in tables.items()
-            if name in ("train", "dev") or self._is_tagged(table)
-        }
+        tables = self.source.read(cache_dir, self._hold_out_dev, self._is_tagged)
+        sentences = {name: self._read_sentences(table) for name, table in tables.items()}
         named = self.label_names or tables["train"].classes.get(self.tags)
         if named is None:
             sentences = _cut_letters(sentences)
@@ -108,13 +107,7 @@ class TaggedText:
             )
             for name, of_split in sentences.items()
         }
-        splits = self.source.sample(splits)
-        report_shared_texts(splits)
-        content = [
-            labels,
-            {name: [split["words"], [tags.tolist() for tags in split["tags"]]] for name, split in splits.items()},
-        ]
-        return LabelledData(labels=labels, splits=splits, sha256=compute_digest(content))
+        return create_data(self.source, labels, splits, lambda splits: [[labels, _list_content(splits)]])
 
     def _hold_out_dev(self, table: Table) -> dict[str, Table]:
         self._check_columns(table)

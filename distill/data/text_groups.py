@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from distill.console import print_notice
-from distill.data import labels
 from distill.data.columns import get_labels, is_labelled, read_text_column
 from distill.data.readers import Table
-from distill.data.row_notices import report_shared_texts
 from distill.data.sources import TableSource, check_columns
-from distill.data.tables import Column, LabelledData, Split, compute_digest, text_split
+from distill.data.tables import Column, LabelledData, Split, create_data, text_split
 from distill.data.unlabelled import USUAL, Unlabelled, UnlabelledText
 from distill.errors import UserError
+from distill.readers.labels import is_blank, to_classes, to_numbers
 
 ADVICE = "name yours with task.text=[...] and task.label=..."
 IS_QUERY = "is_query"  # The column of a retrieval set that tells its queries from its documents.
@@ -73,20 +72,16 @@ class GroupColumns:
             UserError: if a directory, file, column, text, score or class is missing or invalid.
             UnreachableError: if the data is not in the cache and cannot be downloaded.
         """
-        tables = source.read(cache_dir, source.hold_out_dev)
+        tables = source.read(
+            cache_dir, source.hold_out_dev, lambda table: read_labels is not None or is_labelled(table, self.label)
+        )
         groups = self._read_train(tables["train"])
         classes, numbers = self._read_train_labels(tables["train"], len(groups))
         splits = {"train": group_split(groups, numbers)}
-        splits |= {
-            name: self._read_scored(table, read_labels)
-            for name, table in tables.items()
-            if name == "dev" or (name != "train" and (read_labels is not None or is_labelled(table, self.label)))
-        }
-        splits = source.sample(splits)
-        report_shared_texts(splits)
+        splits |= {name: self._read_scored(table, read_labels) for name, table in tables.items() if name != "train"}
         # The classes are a part of what a teacher is fine-tuned on.
-        digest = compute_digest(*([classes] if classes else []), *list_content(splits))
-        return LabelledData(labels=(), splits=splits, sha256=digest, classes=classes)
+        data = create_data(source, (), splits, lambda of: [*([classes] if classes else []), *list_content(of)])
+        return replace(data, classes=classes)
 
     def _read_train(self, table: Table) -> list[list[str]]:
         """Returns the groups of a table to train on, of those columns that it has."""
@@ -103,15 +98,15 @@ class GroupColumns:
         if not any(name in table.names for name in self.train_label):
             return (), np.full(count, np.nan, dtype=np.float32)
         column = get_labels(table, self.train_label)
-        given = [row for row, value in enumerate(column.values) if not labels.is_blank(value)]
+        given = [row for row, value in enumerate(column.values) if not is_blank(value)]
         numbers = np.full(count, np.nan, dtype=np.float32)
         known = replace(column, values=[column.values[row] for row in given], rows=given)
         if self.classes is None and column.classes is None and any(map(_is_number, known.values)):
-            numbers[given] = labels.to_numbers(known)
+            numbers[given] = to_numbers(known)
             return (), numbers
         if not given:
             return (), numbers
-        names, indices = labels.to_classes({"train": known}, self.classes)
+        names, indices = to_classes({"train": known}, self.classes, print_notice)
         numbers[given] = indices["train"]
         return names, numbers
 
@@ -121,7 +116,7 @@ class GroupColumns:
         groups = _read_groups(table, self.text, least=2)
         if read_labels is not None:
             return group_split(groups, read_labels(table))
-        return group_split(groups, labels.to_numbers(get_labels(table, self.label)))
+        return group_split(groups, to_numbers(get_labels(table, self.label)))
 
 
 def _is_number(value: object) -> bool:

@@ -14,11 +14,11 @@ from pydantic import Field
 
 from distill.contracts import Batch, EncodedSplits, Examples, Items, Likelihood, ScoredSplits
 from distill.data.bank import BankSource
-from distill.data.labels import simplify
 from distill.data.tables import LabelledData
 from distill.errors import OptionError
 from distill.losses import HardLabels, Term
 from distill.options import check_arguments, show_value
+from distill.readers.labels import simplify
 from distill.tasks import rows
 from distill.tasks.class_scores import OneClass
 from distill.tasks.class_weights import ClassWeights

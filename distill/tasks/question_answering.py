@@ -12,7 +12,6 @@ import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
@@ -36,8 +35,7 @@ from distill.contracts import (
     Scores,
 )
 from distill.data import questions, readers
-from distill.data.row_notices import report_shared_texts
-from distill.data.tables import LabelledData, Split, compute_digest
+from distill.data.tables import LabelledData, Split
 from distill.data.unlabelled import UnlabelledText
 from distill.edge import answer_metrics, spans
 from distill.edge.classes import MASKED
@@ -292,22 +290,13 @@ class QuestionAnswering:
         Raises:
             UserError: for a file or column that is missing, an empty text, and an answer that is not in its context.
         """
-        splits: dict[str, Split] = {}
-        for name, table in self.source.read(cache_dir, partial(questions.hold_out_contexts, self.source)).items():
-            if name not in ("train", "dev") and not questions.has_answers(table):
-                print_notice(f"{table.source} has no answers and is left out")
-                continue
-            questions.check_questions(table)
-            splits[name] = questions.read_questions(table)
-        splits = self.source.sample(splits)
-        report_shared_texts(splits)
         # The digest is a part of a fine-tuned teacher's key, and windows and limits change its training and its F1.
-        digest = compute_digest([self.doc_stride, self.scoring.limits], *questions.list_content(splits))
-        data = LabelledData(labels=LABELS, splits=splits, sha256=digest, needs_all_texts=True)
+        options = [self.doc_stride, self.scoring.limits]
+        data = questions.read_questions(self.source, cache_dir, LABELS, options)
         self.scoring = replace(
             self.scoring,
             scored=functools.reduce(operator.add, data.scored().values()),
-            may_be_unanswerable=any(not answers for split in splits.values() for answers in split["answers"]),
+            may_be_unanswerable=any(not answers for split in data.splits.values() for answers in split["answers"]),
         )
         return self.pool.add_to(data)
 

@@ -6,10 +6,9 @@ from typing import Any
 import datasets
 import pytest
 
-from distill.data.labels import LabelColumn
 from distill.data.tables import LabelledData
 from distill.errors import UserError
-from distill.readers.labels import find_classes
+from distill.readers.labels import LabelColumn, find_classes
 from distill.tasks import Classification, Regression
 
 RATINGS = ["1", "2", "3", "4", "5"]
