@@ -17,8 +17,8 @@ from distill.chain.train import Prepared
 from distill.console import print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Examples, Loader, SeveralTasks, Splits, Task, tasks_of
 from distill.data import several
+from distill.data.labelled_text import LabelledText
 from distill.data.profile import print_rows_profile
-from distill.data.tables import LabelledText
 from distill.export.abstention import check_dev
 from distill.export.bundle import check_calibration
 from distill.export.vocabulary import check_cut

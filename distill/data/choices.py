@@ -115,6 +115,16 @@ class ChoiceColumns:
         choices, names = [texts for texts, _ in values], [names for _, names in values]
         return ChoiceRows(choice_split(questions, choices, contexts), names)
 
+    def add_unlabelled(self, questions: Unlabelled, data: LabelledData) -> LabelledData:
+        """Returns the data with the questions of a source that are in none of its splits, each once, as its pool.
+
+        Raises:
+            UserError: if the source is missing, cannot be read, lacks a column, or has no new question.
+        """
+        usual = (self.question[0], *self.context[:1], *self.choices[0])
+        tables = UnlabelledTables(questions, usual, self.text, self.answer, "questions with choices")
+        return fill_pool(data, tables, (self.read_rows(table).split for table in tables.read()))
+
     def _columns(self) -> list[tuple[str, ...]]:
         """Returns the names of each column that a table needs besides those of choices and answers."""
         return [self.question, self.context] if self.context else [self.question]
@@ -129,25 +139,6 @@ class ChoiceColumns:
 
     def _answers(self, table: Table, rows: "ChoiceRows") -> "Answers":
         return Answers(get_labels(table, self.answer), rows.split["choices"], rows.names)
-
-
-@dataclass(frozen=True)
-class UnlabelledChoices:
-    """A source of questions with choices and without answers, as in `UnlabelledTables`."""
-
-    source: Unlabelled
-    columns: ChoiceColumns
-
-    def add_to(self, data: LabelledData) -> LabelledData:
-        """Returns the data with the questions that are in none of its splits, each once, as its pool.
-
-        Raises:
-            UserError: if the source is missing, cannot be read, lacks a column, or has no new question.
-        """
-        columns = self.columns
-        usual = (columns.question[0], *columns.context[:1], *columns.choices[0])
-        tables = UnlabelledTables(self.source, usual, columns.text, columns.answer, "questions with choices")
-        return fill_pool(data, tables, (columns.read_rows(table).split for table in tables.read()))
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.table import Table
 
 from distill.console import console, print_line
+from distill.data.labelled_text import LabelledText
 from distill.data.sources import STEMS, find_files, missing_file
-from distill.data.tables import LabelledText
 from distill.errors import UserError
 from distill.readers.kinds import ColumnProfile
 from distill.readers.lengths import LIMIT

@@ -16,7 +16,6 @@ from distill.readers.columns import Table as Table
 from distill.readers.lines import iterate_lines, reading_errors
 from distill.readers.lines import lone_carriage_return as lone_carriage_return
 from distill.readers.lines import read_lines as read_lines
-from distill.readers.parquet import open_parquet
 from distill.readers.rows import check_names
 from distill.readers.rows import show_names as show_names
 
@@ -37,7 +36,7 @@ def read_file(path: Path, wanted: Collection[str]) -> Table:
     """
     if not path.name.endswith(SQUAD):
         table = read_table(path, wanted)
-        return _add_classes(table, path) if path.name.endswith(".parquet") else table
+        return table if table.schema is None else _add_classes(table)
     with reading_errors(path):
         if path.stat().st_size == 0:
             raise UserError(f"{path} is empty, expected a header and examples")
@@ -78,18 +77,18 @@ def _read_squad(path: Path, wanted: Collection[str]) -> Table:
     return Table(str(path), names, {name: [row.get(name) for row in rows] for name in names if name in wanted})
 
 
-def _add_classes(table: Table, path: Path) -> Table:
+def _add_classes(table: Table) -> Table:
     """Returns the rows of Parquet with the names of classes that the `datasets` library has written."""
-    with open_parquet(path) as file:
-        schema = file.schema_arrow
-    if b"huggingface" not in (schema.metadata or {}):
+    if b"huggingface" not in (table.schema.metadata or {}):
         return table
     import datasets
 
     try:
-        features = datasets.Features.from_arrow_schema(schema)
+        features = datasets.Features.from_arrow_schema(table.schema)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{path} has damaged metadata of the datasets library, expected its features") from error
+        raise UserError(
+            f"{table.source} has damaged metadata of the datasets library, expected its features"
+        ) from error
     return replace(table, classes=_get_class_names(features, table.columns))
 
 

@@ -83,6 +83,16 @@ class GroupColumns:
         data = create_data(source, (), splits, lambda of: [*([classes] if classes else []), *list_content(of)])
         return replace(data, classes=classes)
 
+    def add_unlabelled(self, source: Unlabelled, data: LabelledData) -> LabelledData:
+        """Returns the data with the single texts of a source that are in none of its splits, each once, as its pool.
+
+        Raises:
+            UserError: if the source is missing, cannot be read, lacks a column, or has no new text.
+        """
+        known = replace(data, splits={name: text_split(_known_texts(split)) for name, split in data.splits.items()})
+        pool = UnlabelledText(source, text=self.text[:1], label=self.label).add_to(known).pool
+        return replace(data, pool=replace(pool, rows=group_split([[text] for text in pool.rows.texts])))
+
     def _read_train(self, table: Table) -> list[list[str]]:
         """Returns the groups of a table to train on, of those columns that it has."""
         columns = [name for name in self.train_text if name in table.names]
@@ -146,25 +156,6 @@ def _read_groups(table: Table, columns: Sequence[str], *, least: int) -> list[li
             raise UserError(f"{table.place(row)}: column {empty or columns[0]} is empty, expected text")
         groups.append(group)
     return groups
-
-
-@dataclass(frozen=True)
-class UnlabelledTexts:
-    """A source of single texts without scores, as in `UnlabelledText`."""
-
-    source: Unlabelled
-    columns: GroupColumns
-
-    def add_to(self, data: LabelledData) -> LabelledData:
-        """Returns the data with the texts that are in none of its splits, each once, as its pool.
-
-        Raises:
-            UserError: if the source is missing, cannot be read, lacks a column, or has no new text.
-        """
-        texts = replace(data, splits={name: text_split(_known_texts(split)) for name, split in data.splits.items()})
-        source = UnlabelledText(self.source, text=self.columns.text[:1], label=self.columns.label)
-        pool = source.add_to(texts).pool
-        return replace(data, pool=replace(pool, rows=group_split([[text] for text in pool.rows.texts])))
 
 
 def _known_texts(split: Split) -> list[str]:

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,16 +26,6 @@ DTYPES = {
     "end_characters": np.int32,
 }  # fmt: skip
 TEXTS_PER_CALL = 10_000  # The tokenizer returns Python lists, so this limits its memory.
-
-
-class RawText(Protocol):
-    """The texts of a split, and the second texts of pairs."""
-
-    @property
-    def texts(self) -> Sequence[str]: ...
-
-    @property
-    def pairs(self) -> Sequence[str] | None: ...
 
 
 class MappedColumns(dict[str, np.ndarray]):
@@ -158,7 +148,7 @@ def describe_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> list[Any]:
 
 
 def compute_digest(
-    split: RawText, tokenizer: "PreTrainedTokenizerBase", max_length: int, *, doc_stride: int | None = None
+    split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int, *, doc_stride: int | None = None
 ) -> str:
     """Returns the SHA-256 of everything that the tokens depend on, which excludes the labels.
 

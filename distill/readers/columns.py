@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from distill.errors import UserError
 from distill.readers.lines import Lines, name_row, open_file, reading_errors, select_lines
@@ -31,6 +32,7 @@ class Table:
         lines: of the rows.
         samples: the first values of the other columns.
         unreadable: the errors of lines that are left out.
+        schema: of a Parquet file, None for others.
     """
 
     source: str
@@ -40,6 +42,7 @@ class Table:
     lines: Lines = None
     samples: Mapping[str, Sequence[object]] = field(default_factory=dict)
     unreadable: Skipped = field(default_factory=dict)
+    schema: Any = None
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
@@ -152,14 +155,15 @@ def _read_objects(path: Path, wanted: Collection[str] | None, skipped: Skipped |
 def _read_parquet(path: Path, wanted: Collection[str] | None) -> Table:
     """Reads the wanted columns of Parquet, which has no lines."""
     with open_parquet(path) as file:
-        names = tuple(file.schema_arrow.names)
+        schema = file.schema_arrow
+        names = tuple(schema.names)
         check_names(str(path), names)
         chosen = [name for name in names if wanted is None or name in wanted]
         table = file.read(columns=chosen)
-        others = [name for name in names if name not in chosen and is_string(file.schema_arrow.field(name).type)]
+        others = [name for name in names if name not in chosen and is_string(schema.field(name).type)]
         first = next(file.iter_batches(SAMPLED, columns=others), None) if others else None
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
-    return Table(str(path), names, columns, samples={} if first is None else first.to_pydict())
+    return Table(str(path), names, columns, samples={} if first is None else first.to_pydict(), schema=schema)
 
 
 def is_string(kind: object) -> bool:

@@ -8,6 +8,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
@@ -27,7 +28,7 @@ from distill.contracts import (
     ScoredSplits,
 )
 from distill.data.tables import LabelledData, Split, text_split
-from distill.data.text_groups import GroupColumns, UnlabelledTexts
+from distill.data.text_groups import GroupColumns
 from distill.errors import OptionError, UserError
 from distill.losses import CosineRegression, MultipleNegatives, PairClassification, Term
 from distill.options import check_arguments, show_value
@@ -149,7 +150,7 @@ class Embedding:
             further=("text", *self.columns.train_text, *self.columns.train_label, *([language] if language else [])),
             **options,
         )  # fmt: skip
-        self.pool = rows.pool_source(options, lambda texts: UnlabelledTexts(texts, self.columns))
+        self.pool = rows.pool_source(options, lambda texts: partial(self.columns.add_unlabelled, texts))
         self.cross_encoder = None if cross_encoder is None else _cross_encoder(cross_encoder, 2 * max_length)
         self.source_encoder = None
         if source_encoder is not None:

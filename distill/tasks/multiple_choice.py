@@ -10,6 +10,7 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
@@ -29,7 +30,7 @@ from distill.contracts import (
     ScoredSplits,
     Scores,
 )
-from distill.data.choices import ChoiceColumns, UnlabelledChoices
+from distill.data.choices import ChoiceColumns
 from distill.data.tables import LabelledData, Split, text_split
 from distill.edge.decoder import pair_choices
 from distill.errors import OptionError
@@ -168,7 +169,7 @@ class MultipleChoice:
             context=() if context is None else rows.column_names(context),
         )  # fmt: skip
         self.source = rows.table_source(name=name, text=self.columns.text, label=self.columns.answer, **options)
-        self.pool = rows.pool_source(options, lambda questions: UnlabelledChoices(questions, self.columns))
+        self.pool = rows.pool_source(options, lambda questions: partial(self.columns.add_unlabelled, questions))
         self.choices: int | None = None  # Set by `read`.
         self.scoring = ChoiceScores()
 

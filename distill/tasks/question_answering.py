@@ -278,7 +278,7 @@ class QuestionAnswering:
             name=name, text=tuple(text), label=(label,), further=questions.OPTIONAL_COLUMNS, suffixes=SUFFIXES,
             **options,
         )  # fmt: skip
-        self.pool = rows.pool_source(options, lambda pairs: UnlabelledText(pairs, tuple(text), (label,)))
+        self.pool = rows.pool_source(options, lambda pairs: UnlabelledText(pairs, tuple(text), (label,)).add_to)
 
     @property
     def has_unlabelled(self) -> bool:

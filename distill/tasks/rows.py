@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import numpy as np
 import torch
@@ -16,9 +15,10 @@ from distill.data import in_memory, readers
 from distill.data.auto_text import AUTO, SHARE
 from distill.data.bank import BankSource
 from distill.data.in_memory import Table, TableSplits
+from distill.data.labelled_text import LabelledText
 from distill.data.missing_rows import Missing
 from distill.data.sources import STEMS, TableSource
-from distill.data.tables import LabelledData, LabelledText, Split
+from distill.data.tables import LabelledData, Split
 from distill.data.unlabelled import Unlabelled, UnlabelledText, clean_pool
 from distill.errors import OptionError
 from distill.options import show_value
@@ -166,24 +166,21 @@ def labelled_text(
     )
 
 
-class UnlabelledRows(Protocol):
-    """A source of rows without labels."""
-
-    def add_to(self, data: LabelledData) -> LabelledData:
-        """Returns the data with the rows that are in none of its splits as its pool."""
-        ...
+# Returns the data with the rows of a source that are in none of its splits as its pool.
+AddRows = Callable[[LabelledData], LabelledData]
 
 
 @dataclass(frozen=True)
 class PoolSource:
-    """The source of the rows without labels, None without any, and their share of every step.
+    """The source of the rows without labels, and their share of every step.
 
     Args:
+        rows: adds the rows to the data, None without any.
         is_auto: whether texts are chosen once the data is read.
         bank: a source of sentences to choose from, None without one.
     """
 
-    rows: UnlabelledRows | None
+    rows: AddRows | None
     share: float
     is_auto: bool = False
     bank: BankSource | None = None
@@ -195,10 +192,10 @@ class PoolSource:
         """
         data = clean_pool(data)
         data = replace(data, pool=replace(data.pool, share=self.share))
-        return data if self.rows is None else self.rows.add_to(data)
+        return data if self.rows is None else self.rows(data)
 
 
-def pool_source(options: TableOptions, create: Callable[[Unlabelled], UnlabelledRows]) -> PoolSource:
+def pool_source(options: TableOptions, create: Callable[[Unlabelled], AddRows]) -> PoolSource:
     """The source of a task's rows without labels; `create` makes it from the option `unlabelled`.
 
     Raises:
@@ -230,8 +227,9 @@ def text_pool(options: TableOptions, labelled: LabelledText) -> PoolSource:
         raise OptionError(
             "bank", show_value(bank), "null, because sentences are chosen with task.unlabelled=auto alone"
         )
-    create = partial(UnlabelledText, text=labelled.text, label=labelled.label)
-    return PoolSource(None if source is None else create(source), share)
+    if source is None:
+        return PoolSource(None, share)
+    return PoolSource(UnlabelledText(source, text=labelled.text, label=labelled.label).add_to, share)
 
 
 def encode_rows(

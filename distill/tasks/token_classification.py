@@ -8,6 +8,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
@@ -240,12 +241,10 @@ class TokenClassification:
             read_file=tagged.file_reader(tokens, tags, column, word_column), **options,
         )  # fmt: skip
         self.rows = TaggedText(source, tokens, tags, label_names=None if labels is None else tuple(labels))
-        self.pool = rows.pool_source(
-            options,
-            lambda sentences: UnlabelledText(
-                sentences, (tokens,), (tags,), option="task.tokens={}", split_words=self._split_text
-            ),
+        texts = partial(
+            UnlabelledText, text=(tokens,), label=(tags,), option="task.tokens={}", split_words=self._split_text
         )
+        self.pool = rows.pool_source(options, lambda sentences: texts(sentences).add_to)
         self.name, self.max_length = name, max_length
         self.class_weights = class_weights
         self.scoring = TagScores()

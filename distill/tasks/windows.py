@@ -8,7 +8,8 @@ import numpy as np
 
 from distill.contracts import IGNORED
 from distill.data import token_cache
-from distill.data.token_cache import RawText, Tokens
+from distill.data.tables import Split
+from distill.data.token_cache import Tokens
 from distill.edge.decoder import TooLongError
 from distill.edge.spans import NO_ANSWER, Window, cut_windows
 from distill.errors import UserError
@@ -22,7 +23,7 @@ COLUMNS = ("start_characters", "end_characters")
 
 
 def tokenize_windows(
-    split: RawText,
+    split: Split,
     tokenizer: "PreTrainedTokenizerBase",
     *,
     max_length: int,
@@ -51,7 +52,7 @@ def tokenize_windows(
 
 
 def _create_table(
-    split: RawText, tokenizer: "PreTrainedTokenizerBase", *, max_length: int, doc_stride: int, name: str
+    split: Split, tokenizer: "PreTrainedTokenizerBase", *, max_length: int, doc_stride: int, name: str
 ) -> "pyarrow.Table":
     backend = copy.deepcopy(tokenizer.backend_tokenizer)
     backend.no_truncation()

@@ -204,7 +204,7 @@ TASK = Classification(name="toy", text=["sentence"])
 
 
 def make_split(*texts: str, pairs: list[str] | None = None) -> Split:
-    return text_split(list(texts), pairs, np.arange(len(texts)) % 2)
+    return text_split(list(texts), pairs, labels=np.arange(len(texts)) % 2)
 
 
 def tokenize_split(
@@ -292,7 +292,7 @@ def test_dev_comes_completely_and_longest_first(tokenizer: PreTrainedTokenizerBa
 
 def test_the_loaders_yield_the_tokens_and_labels_of_their_splits(tokenizer: PreTrainedTokenizerBase):
     texts, labels = zip(*sentences(22), strict=True)
-    train, dev = (text_split(list(texts[:size]), None, np.array(labels[:size])) for size in (22, 6))
+    train, dev = (text_split(list(texts[:size]), labels=np.array(labels[:size])) for size in (22, 6))
     splits = LabelledData(labels=("bad", "good"), splits={"train": train, "dev": dev}, sha256="")
     loaders = batching.all_loaders(TASK.encode(splits, tokenizer, None), batch_size=4, accumulate=2, seed=0)
     steps = list(loaders["train"])

@@ -282,7 +282,7 @@ def _labelled_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dev
     encoded = tokenizer(dev.texts, padding=True, truncation=True, max_length=16, return_tensors="pt")
     with torch.no_grad():
         logits = model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).logits
-    return text_split(dev.texts, None, logits.argmax(-1).numpy())
+    return text_split(dev.texts, labels=logits.argmax(-1).numpy())
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_a_bundle_truncates_as_in_training(tmp_path: Path, side: str, pair: bool
     encoded = tokenizer(texts, pairs, padding=True, truncation=True, max_length=9, return_tensors="pt")
     with torch.no_grad():
         logits = model(**encoded).logits.numpy()
-    dev = text_split(texts, pairs, np.array([0, 1, 1]))
+    dev = text_split(texts, pairs, labels=np.array([0, 1, 1]))
     formats = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, splits=data_of(dev),
         scores={"dev": scores_of(logits, dev)}, settings=LOOSE,
@@ -443,7 +443,7 @@ def test_probabilities_are_compared_at_the_texts_that_a_smaller_vocabulary_reads
     tokenizer = train_tokenizer(["a zebra", "unicorn"] * 4, 200)
     task = Classification(name="toy", text="text", labels=LABELS, max_length=16)
     model = toy_bert(len(tokenizer), layers=1, initializer_range=1.0).eval()
-    train, dev = (text_split(texts, None, np.arange(len(texts)) % 2) for texts in (known, [*known, "unicorn"]))
+    train, dev = (text_split(texts, labels=np.arange(len(texts)) % 2) for texts in (known, [*known, "unicorn"]))
     encoded = tokenizer(dev.texts, padding=True, return_tensors="pt")
     with torch.no_grad():
         scores = {"dev": scores_of(model(**encoded).logits.numpy(), dev)}
@@ -521,7 +521,7 @@ def test_a_difference_in_the_batches_that_bundles_run_is_seen_however_they_are_g
         session=SimpleNamespace(get_outputs=lambda: [output]),
     )  # fmt: skip
     monkeypatch.setattr(Scorer, "_load", lambda self, path: bundle)
-    dev = text_split(["text"] * 600, None, np.zeros(600, dtype=int))
+    dev = text_split(["text"] * 600, labels=np.zeros(600, dtype=int))
     scores = {"dev": scores_of(np.zeros((600, 2)), dev)}
     sensitivity = Scorer(bundle, data_of(dev), scores, Classification(text="text")).compare_batches(Path("int8.onnx"))
     assert groups == [(512, 1), *[(32, 32)] * 16, (512, 32)]

@@ -142,7 +142,7 @@ def test_max_length_above_the_limit_of_the_tokenizer_is_refused(family: Any) -> 
     with pytest.raises(UserError, match="task.max_length=81, but the teacher reads 80 tokens at most"):
         checks.check_length(teacher, tokenizer, task.max_length, who="teacher")
     task = Classification(name="toy", text=["sentence"], max_length=80)
-    split = tables.text_split(["film " * 200], None, np.zeros(1, int))
+    split = tables.text_split(["film " * 200], labels=np.zeros(1, int))
     data = tables.LabelledData(LABELS, {"train": split, "dev": split}, sha256="")
     batch = task.encode(data, tokenizer, None)["train"][[0]]
     assert batch["input_ids"].shape == (1, 80)

@@ -40,7 +40,7 @@ def data_of(*labels: str, **splits: object) -> LabelledData:
 
 
 def test_an_example_of_a_classification_is_a_row_of_names(tmp_path: Path) -> None:
-    dev, test = text_split(["one", "two"], None, np.array([0, 0])), text_split(["three"], None, np.array([1]))
+    dev, test = text_split(["one", "two"], labels=np.array([0, 0])), text_split(["three"], labels=np.array([1]))
     models = {
         "teacher": {"dev": scores_of(LOGITS, [0, 0]), "test": scores_of(LOGITS[:1], [1])},
         "int8": {"dev": scores_of(LOGITS[::-1], [0, 0]), "test": scores_of(LOGITS[1:], [1])},
@@ -64,7 +64,7 @@ def test_an_example_of_a_classification_is_a_row_of_names(tmp_path: Path) -> Non
 
 
 def test_a_number_has_no_probability_and_a_pair_two_texts(tmp_path: Path) -> None:
-    dev = text_split(["one", "two"], ["three", "four"], np.array([1.5, 2.0]))
+    dev = text_split(["one", "two"], ["three", "four"], labels=np.array([1.5, 2.0]))
     models = {"student": {"dev": scores_of(np.array([[1.0], [2.5]]), [1.5, 2.0])}}
     arguments: Any = {"task": Regression(text=["a", "b"]), "splits": data_of("score", dev=dev)}
     write_predictions(tmp_path, models, settings=RecordSettings(), **arguments)

@@ -62,7 +62,7 @@ def objective(**terms: Term) -> Objective:
 @pytest.fixture
 def examples(tokenizer: PreTrainedTokenizerBase) -> TokenizedExamples:
     texts, labels = zip(*sentences(EXAMPLES), strict=True)
-    split = text_split(list(texts), None, np.array(labels))
+    split = text_split(list(texts), labels=np.array(labels))
     return TASK.encode(LabelledData(("bad", "good"), {"train": split, "dev": split}, ""), tokenizer, None)["train"]
 
 

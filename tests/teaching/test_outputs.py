@@ -41,7 +41,7 @@ Compute = Callable[..., Cached]
 
 def tokenize_sentences(tokenizer: PreTrainedTokenizerBase) -> TokenizedExamples:
     texts, labels = zip(*sentences(40), strict=True)
-    split = text_split(list(texts), None, np.array(labels))
+    split = text_split(list(texts), labels=np.array(labels))
     data = LabelledData(labels=("bad", "good"), splits={"train": split, "dev": split}, sha256="")
     return TASK.encode(data, tokenizer, None)["train"]
 
