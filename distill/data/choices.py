@@ -36,10 +36,16 @@ DESCRIPTIONS = {
 ADVICE = "name yours with task.question=..., task.choices=... and task.answer=..."
 
 
-def choice_split(questions: list[str], choices: list[list[str]], contexts: list[str] | None = None) -> Split:
+def choice_split(
+    questions: list[str],
+    choices: list[list[str]],
+    names: Sequence[Sequence[str] | None],
+    contexts: list[str] | None = None,
+) -> Split:
     """Returns questions with at least two choices each, whose right ones are not read.
 
     Args:
+        names: of the choices of each question, such as A to D, None where the data has none.
         contexts: the texts that the questions are about, None for data without them.
     """
     columns: dict[str, list[Any]] = {"question": questions}
@@ -47,8 +53,8 @@ def choice_split(questions: list[str], choices: list[list[str]], contexts: list[
     columns["choices"] = choices
     every = zip(contexts or repeat(""), questions, choices, strict=False)
     text = [" ".join(filter(None, [context, question, *texts])) for context, question, texts in every]
-    labels = np.zeros(len(questions), dtype=np.int64)
-    return Split({**columns, "text": text, "labels": labels}, tuple(columns), _create_record, whole="text")
+    further = {"text": text, "names": list(names), "labels": np.zeros(len(questions), dtype=np.int64)}
+    return Split({**columns, **further}, tuple(columns), _create_record, whole="text")
 
 
 def _list_content(splits: Mapping[str, Split]) -> Iterator[object]:
@@ -90,12 +96,12 @@ class ChoiceColumns:
         """
         found = source.read(cache_dir, partial(self._hold_out_dev, source), partial(is_labelled, names=self.answer))
         tables = {name: self._check(table) for name, table in found.items()}
-        rows = {name: self.read_rows(table) for name, table in tables.items()}
-        indices, reading = find_answers({name: self._answers(table, rows[name]) for name, table in tables.items()})
-        splits = {name: of.split.with_columns(labels=indices[name]) for name, of in rows.items()}
+        splits = {name: self.read_rows(table) for name, table in tables.items()}
+        indices, reading = find_answers({name: get_labels(of, self.answer) for name, of in tables.items()}, splits)
+        splits = {name: split.with_columns(labels=indices[name]) for name, split in splits.items()}
         return create_data(source, (), splits, _list_content), reading
 
-    def read_rows(self, table: Table) -> "ChoiceRows":
+    def read_rows(self, table: Table) -> Split:
         """Returns the questions and the choices of a table, whose answers are not read.
 
         Raises:
@@ -113,7 +119,7 @@ class ChoiceColumns:
             else None
         )
         choices, names = [texts for texts, _ in values], [names for _, names in values]
-        return ChoiceRows(choice_split(questions, choices, contexts), names)
+        return choice_split(questions, choices, names, contexts)
 
     def add_unlabelled(self, questions: Unlabelled, data: LabelledData) -> LabelledData:
         """Returns the data with the questions of a source that are in none of its splits, each once, as its pool.
@@ -123,7 +129,7 @@ class ChoiceColumns:
         """
         usual = (self.question[0], *self.context[:1], *self.choices[0])
         tables = UnlabelledTables(questions, usual, self.text, self.answer, "questions with choices")
-        return fill_pool(data, tables, (self.read_rows(table).split for table in tables.read()))
+        return fill_pool(data, tables, map(self.read_rows, tables.read()))
 
     def _columns(self) -> list[tuple[str, ...]]:
         """Returns the names of each column that a table needs besides those of choices and answers."""
@@ -136,32 +142,6 @@ class ChoiceColumns:
 
     def _hold_out_dev(self, source: TableSource, table: Table) -> dict[str, Table]:
         return source.hold_out_dev(self._check(table))
-
-    def _answers(self, table: Table, rows: "ChoiceRows") -> "Answers":
-        return Answers(get_labels(table, self.answer), rows.split["choices"], rows.names)
-
-
-@dataclass(frozen=True)
-class ChoiceRows:
-    """Examples without their answers, and the names of the choices of each where the data has names."""
-
-    split: Split
-    names: list[list[str] | None]
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The answers of one split.
-
-    Args:
-        column: the answers of all examples.
-        choices: of all examples.
-        names: of the choices, such as A to D, where the data has names.
-    """
-
-    column: LabelColumn
-    choices: Sequence[Sequence[str]]
-    names: Sequence[Sequence[str] | None]
 
 
 def _find(table: Table, names: Sequence[str]) -> str:
@@ -210,7 +190,7 @@ def _check_choices(texts: Sequence[object], found: str, place: str) -> None:
             raise UserError(f"{place}: choice {position} is {reprlib.repr(text)}, expected text")
 
 
-def find_answers(splits: Mapping[str, Answers]) -> tuple[dict[str, np.ndarray], str]:
+def find_answers(answers: Mapping[str, LabelColumn], splits: Mapping[str, Split]) -> tuple[dict[str, np.ndarray], str]:
     """Returns the index of the right choice of every example, by split, and the name of the reading.
 
     An answer is the name of a choice, its text, its index from 0, its number from 1 or its letter. All answers of all
@@ -220,23 +200,26 @@ def find_answers(splits: Mapping[str, Answers]) -> tuple[dict[str, np.ndarray], 
         UserError: for an answer that is missing, or that is none of the choices.
     """
     empty = {
-        split: [row for row, value in enumerate(answers.column.values) if is_without_label(value)]
-        for split, answers in splits.items()
+        split: [row for row, value in enumerate(column.values) if is_without_label(value)]
+        for split, column in answers.items()
     }
     if any(empty.values()):
         counts = [
             f"{column.source}: {len(rows):,} of {len(column.values):,} rows ({show_lines(rows, column.lines)})"
-            for column, rows in ((splits[split].column, rows) for split, rows in empty.items())
+            for column, rows in ((answers[split], rows) for split, rows in empty.items())
             if rows
         ]
         raise UserError(f"answers are empty, expected one of the choices: remove these rows: {'; '.join(counts)}")
-    every = {name: list(map(Answer, of.column.values, of.choices, of.names)) for name, of in splits.items()}
+    every = {
+        name: list(map(Answer, answers[name].values, split["choices"], split["names"]))
+        for name, split in splits.items()
+    }
     reading = choose_reading(chain.from_iterable(every.values()))
-    found = {split: [READINGS[reading](answer) for answer in answers] for split, answers in every.items()}
+    found = {split: [READINGS[reading](answer) for answer in of_split] for split, of_split in every.items()}
     for split, indices in found.items():
         if None in indices:
             row = indices.index(None)
-            raise _unknown_answer(splits[split].column.place(row), every[split][row], reading)
+            raise _unknown_answer(answers[split].place(row), every[split][row], reading)
     other = other_reading(chain.from_iterable(every.values()), reading)
     if reading == "number" or other is not None:
         instead = "" if other is None else f", and not as {DESCRIPTIONS[other]}, which they could be too"
