@@ -353,6 +353,12 @@ class Splits(Protocol):
 class RawSplit(Protocol):
     """The examples of a split as an exported student reads them."""
 
+    def __len__(self) -> int: ...
+
+    def text_columns(self) -> Mapping[str, Sequence[object]]:
+        """The columns of texts by name."""
+        ...
+
     def records(self) -> Sequence[Any]:
         """The examples in the form that `edge.Bundle` reads."""
         ...

@@ -53,8 +53,9 @@ def choice_split(
     columns["choices"] = choices
     every = zip(contexts or repeat(""), questions, choices, strict=False)
     text = [" ".join(filter(None, [context, question, *texts])) for context, question, texts in every]
-    further = {"text": text, "names": list(names), "labels": np.zeros(len(questions), dtype=np.int64)}
-    return Split({**columns, **further}, tuple(columns), _create_record, whole="text")
+    labels = np.zeros(len(questions), dtype=np.int64)
+    further: dict[str, list[Any]] = {"text": text, "names": list(names)}
+    return Split({**columns, **further, "labels": labels}, tuple(columns), _create_record, whole="text")
 
 
 def _list_content(splits: Mapping[str, Split]) -> Iterator[object]:

@@ -12,13 +12,13 @@ from distill.console import print_notice
 from distill.data.columns import get_labels, is_labelled, read_text_column, stack_labels
 from distill.data.missing_rows import Kind, Missing, RowRules
 from distill.data.readers import Table
-from distill.data.row_notices import report_small_classes
 from distill.data.sources import SINGLE, TableSource, check_columns
 from distill.data.tables import LabelledData, Pool, Split, create_data, text_split
 from distill.errors import UserError
 from distill.readers.label_lists import check_single
 from distill.readers.label_sets import first_rows, read_lists, to_label_sets
 from distill.readers.labels import LabelColumn, Notify, join_spellings, to_classes, to_numbers, to_words
+from distill.readers.lines import Lines, select_lines
 from distill.readers.problems import find_small_classes
 
 ADVICE = "name yours with task.text=[...] and task.label=..."
@@ -64,7 +64,7 @@ class LabelledText:
         lines = {name: table.lines for name, table in self.source.sample(tables).items()}
         data = create_data(self.source, names, splits, lambda splits: _list_content(names, splits), lines=lines)
         if self._kind != "number":
-            report_small_classes(tables["train"].source, data.splits["train"].labels, names, lines["train"])
+            _report_small_classes(tables["train"].source, data.splits["train"].labels, names, lines["train"])
         return data if unlabelled is None else replace(data, pool=Pool(_create_split(self, unlabelled)))
 
     def _read_tables(self, cache_dir: Path) -> tuple[dict[str, Table], Table | None]:
@@ -152,6 +152,17 @@ def _check_same_column(rows: LabelledText, tables: Mapping[str, Table]) -> None:
                 f"{tables['train'].source} has the column {expected} and {tables[split].source} {names[0]}, expected "
                 "the labels in columns of one name: rename one, or name it with task.label=..."
             )
+
+
+def _report_small_classes(source: str, labels: np.ndarray, names: Sequence[str], lines: Lines) -> None:
+    """Prints the classes of few rows of train, whose labels are indices `[N]`, or 0 and 1 `[N, C]` of several."""
+    classes = labels
+    if labels.ndim == 2:
+        rows, classes = np.nonzero(labels)
+        lines = select_lines(lines, rows.tolist())
+    problem = find_small_classes([names[number] for number in classes], lines)
+    if problem is not None:
+        print_notice(f"{source}: {problem}")
 
 
 def _ignore(notice: str) -> None:

@@ -8,10 +8,11 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 
+from distill.console import print_notice
 from distill.data.auto_text import SHARE
-from distill.data.row_notices import report_shared_texts
 from distill.data.sources import TableSource
 from distill.readers.lines import Lines
+from distill.readers.problems import find_doubled, find_shared
 
 # Names of sources of rows that only the teacher labels.
 OWN_ROWS, GIVEN_TEXTS, CHANGED_COPIES, BANK = "rows without a label", "texts without a label", "changed copies", "bank"
@@ -62,9 +63,9 @@ class Split:
         rows = zip(*self.columns.values(), strict=True)
         return [self.create_record(dict(zip(self.columns, row, strict=True))) for row in rows]
 
-    def text_columns(self) -> dict[str, Column]:
+    def text_columns(self) -> dict[str, list[Any]]:
         """Returns the texts as columns of predictions.parquet."""
-        return {name: self.columns[name] for name in self.text}
+        return {name: self[name] for name in self.text}
 
     def compared_texts(self) -> Iterator[tuple[str, ...]]:
         """Yields the texts of each example, by which it is told from others."""
@@ -242,8 +243,20 @@ def create_data(
         lines: of the rows of the limited splits, where a row has one label; None for labels that are not compared.
     """
     splits = source.sample(splits)
-    report_shared_texts(splits, None if lines is None else {name: of.labels for name, of in splits.items()}, lines)
+    _report_shared_texts(splits, lines)
     return LabelledData(labels, splits, compute_digest(list_content(splits)))
+
+
+def _report_shared_texts(splits: Mapping[str, Split], lines: Mapping[str, Lines] | None) -> None:
+    """Prints how many rows have the text of a row in an earlier split, or with another label in train itself."""
+    texts = {name: list(map(str, split.records())) for name, split in splits.items()}
+    labels = None if lines is None else {name: split.labels.tolist() for name, split in splits.items()}
+    notices = list(map(str, find_shared(texts, labels, lines)))
+    if labels is not None and lines is not None:
+        doubled = find_doubled(texts["train"], labels["train"], lines["train"], differing=True)
+        notices += [] if doubled is None else [f"train: {doubled}"]
+    if notices:
+        print_notice("; ".join(notices))
 
 
 def compute_digest(content: Iterable[object]) -> str:

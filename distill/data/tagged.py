@@ -4,7 +4,6 @@ import reprlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,11 +199,6 @@ def read_file(
     if TEXT not in columns and any(sentences.texts):
         columns[TEXT] = sentences.texts
     return Table(str(path), tuple(columns), columns, lines=sentences.lines)
-
-
-def file_reader(tokens: str, tags: str, column: int, word_column: int | None) -> "partial[Table]":
-    """Returns `read_file` for these columns."""
-    return partial(read_file, tokens=tokens, tags=tags, column=column, word_column=word_column)
 
 
 def _name_labels(named: Sequence[str] | None, sentences: Mapping[str, _Sentences]) -> tuple[str, ...]:

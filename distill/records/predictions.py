@@ -8,9 +8,9 @@ lists of labels or of tags, or indices of choices. The texts are `text` and `sec
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
-from distill.contracts import Scores, Splits, Task
+from distill.contracts import RawSplit, ScoredSplits, Scores, Splits, Task
 from distill.records.settings import RecordSettings
 from distill.storage.files import atomic_file
 
@@ -18,24 +18,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 FILE = "predictions.parquet"
-
-
-class TextSplit(Protocol):
-    """The texts of a split."""
-
-    def __len__(self) -> int: ...
-
-    def text_columns(self) -> Mapping[str, Sequence[object]]:
-        """Returns the columns of texts by name."""
-        ...
-
-
-class ScoredTexts(Protocol):
-    """The data of a task with labelled rows."""
-
-    def scored(self) -> Mapping[str, TextSplit]:
-        """Returns the splits that are scored, dev first."""
-        ...
 
 
 def write_predictions(
@@ -52,7 +34,7 @@ def write_predictions(
 
     tables = [
         _create_table(name, split, {model: scores[name] for model, scores in models.items()}, task, splits, settings)
-        for name, split in cast(ScoredTexts, splits).scored().items()
+        for name, split in cast(ScoredSplits, splits).scored().items()
     ]
     table = pyarrow.concat_tables(
         tables, promote_options="default"
@@ -64,7 +46,7 @@ def write_predictions(
 
 def _create_table(
     name: str,
-    split: TextSplit,
+    split: RawSplit,
     models: Mapping[str, Scores],
     task: Task,
     splits: Splits,

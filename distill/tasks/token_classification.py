@@ -238,7 +238,8 @@ class TokenClassification:
             raise OptionError("labels", show_value(labels), "the names of at least two tags, each once, one of them O")
         source = rows.table_source(
             name=name, text=(tokens,), label=(tags,), further=(tagged.TEXT,), suffixes=tagged.SUFFIXES,
-            read_file=tagged.file_reader(tokens, tags, column, word_column), **options,
+            read_file=partial(tagged.read_file, tokens=tokens, tags=tags, column=column, word_column=word_column),
+            **options,
         )  # fmt: skip
         self.rows = TaggedText(source, tokens, tags, label_names=None if labels is None else tuple(labels))
         texts = partial(

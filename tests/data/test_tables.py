@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from distill.data import readers
-from distill.data.tables import LabelledData
+from distill.data.tables import LabelledData, Split, text_split
 from distill.errors import UnreachableError, UserError
 from distill.tasks import Classification, Regression
 
@@ -415,3 +415,23 @@ def test_the_digest_depends_only_on_the_content(read: Read):
     ]
     assert len(set(digests)) == len(digests)
     assert read({"dev.tsv": DEV}, name="another").sha256 == digests[0]
+
+
+def test_columns_of_lists_and_arrays_are_selected_and_joined():
+    columns = {"name": ["a", "b"], "parts": [["x", "y"], ["z"]], "all": ["a x y", "b z"], "labels": np.array([1, 0])}
+    split = Split(columns, ("name", "parts"), lambda row: (row["parts"], int(row["labels"])), whole="all")
+    last = split.select(np.array([1]))
+    assert split.records() == [(["x", "y"], 1), (["z"], 0)]
+    assert list((split + last).compared_texts()) == [("a", "x", "y"), ("b", "z"), ("b", "z")]
+    assert ((split + last).labels.tolist(), (split + last)["all"]) == ([1, 0, 0], ["a x y", "b z", "b z"])
+    assert (split.texts, list(last.all_texts())) == (["a x y", "b z"], ["b", "z", "b z"])
+    assert split.text_columns() == {"name": ["a", "b"], "parts": [["x", "y"], ["z"]]}
+    assert (split.with_columns(labels=np.array([7, 8])).labels.tolist(), split.labels.tolist()) == ([7, 8], [1, 0])
+
+
+def test_only_an_example_that_needs_all_of_its_texts_is_empty_without_one():
+    train = text_split(["who", "when"], ["it is here", "it is here"])
+    data = {needed: LabelledData((), {"train": train}, "", needs_all_texts=needed) for needed in (False, True)}
+    assert [data[needed].is_empty(("who", "")) for needed in (False, True)] == [False, True]
+    assert all(of.is_empty(("", "")) for of in data.values())
+    assert [data[needed].texts() for needed in (False, True)] == [["who", "when"], ["who", "when", "it is here"]]
