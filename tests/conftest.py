@@ -227,7 +227,7 @@ def outputs_at_items(output: Any, items: Items) -> Outputs:
 def stored_logits(outputs: Cached) -> np.ndarray:
     """Returns the cached logits of all items in the order of the examples."""
     numbers = range(len(outputs._shards))
-    return np.concatenate([outputs._shard(number).tensors["logits"].numpy() for number in numbers])
+    return np.concatenate([outputs._shard(number)["logits"].numpy() for number in numbers])
 
 
 def toy_bert(

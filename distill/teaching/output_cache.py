@@ -237,7 +237,8 @@ class Cached:
         # With several layers a shard has fewer tokens, so that the memory of a pass stays the same.
         shard_of = (self._ends - lengths) // max(1, SHARD_TOKENS // (len(hidden.layers) if hidden else 1))
         self._firsts = np.concatenate([[0], np.flatnonzero(np.diff(shard_of)) + 1])
-        self._shards: list[_Shard | None] = []
+        self._shards: list[dict[str, Tensor] | None] = []  # The tensors of each file.
+        self._item_ends: dict[int, dict[str, Sequence[int]]] = {}  # Of a shard, as `_locate_items` returns them.
         self.damaged: list[Path] = []
         self.seconds = 0.0
         for number in range(len(self._firsts)):
@@ -290,17 +291,14 @@ class Cached:
         """Returns the outputs for a batch in float32: columns of its items, and hidden states `[B, L, H]`."""
         ids = batch["example_id"].cpu().numpy()
         numbers = np.searchsorted(self._firsts, ids, side="right") - 1
-        columns = [
-            self._shard(number).get_items(int(example - self._firsts[number]))
-            for example, number in zip(ids, numbers, strict=True)
-        ]
+        columns = [self._items(example, number) for example, number in zip(ids.tolist(), numbers.tolist(), strict=True)]
         device = batch["attention_mask"].device
         joined = {name: torch.cat([column[name] for column in columns]).to(device) for name in columns[0]}
         if "widths" in joined:
             joined = {"logits": unpack_logits(joined["logits"], joined["widths"], items.valid)}
         hidden_states = self.hidden_states(batch) if self.hidden else None
         if self.top_k:
-            return TopKOutputs(joined, self._shard(0).tensors["profile"].to(device), hidden_states)
+            return TopKOutputs(joined, self._shard(0)["profile"].to(device), hidden_states)
         return Outputs(logits=joined["logits"], hidden_states=hidden_states)
 
     def hidden_states(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -331,7 +329,7 @@ class Cached:
             begin = end - self.lengths[example]
             while begin < end:
                 row, (start, length) = next(sequences)
-                tokens = self._shard(number).tensors["hidden"][begin : begin + length]
+                tokens = self._shard(number)["hidden"][begin : begin + length]
                 target = states[:, row, start : start + length]
                 target.copy_(tokens.view(length, len(hidden.layers), hidden.width).transpose(0, 1))
                 begin += length
@@ -350,9 +348,14 @@ class Cached:
 
     def mass(self) -> float:
         """Returns the share of the probability mass that the top k have, over all items."""
-        return top_k_mass(torch.cat([shard.tensors["rest"] for shard in self._shards if shard is not None]))
+        return top_k_mass(torch.cat([shard["rest"] for shard in self._shards if shard is not None]))
 
-    def _shard(self, number: int) -> "_Shard":
+    def _items(self, example: int, number: int) -> dict[str, Tensor]:
+        """Returns the columns of the items of one example, which is in this shard."""
+        tensors, row = self._shard(number), example - int(self._firsts[number])
+        return {name: tensors[name][ends[row] : ends[row + 1]] for name, ends in self._item_ends[number].items()}
+
+    def _shard(self, number: int) -> dict[str, Tensor]:
         shard = self._shards[number]
         if shard is None:
             raise ValueError(f"{self._path(number)} is missing: add all shards that missing() names first")
@@ -365,8 +368,8 @@ class Cached:
     def _path(self, number: int) -> Path:
         return self.directory / f"{number:05}.safetensors"
 
-    def _read(self, number: int) -> "_Shard | None":
-        """Returns the memory-mapped shard, None if it is missing or damaged."""
+    def _read(self, number: int) -> dict[str, Tensor] | None:
+        """Returns the memory-mapped tensors of a shard, None if it is missing or damaged."""
         path = self._path(number)
         if not path.is_file():
             return None
@@ -381,27 +384,19 @@ class Cached:
         if not is_intact:
             self.damaged.append(path)
             return None
-        return _Shard(tensors)
+        self._item_ends[number] = _locate_items(tensors, last - first)
+        return tensors
 
 
-class _Shard:
-    """The tensors of one file. Examples may have different numbers of items."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.tensors = tensors
-        self._columns = [name for name in ("logits", "widths", "top", "ids", "rest") if name in tensors]
-        self._ends = _ends(tensors["counts"]) if "counts" in tensors else None
-        self._logit_ends = _ends(tensors["widths"]) if "widths" in tensors else None
-
-    def get_items(self, example: int) -> dict[str, Tensor]:
-        """Returns the columns of one example's items."""
-        first, last = example, example + 1
-        if self._ends is not None:
-            first, last = self._ends[first], self._ends[last]
-        columns = {name: self.tensors[name][first:last] for name in self._columns}
-        if self._logit_ends is not None:
-            columns["logits"] = self.tensors["logits"][self._logit_ends[first] : self._logit_ends[last]]
-        return columns
+def _locate_items(tensors: Mapping[str, Tensor], examples: int) -> dict[str, Sequence[int]]:
+    """Returns for each column of a shard where its examples end: 0, and the rows of all examples up to each."""
+    names = [name for name in ("logits", "widths", "top", "ids", "rest") if name in tensors]
+    ends = _ends(tensors["counts"]) if "counts" in tensors else range(examples + 1)
+    located: dict[str, Sequence[int]] = dict.fromkeys(names, ends)
+    if "widths" in tensors:
+        logit_ends = _ends(tensors["widths"])
+        located["logits"] = [logit_ends[end] for end in ends]
+    return located
 
 
 def _ends(counts: Tensor) -> list[int]:
