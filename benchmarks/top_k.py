@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, BertForMaskedLM, PreTrainedModel
 from distill.contracts import Items, Outputs
 from distill.losses import SoftTargets
 from distill.tasks import MaskedLM
-from distill.teaching.top_k import TopKOutputs, bytes_per_item, take_top_k
+from distill.teaching.top_k import bytes_per_item, restore_outputs, take_top_k
 from distill.text.sequences import Sequences
 from distill.training.module import freeze
 from students.distilbert import from_teacher
@@ -76,7 +76,7 @@ def main() -> None:
     teacher_logits, student_logits = teacher_logits[:half], student_logits[:half]
     rows = []
     for top_k in options.top_k:
-        largest = TopKOutputs(take_top_k(teacher_logits.log_softmax(dim=-1), top_k), profile)
+        largest = restore_outputs(take_top_k(teacher_logits.log_softmax(dim=-1), top_k), profile)
         mass = float(teacher_logits.softmax(dim=-1).topk(top_k, dim=-1).values.sum(dim=-1).mean())
         for temperature in options.temperatures:
             exact_loss, exact_gradient = compute_loss_and_gradient(

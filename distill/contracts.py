@@ -133,11 +133,16 @@ class Outputs:
     """A model's outputs as the terms of an objective read them.
 
     Args:
-        logits: `[n, C]` at the items.
+        logits: `[n, C]` at the items; None if there are none, or `head` or `soften` computes them.
         hidden_states: of the embeddings and each layer, `[B, L, H]`.
         attentions: of each layer, `[B, A, L, L]`.
         segment_logits: `[B, 2]`, for models that predict the order of two segments.
         attention_vectors: queries, keys and values by layer, counted from 1; only of the layers that are read.
+        head: computes the logits of the items in a span, where those of all items take too much memory.
+        chunk_size: items whose logits fit into memory at once; None for all.
+        soften: computes, for the items in a span and a temperature, logits whose softmax at this temperature is the
+            softened distribution. None where these are `logits` at every temperature.
+        span: the items that `soften` computes.
     """
 
     logits: "Tensor | None" = None
@@ -145,37 +150,25 @@ class Outputs:
     attentions: "Sequence[Tensor] | None" = None
     segment_logits: "Tensor | None" = None
     attention_vectors: "Mapping[int, AttentionVectors] | None" = None
-
-    chunk_size = None  # They are computed for all items.
+    head: "Callable[[slice], Tensor] | None" = None
+    chunk_size: int | None = None
+    soften: "Callable[[slice, float], Tensor] | None" = None
+    span: slice = field(default_factory=lambda: slice(None))
 
     def whole(self) -> "Outputs":
         """Everything but the logits."""
-        return replace(self, logits=None)
+        return replace(self, logits=None, head=None, chunk_size=None, soften=None)
 
     def at(self, items: Items) -> "Outputs":
         """Everything with the logits of these items."""
-        return self if self.logits is None else replace(self, logits=self.logits[items.span])
+        if self.head is not None:
+            return replace(self, logits=self.head(items.span), head=None, chunk_size=None)
+        logits = None if self.logits is None else self.logits[items.span]
+        return replace(self, logits=logits, span=items.span)
 
     def logits_at(self, temperature: float) -> "Tensor | None":
         """Logits `[n, C]` whose softmax at this temperature is the model's softened distribution."""
-        return self.logits
-
-
-class ItemOutputs(Protocol):
-    """The outputs of one model for one batch, from which logits are computed for all items or for some at a time."""
-
-    @property
-    def chunk_size(self) -> int | None:
-        """Items whose logits fit into memory at once; None for all."""
-        ...
-
-    def whole(self) -> Outputs:
-        """Everything but the items' logits."""
-        ...
-
-    def at(self, items: Items) -> Any:
-        """Everything with the logits `[n, C]` of these items."""
-        ...
+        return self.logits if self.soften is None else self.soften(self.span, temperature)
 
 
 class Signal(Protocol):
@@ -200,7 +193,7 @@ class Signal(Protocol):
         """Describes the outputs that are cached and where; empty if none are."""
         ...
 
-    def __call__(self, batch: Batch, items: Items) -> ItemOutputs:
+    def __call__(self, batch: Batch, items: Items) -> Outputs:
         """Returns the outputs for a batch."""
         ...
 
@@ -489,7 +482,7 @@ class Task(Protocol):
         """The items of a batch."""
         ...
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> ItemOutputs:
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs the model with the outputs that the terms need besides logits."""
         ...
 

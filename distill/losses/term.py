@@ -43,7 +43,8 @@ class Term(nn.Module):
         needs_teacher: whether the term reads the teacher's outputs.
         reads_logits: whether the term reads logits of the items.
         reads_every_token: whether the term reads logits of all tokens of a task over a vocabulary.
-        accepts_top_k: whether the top k of the teacher's logits over a vocabulary are enough.
+        accepts_top_k: whether the top k of the teacher's logits over a vocabulary are enough. `get_logits` and
+            `logits_at` then restore `[n, C]`, which `teacher.logits` has not.
         likelihoods: the meanings of logits that the term can learn from.
         over_vocabulary_only: whether the term is only for tasks over a vocabulary.
         across_examples: whether the term compares the examples of a micro-batch with each other.
@@ -114,9 +115,10 @@ def get_logits(outputs: Outputs) -> Tensor:
     Raises:
         ValueError: if the outputs have no logits.
     """
-    if outputs.logits is None:
+    logits = outputs.logits_at(1.0)
+    if logits is None:
         raise ValueError("got outputs without logits, expected [n, C] at the items")
-    return outputs.logits
+    return logits
 
 
 def divisors(counts: Tensor) -> Tensor:

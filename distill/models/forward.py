@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ModelOutput
 
-from distill.contracts import ENCODER_FEATURES, Items, Outputs
+from distill.contracts import ENCODER_FEATURES, Outputs
 from distill.models.attention import layers_of, record_attention
 from distill.models.pooling import pool, vector_settings
 
@@ -21,30 +20,14 @@ POSITIONS = "positions"  # An input of exported files alone, as in `run_exported
 ENCODE = "run_encoder"  # Method of a model sharded by FSDP, which gathers the weights and runs the encoder.
 
 
-@dataclass(frozen=True)
-class FullPass:
-    """The outputs of a forward pass of the whole model, with the logits `[n, C]` of all items."""
-
-    output: ModelOutput
-    logits: Tensor
-    chunk_size: int | None = None
-
-    def whole(self) -> Outputs:
-        """Returns all outputs except the logits."""
-        return Outputs(
-            hidden_states=self.output.get("hidden_states"),
-            attentions=self.output.get("attentions"),
-            attention_vectors=self.output.get("attention_vectors"),
-        )
-
-    def at(self, items: Items) -> Outputs:
-        """Returns all outputs with the logits `[n, C]` of these items."""
-        return Outputs(
-            logits=self.logits[items.span],
-            hidden_states=self.output.get("hidden_states"),
-            attentions=self.output.get("attentions"),
-            attention_vectors=self.output.get("attention_vectors"),
-        )
+def collect_outputs(output: ModelOutput, logits: Tensor | None = None) -> Outputs:
+    """Returns the outputs of a forward pass as terms read them, with the logits `[n, C]` of all items."""
+    return Outputs(
+        logits=logits,
+        hidden_states=output.get("hidden_states"),
+        attentions=output.get("attentions"),
+        attention_vectors=output.get("attention_vectors"),
+    )
 
 
 def run_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[str] = frozenset()) -> ModelOutput:

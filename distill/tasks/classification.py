@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
-from distill.contracts import Batch, EncodedSplits, Examples, Items, Likelihood, ScoredSplits
+from distill.contracts import Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits
 from distill.data.bank import BankSource
 from distill.data.tables import LabelledData
 from distill.errors import OptionError
@@ -26,8 +26,6 @@ from distill.tasks.label_scores import METRICS, LabelSets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from distill.models.forward import FullPass
 
 CLASS_METRICS = ("accuracy", "f1", "matthews")
 Metrics = Annotated[
@@ -195,7 +193,7 @@ class Classification:
     def select(self, batch: Batch) -> Items:
         return rows.select_examples(batch, self.likelihood, self.scoring.weights)
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         return rows.run_whole_model(model, batch, needs)
 
     def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:

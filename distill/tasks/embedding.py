@@ -25,6 +25,7 @@ from distill.contracts import (
     Examples,
     Items,
     Likelihood,
+    Outputs,
     ScoredSplits,
 )
 from distill.data.tables import LabelledData, Split, text_split
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from distill.data.batching import TokenizedExamples
-    from distill.models.forward import FullPass
     from distill.models.pooling import VectorSettings
     from distill.tasks.cross_encoder import CrossEncoder
     from distill.tasks.source_encoder import SourceEncoder
@@ -225,7 +225,7 @@ class Embedding:
         labels = batch["labels"][row]
         return Items(batch=batch, row=row, labels=labels, labelled=~labels.isnan(), likelihood=self.likelihood)
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs the model on the sequences `[S, L]` of all texts; in the place of logits are their vectors `[S, D]`."""
         return rows.run_whole_model(model, batch, needs)
 

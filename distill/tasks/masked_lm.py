@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from distill.models.chunked_logits import EncoderPass
     from distill.text.sequences import Sequences
 
 TOP_K = 5  # Pieces of a mask that a bundle names.
@@ -255,7 +254,7 @@ class MaskedLM:
             over_vocabulary=True,
         )
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "EncoderPass":
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs the encoder; its head computes logits at the items alone."""
         from distill.models.chunked_logits import run_encoder_pass
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import TASK_ID, Batch, ItemOutputs, Items, Outputs, Scores, Task
+from distill.contracts import TASK_ID, Batch, Items, Outputs, Scores, Task
 from distill.errors import OptionError, UserError
 from distill.options import check_arguments, show_value
 from distill.tasks.scoring import Scoring
@@ -108,7 +108,7 @@ class MultiTask:
     def select(self, batch: Batch) -> Items:
         return task_of(self.tasks, batch)[1].select(batch)
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> ItemOutputs:
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs the batch's head of `model`, as `models.heads.SeveralHeads` has it."""
         from distill.models.heads import heads_of
 

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from distill.data.batching import TokenizedExamples
-    from distill.models.forward import FullPass
 
 Choices = Annotated[
     str | int | Sequence[str | int | Sequence[str | int]],
@@ -207,12 +206,12 @@ class MultipleChoice:
         """The examples, whose valid classes are the choices that they have."""
         return rows.select_examples(batch, self.likelihood, valid=batch["valid"])
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs the model on the sequences `[S, L]` of all choices."""
-        from distill.models.forward import FullPass, run_model
+        from distill.models.forward import collect_outputs, run_model
 
         output = run_model(model, batch, needs)
-        return FullPass(output, scatter_logits(output.logits, batch["valid"]))  # [B, K]
+        return collect_outputs(output, scatter_logits(output.logits, batch["valid"]))  # [B, K]
 
     def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
         return splits

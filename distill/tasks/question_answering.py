@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from distill.data.batching import TokenizedExamples
-    from distill.models.forward import FullPass
 
 LABELS = ("start", "end")  # The two outputs of a model's head at every token.
 SUFFIXES = (*readers.SQUAD, ".jsonl", ".jsonl.gz", ".parquet")
@@ -358,12 +357,12 @@ class QuestionAnswering:
         valid = _from_first_token(batch["start_characters"], batch) >= NO_ANSWER
         return Items(batch=batch, row=row, labels=labels, labelled=labels != IGNORED, valid=valid[row])
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
-        from distill.models.forward import FullPass, run_model
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
+        from distill.models.forward import collect_outputs, run_model
 
         output = run_model(model, batch, needs)
         logits = [_from_first_token(output.logits[..., side], batch) for side in range(2)]
-        return FullPass(output, torch.stack(logits, dim=1).flatten(0, 1))
+        return collect_outputs(output, torch.stack(logits, dim=1).flatten(0, 1))
 
     def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
         return splits

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from distill.console import print_notice
-from distill.contracts import Batch, Constant, EncodedSplits, Examples, Items, Likelihood, ScoredSplits, Scores
+from distill.contracts import Batch, Constant, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
 from distill.data.bank import BankSource
 from distill.data.tables import LabelledData
 from distill.errors import OptionError
@@ -26,8 +26,6 @@ from distill.tasks.scoring import Scoring, compute_metrics, is_constant
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from distill.models.forward import FullPass
 
 Metrics = Annotated[
     Sequence[Literal["pearson", "spearman", "mae"]],
@@ -189,7 +187,7 @@ class Regression:
     def select(self, batch: Batch) -> Items:
         return rows.select_examples(batch, self.likelihood)
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         return rows.run_whole_model(model, batch, needs)
 
     def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic reads that of `typing` from Python 3.12 on.
 
-from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood
+from distill.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs
 from distill.data import in_memory, readers
 from distill.data.auto_text import AUTO, SHARE
 from distill.data.bank import BankSource
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from distill.data.batching import TokenizedExamples
-    from distill.models.forward import FullPass
 
 # A column may be called 0, which the command line passes as a number.
 Columns = str | int | Sequence[str | int]
@@ -293,9 +292,9 @@ def select_examples(
     )
 
 
-def run_whole_model(model: "PreTrainedModel", batch: Batch, needs: frozenset[str]) -> "FullPass":
+def run_whole_model(model: "PreTrainedModel", batch: Batch, needs: frozenset[str]) -> Outputs:
     """Runs a model whose output is `logits [B, C]`."""
-    from distill.models.forward import FullPass, run_model
+    from distill.models.forward import collect_outputs, run_model
 
     output = run_model(model, batch, needs)
-    return FullPass(output, output.logits)
+    return collect_outputs(output, output.logits)

@@ -25,6 +25,7 @@ from distill.contracts import (
     Examples,
     Items,
     Likelihood,
+    Outputs,
     ScoredSplits,
     Scores,
 )
@@ -47,8 +48,6 @@ from distill.tasks.words import tokenize_sentences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from distill.models.forward import FullPass
 
 UNTAGGED = -1  # The label in a batch of the first piece of a word without a tag.
 SPLIT = 2000  # Sentences of train that splitters of text are compared on.
@@ -311,11 +310,11 @@ class TokenClassification:
             weights=item_weights(self.scoring.weights, chosen),
         )  # fmt: skip
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> "FullPass":
-        from distill.models.forward import FullPass, run_model
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
+        from distill.models.forward import collect_outputs, run_model
 
         output = run_model(model, batch, needs)
-        return FullPass(output, output.logits.flatten(0, 1)[items.index])
+        return collect_outputs(output, output.logits.flatten(0, 1)[items.index])
 
     def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
         return splits

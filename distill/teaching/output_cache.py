@@ -28,7 +28,7 @@ from distill.options import check_arguments
 from distill.storage import mirror
 from distill.storage.cache import entry_key, lease
 from distill.storage.files import atomic_file, make_directory
-from distill.teaching.top_k import TopKOutputs, bytes_per_item, top_k_mass
+from distill.teaching.top_k import bytes_per_item, restore_outputs, top_k_mass
 
 FORMAT = 1
 _LIBRARIES = {"torch": torch, "transformers": transformers}
@@ -287,8 +287,8 @@ class Cached:
             save_file(tensors, temporary, metadata={"sha256": _digest(tensors), "examples": _examples(first, last)})
         self._shards[number] = self._read(number)
 
-    def __call__(self, batch: Batch, items: Items) -> Outputs | TopKOutputs:
-        """Returns the outputs for a batch in float32: columns of its items, and hidden states `[B, L, H]`."""
+    def __call__(self, batch: Batch, items: Items) -> Outputs:
+        """Returns the outputs for a batch in float32: the logits of its items, and hidden states `[B, L, H]`."""
         ids = batch["example_id"].cpu().numpy()
         numbers = np.searchsorted(self._firsts, ids, side="right") - 1
         columns = [self._items(example, number) for example, number in zip(ids.tolist(), numbers.tolist(), strict=True)]
@@ -298,7 +298,7 @@ class Cached:
             joined = {"logits": unpack_logits(joined["logits"], joined["widths"], items.valid)}
         hidden_states = self.hidden_states(batch) if self.hidden else None
         if self.top_k:
-            return TopKOutputs(joined, self._shard(0)["profile"].to(device), hidden_states)
+            return restore_outputs(joined, self._shard(0)["profile"].to(device), hidden_states)
         return Outputs(logits=joined["logits"], hidden_states=hidden_states)
 
     def hidden_states(self, batch: Batch) -> tuple[Tensor, ...]:

@@ -21,7 +21,6 @@ from distill.losses import Objective
 from distill.models.forward import count_outputs, run_encoder, to_device
 from distill.storage import mirror
 from distill.storage.files import JsonObject
-from distill.teaching.mixture import Mixture
 from distill.teaching.output_cache import (
     Cached,
     HiddenLayers,
@@ -250,7 +249,7 @@ def outputs_for_training(
     further = [
         cache_outputs(computation_of(other, task, cache, directory), examples, epochs=epochs) for other in others
     ]
-    return Mean([outputs, *further], Mixture(teacher.shares, task.likelihood))
+    return Mean([outputs, *further], teacher.shares, task.likelihood)
 
 
 def run_live(teacher: Teacher, task: Task, objective: Objective, reason: str) -> Signal:

@@ -3,15 +3,16 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.contracts import TASK_ID, Batch, ItemOutputs, Items, Outputs, Signal, Task
+from distill.contracts import TASK_ID, Batch, Items, Likelihood, Outputs, Signal, Task
 from distill.losses import Objective
-from distill.teaching.mixture import EnsembleOutputs, Mixture
+from distill.teaching.mixture import mix_logits
 from distill.training.module import freeze
 
 
@@ -38,40 +39,21 @@ class Live:
     def describe(self) -> str:
         return ""
 
-    def __call__(self, batch: Batch, items: Items) -> "_LivePass":
+    def __call__(self, batch: Batch, items: Items) -> Outputs:
         device = batch["attention_mask"].device
         if self.model.device != device:
             self.model.to(device)
-        with self.timed():
-            return _LivePass(self, self.task.run(self.model, batch, items, self.objective.teacher_needs))
+        with self._timed():
+            outputs = self.task.run(self.model, batch, items, self.objective.teacher_needs)
+        return outputs if outputs.head is None else replace(outputs, head=self._timed()(outputs.head))
 
     @contextmanager
-    def timed(self) -> Iterator[None]:
+    def _timed(self) -> Iterator[None]:
         """Disables gradients and autocast, and adds the duration to `seconds`."""
         start = time.perf_counter()
         with torch.no_grad(), torch.autocast(self.model.device.type, enabled=False):
             yield
         self.seconds += time.perf_counter() - start
-
-
-@dataclass(frozen=True)
-class _LivePass:
-    """The outputs of a teacher that runs in every step, with its head also run without gradients."""
-
-    signal: Live
-    outputs: ItemOutputs
-
-    @property
-    def chunk_size(self) -> int | None:
-        return self.outputs.chunk_size
-
-    def whole(self) -> Outputs:
-        with self.signal.timed():
-            return self.outputs.whole()
-
-    def at(self, items: Items) -> Any:
-        with self.signal.timed():
-            return self.outputs.at(items)
 
 
 @dataclass(frozen=True)
@@ -97,17 +79,27 @@ class _Several:
 class ByTask(_Several):
     """The cached outputs of the teachers of several tasks, in the order of the tasks' numbers."""
 
-    def __call__(self, batch: Batch, items: Items) -> ItemOutputs:
+    def __call__(self, batch: Batch, items: Items) -> Outputs:
         return self.signals[int(batch[TASK_ID][0])](batch, items)
 
 
 @dataclass(frozen=True)
 class Mean(_Several):
-    """The mean of the cached outputs of several teachers. Hidden states are those of the first one."""
+    """The mean of the cached outputs of several teachers. Hidden states are those of the first one.
 
-    mixture: Mixture
+    Args:
+        shares, likelihood: as in `mix_logits`.
+    """
 
-    def __call__(self, batch: Batch, items: Items) -> EnsembleOutputs:
-        # Not over a vocabulary.
-        outputs = [cast(Outputs, signal(batch, items)) for signal in self.signals]
-        return EnsembleOutputs.create(outputs, self.mixture)
+    shares: Sequence[float]
+    likelihood: Likelihood
+
+    def __call__(self, batch: Batch, items: Items) -> Outputs:
+        outputs = [signal(batch, items) for signal in self.signals]
+        members = [cast(Tensor, output.logits) for output in outputs]  # They are not over a vocabulary.
+
+        def soften(span: slice, temperature: float) -> Tensor:
+            logits = [member[span] for member in members]
+            return mix_logits(logits, self.shares, self.likelihood, temperature=temperature)
+
+        return replace(outputs[0], logits=soften(slice(None), 1.0), soften=soften)

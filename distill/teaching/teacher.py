@@ -32,7 +32,7 @@ from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import CHECKSUMS, hash_file, write_json
 from distill.teaching.constants import Comparison, compare_with_constant
 from distill.teaching.features import Features
-from distill.teaching.mixture import Mixture, normalize_shares
+from distill.teaching.mixture import mix_scores, normalize_shares
 from distill.teaching.output_cache import OutputCache, library_versions
 from distill.teaching.outputs import cached_scores, computation_of
 from distill.teaching.scale import Rescaling, fit_scale
@@ -551,9 +551,11 @@ def score(
     else:
         for member, of_member in zip(teacher.members, of_members, strict=True):
             _set_scores(member, task, of_member)
-        mixture = Mixture(teacher.shares, task.likelihood)
-        splits = {name: [scores[name] for scores in of_members] for name in of_members[0]}
-        _set_scores(teacher, task, {name: mixture.mix_scores(scores) for name, scores in splits.items()})
+        mixed = {
+            name: mix_scores([scores[name] for scores in of_members], teacher.shares, task.likelihood)
+            for name in of_members[0]
+        }
+        _set_scores(teacher, task, mixed)
     teacher.comparison = compare_with_constant(task, teacher.scores)
     if teacher.comparison is None or teacher.comparison.weakness is None:
         return

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, get_scheduler
 
-from distill.contracts import Batch, ItemOutputs, Items, Outputs, Signal, Task
+from distill.contracts import Batch, Items, Outputs, Signal, Task
 from distill.errors import NumericalError
 from distill.losses import Objective
 from distill.losses.term import divisors
@@ -34,7 +34,7 @@ class Nothing:
     def describe(self) -> str:
         return ""
 
-    def __call__(self, batch: Batch, items: Items) -> ItemOutputs:
+    def __call__(self, batch: Batch, items: Items) -> Outputs:
         return Outputs()
 
 
@@ -137,9 +137,7 @@ class DistillationModule(L.LightningModule):
     def _counts(self, batch: Batch) -> Tensor:
         return self.objective.counts(self._items(batch))
 
-    def _logit_totals(
-        self, student_outputs: ItemOutputs, teacher_outputs: ItemOutputs, items: Items
-    ) -> Iterator[Tensor]:
+    def _logit_totals(self, student_outputs: Outputs, teacher_outputs: Outputs, items: Items) -> Iterator[Tensor]:
         """Yields the sums `[terms]` of the terms that read logits, in chunks of the student's `chunk_size` items.
 
         The logits of a chunk are freed and computed again in the backward pass, so that memory does not grow with the
@@ -161,7 +159,7 @@ class DistillationModule(L.LightningModule):
             chunk = items.part(first, min(len(items), first + size))
             yield checkpoint(totals, chunk, use_reentrant=False, preserve_rng_state=False)  # type: ignore[misc]
 
-    def _teacher_outputs(self, batch: Batch, items: Items) -> ItemOutputs:
+    def _teacher_outputs(self, batch: Batch, items: Items) -> Outputs:
         """Returns the teacher's outputs for this batch, which are empty if no term needs them."""
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # It cannot concatenate float16.
             return self.signal(batch, items)

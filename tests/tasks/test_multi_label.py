@@ -32,7 +32,7 @@ from distill.records.settings import RecordSettings
 from distill.tasks import Classification
 from distill.tasks.label_scores import choose_thresholds
 from distill.teaching.constants import compare_with_constant
-from distill.teaching.mixture import Mixture
+from distill.teaching.mixture import mix_logits
 from distill.teaching.teacher import TeacherSource, load_start
 from distill.training.evaluate import evaluate_splits
 from students.bilstm import from_teacher as bilstm
@@ -273,7 +273,7 @@ def test_losses_are_binary_cross_entropies_of_the_labels() -> None:
 
 
 def test_the_mean_of_an_ensemble_is_that_of_the_probabilities() -> None:
-    mixed = Mixture((0.25, 0.75), "sigmoid").mix([torch.tensor([[2.0, -1.0]]), torch.tensor([[0.0, 30.0]])])
+    mixed = mix_logits([torch.tensor([[2.0, -1.0]]), torch.tensor([[0.0, 30.0]])], (0.25, 0.75), "sigmoid")
     expected = 0.25 * torch.tensor([[2.0, -1.0]]).sigmoid() + 0.75 * torch.tensor([[0.0, 30.0]]).sigmoid()
     torch.testing.assert_close(mixed.sigmoid(), expected)
 

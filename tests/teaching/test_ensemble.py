@@ -1,5 +1,6 @@
 """Tests of several teachers that teach as one."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from distill.contracts import Items, Outputs
 from distill.edge.classes import MASKED, softmax
 from distill.errors import UserError
 from distill.losses import DecoupledKD, SoftTargets
-from distill.teaching.mixture import EnsembleOutputs, Mixture, normalize_shares
+from distill.teaching.mixture import mix_logits, normalize_shares
+from distill.teaching.signal import Mean
 from teachers.embedded import train_tokenizer
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
 from tests.jobs.conftest import Command, command
+from tests.teaching.test_signal import Fixed
 
 assert command
 
@@ -24,7 +27,7 @@ assert command
 def test_the_mean_is_that_of_the_probabilities() -> None:
     """0.75 * (0.9, 0.1) + 0.25 * (0.5, 0.5) = (0.8, 0.2), whatever constant the logits have besides."""
     first, second = torch.tensor([[0.9, 0.1]]).log() + 7.0, torch.zeros(1, 2)
-    mixed = Mixture((0.75, 0.25), "softmax").mix([first, second])
+    mixed = mix_logits([first, second], (0.75, 0.25), "softmax")
     torch.testing.assert_close(mixed.exp(), torch.tensor([[0.8, 0.2]]))
 
 
@@ -33,27 +36,29 @@ def test_soft_targets_are_the_mean_of_the_softened_probabilities() -> None:
 
     The softened mean (0.7, 0.3) would be 0.604.
     """
-    members = [torch.tensor([[0.9, 0.1]]).log(), torch.zeros(1, 2)]
-    teacher = EnsembleOutputs.create([Outputs(of_teacher) for of_teacher in members], Mixture((0.5, 0.5), "softmax"))
-    torch.testing.assert_close(teacher.logits, torch.tensor([[0.7, 0.3]]).log())
-    torch.testing.assert_close((teacher.logits_at(2.0) / 2).softmax(dim=-1), torch.tensor([[0.625, 0.375]]))
+    signals = [Fixed("first", 0, 0.0, [[math.log(0.9), math.log(0.1)]]), Fixed("second", 0, 0.0, [[0.0, 0.0]])]
     items = Items({}, row=torch.tensor([0]), labels=torch.tensor([0]), labelled=torch.tensor([True]))
+    teacher = Mean(signals, (0.5, 0.5), "softmax")({}, items).at(items)
+    softened = teacher.logits_at(2.0)
+    assert softened is not None
+    torch.testing.assert_close(teacher.logits, torch.tensor([[0.7, 0.3]]).log())
+    torch.testing.assert_close((softened / 2).softmax(dim=-1), torch.tensor([[0.625, 0.375]]))
     for term in (SoftTargets(temperature=2.0), DecoupledKD(temperature=2.0)):
-        losses = [term(Outputs(torch.zeros(1, 2)), of, items)[0] for of in (teacher, Outputs(teacher.logits_at(2.0)))]
+        losses = [term(Outputs(torch.zeros(1, 2)), of, items)[0] for of in (teacher, Outputs(softened))]
         torch.testing.assert_close(*losses)
     # Of a label of its own, the probabilities 0.9 and 0.5.
-    labels = Mixture((0.5, 0.5), "sigmoid").mix([torch.tensor([[9.0]]).log(), torch.zeros(1, 1)], temperature=2.0)
+    labels = mix_logits([torch.tensor([[9.0]]).log(), torch.zeros(1, 1)], (0.5, 0.5), "sigmoid", temperature=2.0)
     torch.testing.assert_close((labels / 2).sigmoid(), torch.tensor([[0.625]]))
 
 
 def test_the_mean_is_that_of_the_numbers() -> None:
-    mixed = Mixture((0.75, 0.25), "gaussian").mix([torch.tensor([[2.0]]), torch.tensor([[4.0]])])
+    mixed = mix_logits([torch.tensor([[2.0]]), torch.tensor([[4.0]])], (0.75, 0.25), "gaussian")
     torch.testing.assert_close(mixed, torch.tensor([[2.5]]))
 
 
 def test_a_class_that_an_item_cannot_have_stays_impossible() -> None:
     logits = torch.tensor([[1.0, 1.0, MASKED]])
-    mixed = Mixture((0.5, 0.5), "softmax").mix([logits, logits])
+    mixed = mix_logits([logits, logits], (0.5, 0.5), "softmax")
     assert mixed.isfinite().all()
     torch.testing.assert_close(mixed.softmax(dim=-1), torch.tensor([[0.5, 0.5, 0.0]]))
 

@@ -17,6 +17,7 @@ from distill.data.batching import TokenizedExamples
 from distill.data.tables import LabelledData, text_split
 from distill.errors import NumericalError, UserError
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
+from distill.losses.term import get_logits
 from distill.models.forward import run_model
 from distill.storage.cache import LEASE
 from distill.tasks import Classification, MaskedLM
@@ -24,7 +25,7 @@ from distill.teaching import output_cache, outputs
 from distill.teaching.output_cache import Cached, HiddenLayers, OutputCache
 from distill.teaching.outputs import Computation, cache_outputs
 from distill.teaching.teacher import PreparedTeacher
-from distill.teaching.top_k import TopKOutputs, take_top_k
+from distill.teaching.top_k import restore_logits, take_top_k
 from distill.text.masking import Masking
 from distill.text.sequences import Sequences
 from distill.training import fitting
@@ -393,11 +394,9 @@ def compute_logits(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
     return logits
 
 
-def read_cached(cached: Cached, batch: dict[str, Tensor]) -> TopKOutputs:
+def read_cached(cached: Cached, batch: dict[str, Tensor]) -> Outputs:
     items = TEXT.select(batch)
-    teacher_output = cached(batch, items).at(items)
-    assert isinstance(teacher_output, TopKOutputs)
-    return teacher_output
+    return cached(batch, items).at(items)
 
 
 def soft_loss(student: PreTrainedModel, teacher_output: Any, batch: dict[str, Tensor], temperature: float) -> float:
@@ -416,7 +415,7 @@ def test_all_logits_of_a_vocabulary_are_cached_up_to_a_constant(
             states = run_model(language_model, batch, frozenset({"hidden_states"})).hidden_states[-1]
         hidden_states = cached(batch, TEXT.select(batch)).whole().hidden_states
         assert hidden_states is not None
-        torch.testing.assert_close(read_cached(cached, batch).logits, expected, atol=1e-2, rtol=1e-3)  # float16
+        torch.testing.assert_close(get_logits(read_cached(cached, batch)), expected, atol=1e-2, rtol=1e-3)  # float16
         torch.testing.assert_close(hidden_states[-1], states, atol=5e-3, rtol=1e-3)
 
 
@@ -448,7 +447,7 @@ def test_the_rest_of_the_probability_is_spread_over_the_other_tokens(
 ) -> None:
     cached = cache_top_k(masked, language_model, tmp_path, top_k=3)
     batch = masked[[0]]
-    logits = read_cached(cached, batch).logits
+    logits = get_logits(read_cached(cached, batch))
     torch.testing.assert_close(logits.exp().sum(dim=-1), torch.ones(len(logits)), atol=2e-3, rtol=0)
     with torch.no_grad():
         exact = compute_logits(language_model, batch).log_softmax(dim=-1)
@@ -472,7 +471,7 @@ def test_the_probability_of_the_other_tokens_is_right_at_every_temperature(tempe
     logits = -1.5 * torch.arange(1.0, 5001.0).log()[torch.stack([torch.randperm(5000) for _ in range(3)])]
     columns = take_top_k(logits.log_softmax(dim=-1), 20)
     with torch.autocast("cpu", torch.bfloat16):  # As in a training.
-        cached_logits = TopKOutputs(columns, torch.randn(5000)).logits_at(temperature)
+        cached_logits = restore_logits(columns, torch.randn(5000), temperature)
     softened, exact = (values.div(temperature).softmax(dim=-1) for values in (cached_logits, logits))
     mass = [probabilities.gather(-1, columns["ids"].long()).sum(dim=-1) for probabilities in (softened, exact)]
     torch.testing.assert_close(mass[0], mass[1], atol=5e-3, rtol=0)

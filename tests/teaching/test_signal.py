@@ -9,7 +9,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.contracts import TASK_ID, Batch, Items, Outputs
 from distill.losses import HardLabels, HiddenStateMSE, Objective, SoftTargets
 from distill.tasks import Classification
-from distill.teaching.mixture import Mixture
 from distill.teaching.signal import ByTask, Live, Mean
 from distill.training.module import Nothing
 from distill.training.pickling import dumps
@@ -41,7 +40,7 @@ def items_of(batch: Batch) -> Items:
     return Items(batch, row=torch.arange(len(labels)), labels=labels, labelled=labels >= 0)
 
 
-@pytest.mark.parametrize("signal", [ByTask([FIRST, SECOND]), Mean([FIRST, SECOND], Mixture((0.5, 0.5), "gaussian"))])
+@pytest.mark.parametrize("signal", [ByTask([FIRST, SECOND]), Mean([FIRST, SECOND], (0.5, 0.5), "gaussian")])
 def test_several_signals_have_the_sums_of_sizes_and_durations(signal: ByTask | Mean) -> None:
     assert (signal.reason, signal.bytes, signal.seconds, signal.describe()) == (None, 7, 0.75, "a; b")
 
@@ -53,7 +52,7 @@ def test_a_batch_is_taught_by_the_teacher_of_its_task() -> None:
 
 def test_the_mean_of_some_items_is_that_of_their_logits() -> None:
     items = items_of(BATCH)
-    outputs = Mean([FIRST, SECOND], Mixture((0.75, 0.25), "gaussian"))(BATCH, items)
+    outputs = Mean([FIRST, SECOND], (0.75, 0.25), "gaussian")(BATCH, items)
     assert outputs.whole().logits is None
     assert outputs.at(items).logits.tolist() == [[1.0, 0.0], [1.5, 0.5]]
     last = outputs.at(items.part(1, 2))
@@ -63,7 +62,7 @@ def test_the_mean_of_some_items_is_that_of_their_logits() -> None:
 def test_nothing_has_no_outputs() -> None:
     items = items_of(BATCH)
     outputs = Nothing()(BATCH, items)
-    assert (outputs.whole(), outputs.at(items), outputs.chunk_size) == (Outputs(), Outputs(), None)
+    assert (outputs.whole(), outputs.at(items).logits, outputs.chunk_size) == (Outputs(), None, None)
 
 
 def test_a_live_teacher_computes_what_the_objective_reads(
