@@ -31,7 +31,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedModel
 
-from distill.contracts import Batch, Items, Outputs
+from distill.contracts import Batch, Items, Outputs, Signal
 from distill.losses import HardLabels, Objective, SoftTargets
 from distill.models import cpu_kernels
 from distill.tasks import Classification
@@ -87,16 +87,10 @@ def make_step(
 
 
 @dataclass(frozen=True)
-class _FixedSignal:
+class _FixedSignal(Signal):
     """Teacher outputs with the same logits for every batch, at no cost."""
 
     logits: Tensor
-    reason = None
-    bytes = 0
-    seconds = 0.0
-
-    def describe(self) -> str:
-        return ""
 
     def __call__(self, batch: Batch, items: Items) -> Outputs:
         return Outputs(logits=self.logits)

@@ -171,31 +171,36 @@ class Outputs:
         return self.logits if self.soften is None else self.soften(self.span, temperature)
 
 
-class Signal(Protocol):
-    """A teacher's outputs for every batch of a training: live or cached, of one teacher or several, or none."""
+class Signal:
+    """A teacher's outputs for every batch of a training: live or cached, or joined from several signals.
 
-    @property
-    def reason(self) -> str | None:
-        """The reason why the teacher runs in every step; None if its outputs are cached, or not needed."""
-        ...
+    An instance of this class is the signal of no teacher: its outputs are empty.
+
+    Attributes:
+        signals: those that this one is joined from.
+        reason: the reason why the teacher runs in every step; None if its outputs are cached, or not needed.
+    """
+
+    signals: "Sequence[Signal]" = ()
+    reason: str | None = None
 
     @property
     def bytes(self) -> int:
         """Size of the cached outputs; 0 if none are cached."""
-        ...
+        return sum(signal.bytes for signal in self.signals)
 
     @property
     def seconds(self) -> float:
         """Duration of the teacher's forward passes in this process."""
-        ...
+        return sum((signal.seconds for signal in self.signals), 0.0)
 
     def describe(self) -> str:
         """Describes the outputs that are cached and where; empty if none are."""
-        ...
+        return "; ".join(signal.describe() for signal in self.signals)
 
     def __call__(self, batch: Batch, items: Items) -> Outputs:
         """Returns the outputs for a batch."""
-        ...
+        return Outputs()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from distill.contracts import Batch, Items, Outputs
+from distill.contracts import Batch, Items, Outputs, Signal
 from distill.errors import UserError
 from distill.losses.term import scatter_logits
 from distill.options import check_arguments
@@ -220,14 +220,14 @@ class OutputCache:
         return self.size_gb(lengths, logit_bytes=logit_bytes * len(lengths) / examples, hidden=outputs.hidden)
 
 
-class Cached:
+class Cached(Signal):
     """The cached outputs of one teacher for one split. Calling it with a batch replaces running the teacher.
 
     Checksums are compared once, when the files are opened. `damaged` contains the files that do not match, which are
     computed again. `seconds` is the time that this process took to compute outputs.
     """
 
-    reason = None
+    seconds = 0.0
 
     def __init__(
         self, directory: Path, lengths: np.ndarray, *, hidden: HiddenLayers | None, top_k: bool = False
@@ -240,7 +240,6 @@ class Cached:
         self._shards: list[dict[str, Tensor] | None] = []  # The tensors of each file.
         self._item_ends: dict[int, dict[str, Sequence[int]]] = {}  # Of a shard, as `_locate_items` returns them.
         self.damaged: list[Path] = []
-        self.seconds = 0.0
         for number in range(len(self._firsts)):
             self._shards.append(self._read(number))
 

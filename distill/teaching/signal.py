@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,7 @@ from distill.teaching.mixture import mix_logits
 from distill.training.module import freeze
 
 
-class Live:
+class Live(Signal):
     """A teacher that runs for every batch, in evaluation mode, in its own precision and without gradients.
 
     Args:
@@ -25,19 +25,15 @@ class Live:
         reason: the reason why the outputs are not cached.
     """
 
-    bytes = 0
+    seconds = 0.0
 
     def __init__(self, model: PreTrainedModel, task: Task, objective: Objective, *, reason: str) -> None:
         self.model, self.task, self.objective, self.reason = freeze(model), task, objective, reason
-        self.seconds = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         """Moves the model to the CPU, because it is pickled for processes with other GPUs."""
         self.model.cpu()
         return self.__dict__
-
-    def describe(self) -> str:
-        return ""
 
     def __call__(self, batch: Batch, items: Items) -> Outputs:
         device = batch["attention_mask"].device
@@ -56,43 +52,25 @@ class Live:
         self.seconds += time.perf_counter() - start
 
 
-@dataclass(frozen=True)
-class _Several:
-    """The cached outputs of several teachers."""
-
-    signals: Sequence[Signal]
-    reason = None
-
-    @property
-    def bytes(self) -> int:
-        return sum(signal.bytes for signal in self.signals)
-
-    @property
-    def seconds(self) -> float:
-        return sum(signal.seconds for signal in self.signals)
-
-    def describe(self) -> str:
-        return "; ".join(signal.describe() for signal in self.signals)
-
-
-@dataclass(frozen=True)
-class ByTask(_Several):
+class ByTask(Signal):
     """The cached outputs of the teachers of several tasks, in the order of the tasks' numbers."""
+
+    def __init__(self, signals: Sequence[Signal]) -> None:
+        self.signals = signals
 
     def __call__(self, batch: Batch, items: Items) -> Outputs:
         return self.signals[int(batch[TASK_ID][0])](batch, items)
 
 
-@dataclass(frozen=True)
-class Mean(_Several):
+class Mean(Signal):
     """The mean of the cached outputs of several teachers. Hidden states are those of the first one.
 
     Args:
         shares, likelihood: as in `mix_logits`.
     """
 
-    shares: Sequence[float]
-    likelihood: Likelihood
+    def __init__(self, signals: Sequence[Signal], shares: Sequence[float], likelihood: Likelihood) -> None:
+        self.signals, self.shares, self.likelihood = signals, shares, likelihood
 
     def __call__(self, batch: Batch, items: Items) -> Outputs:
         outputs = [signal(batch, items) for signal in self.signals]

@@ -24,21 +24,7 @@ _RANK_SEED_STRIDE = 2_654_435_761  # Its multiples modulo 2**32 are far from eac
 _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
 
 
-class Nothing:
-    """The signal of no teacher: empty outputs for every batch."""
-
-    reason = None
-    bytes = 0
-    seconds = 0.0
-
-    def describe(self) -> str:
-        return ""
-
-    def __call__(self, batch: Batch, items: Items) -> Outputs:
-        return Outputs()
-
-
-NOTHING = Nothing()
+NOTHING = Signal()  # That of no teacher.
 
 
 class DistillationModule(L.LightningModule):
@@ -72,7 +58,7 @@ class DistillationModule(L.LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if objective.needs_teacher and isinstance(signal, Nothing):
+        if objective.needs_teacher and signal is NOTHING:
             raise ValueError(f"objective {objective.name} learns from a teacher, and there is none: give its signal")
         self.automatic_optimization = False
         self.student = student.train()

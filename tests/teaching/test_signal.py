@@ -6,20 +6,20 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.contracts import TASK_ID, Batch, Items, Outputs
+from distill.contracts import TASK_ID, Batch, Items, Outputs, Signal
 from distill.losses import HardLabels, HiddenStateMSE, Objective, SoftTargets
 from distill.tasks import Classification
 from distill.teaching.signal import ByTask, Live, Mean
-from distill.training.module import Nothing
+from distill.training.module import NOTHING
 from distill.training.pickling import dumps
 
 TASK = Classification(name="toy", text=["sentence"])
 
 
-class Fixed:
+class Fixed(Signal):
     """A cached signal with the same logits for every batch."""
 
-    reason = None
+    bytes, seconds = 0, 0.0
 
     def __init__(self, name: str, size: int, seconds: float, logits: list[list[float]]) -> None:
         self.name, self.bytes, self.seconds, self.logits = name, size, seconds, torch.tensor(logits)
@@ -61,7 +61,7 @@ def test_the_mean_of_some_items_is_that_of_their_logits() -> None:
 
 def test_nothing_has_no_outputs() -> None:
     items = items_of(BATCH)
-    outputs = Nothing()(BATCH, items)
+    outputs = NOTHING(BATCH, items)
     assert (outputs.whole(), outputs.at(items).logits, outputs.chunk_size) == (Outputs(), None, None)
 
 

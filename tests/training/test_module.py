@@ -21,7 +21,7 @@ from distill.models.forward import run_model
 from distill.tasks import MaskedLM
 from distill.training import distributed, fitting, settings
 from distill.training.evaluate import evaluate
-from distill.training.module import DistillationModule, Nothing, freeze, parameter_groups
+from distill.training.module import NOTHING, DistillationModule, freeze, parameter_groups
 from students.distilbert import from_teacher
 from tests.conftest import (
     SETTINGS,
@@ -177,7 +177,7 @@ def test_the_teacher_is_dropped_if_the_objective_needs_none(make_toy: MakeToy):
     module = DistillationModule(
         student=toy.module.student, objective=supervised, task=toy.module.task, signal=toy.module.signal
     )
-    assert isinstance(module.signal, Nothing)
+    assert module.signal is NOTHING
 
 
 # Weight decay
