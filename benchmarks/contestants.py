@@ -29,7 +29,7 @@ from distill.contracts import Scores
 from distill.data import batching, tables
 from distill.losses import HardLabels, Objective, SoftTargets
 from distill.tasks import Classification
-from distill.teaching import outputs
+from distill.teaching.computation import Computation, cache_outputs
 from distill.teaching.output_cache import OutputCache
 from distill.training import fitting
 from distill.training.evaluate import evaluate
@@ -64,8 +64,8 @@ Result: TypeAlias = tuple[np.ndarray, int, float]
 def distill(setup: Setup) -> Result:
     examples = setup.task.encode(setup.splits, setup.tokenizer, setup.directory)
     directory = setup.directory / "outputs"
-    computation = outputs.Computation(lambda: setup.teacher, setup.precision, setup.task, OutputCache(), directory)
-    computed = outputs.cache_outputs(computation, examples["train"])
+    computation = Computation(lambda: setup.teacher, setup.precision, setup.task, OutputCache(), directory)
+    computed = cache_outputs(computation, examples["train"])
     setup.teacher = None
     settings = TrainerSettings(
         learning_rate=LEARNING_RATE, batch_size=BATCH, max_epochs=setup.epochs, warmup=WARMUP,

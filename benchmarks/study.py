@@ -39,7 +39,7 @@ from distill.data.mixing import labelled_only
 from distill.jobs import build
 from distill.models.forward import run_model
 from distill.records.record import create_run
-from distill.teaching import teacher as teaching
+from distill.teaching import preparation as teaching
 from distill.training import fitting
 from distill.training.evaluate import evaluate
 

@@ -44,10 +44,10 @@ from distill.records.settings import RecordSettings
 from distill.records.tracking import tracked
 from distill.storage import mirror
 from distill.storage.cache import open_cache
-from distill.teaching import teacher as teaching
+from distill.teaching import preparation as teaching
 from distill.teaching.features import BilstmSettings, Features
 from distill.teaching.output_cache import OutputCache
-from distill.teaching.teacher import TeacherSource, Weights, make_by_task, make_ensemble
+from distill.teaching.source import TeacherSource, Weights, check_features, make_by_task, make_ensemble
 from distill.training.settings import TrainerSettings
 from students import bilstm as _bilstm
 from students import distilbert as _distilbert
@@ -214,7 +214,7 @@ class Teacher:
         source = self.source.of_task(name)
         others = tuple(replace(other, finetune=finetune, features=features) for other in source.others)
         source = replace(source, finetune=finetune, features=features, others=others)
-        teaching.check_features(source, task)
+        check_features(source, task)
         is_shared = name not in self.source.by_task
         self.source = source if is_shared else replace(self.source, by_task={**self.source.by_task, name: source})
         silence_libraries()

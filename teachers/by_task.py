@@ -21,7 +21,8 @@ class ByTask:
     ) -> None:
         if not isinstance(paths, Mapping):
             raise OptionError("teacher.paths", str(paths), "a directory for each task, as in {sst2:one,mrpc:other}")
-        self.tasks = {
+        self.members = {
             task: Pretrained(name=name, path=path, precision=precision, trust_remote_code=trust_remote_code)
             for task, path in paths.items()
         }
+        self.weights = None

@@ -15,7 +15,7 @@ from distill.data.mixing import labelled_only, seen_examples, shown_in_epoch
 from distill.errors import UserError
 from distill.models.heads import heads_of
 from distill.storage.files import JsonObject
-from distill.teaching.teacher import PreparedTeacher
+from distill.teaching.prepared import PreparedTeacher
 from distill.training.auto import SMALL_ROWS
 from distill.training.settings import AUTO, TrainerSettings, count_evaluations
 

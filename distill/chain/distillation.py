@@ -7,7 +7,7 @@ from distill.chain.plan import Plan, Student
 from distill.chain.prepare import prepare, prepare_seed
 from distill.chain.train import Prepared, train
 from distill.records.record import Run
-from distill.teaching.teacher import TeacherSource
+from distill.teaching.source import TeacherSource
 
 
 def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> None:

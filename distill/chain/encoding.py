@@ -14,7 +14,8 @@ from distill.data.auto_text import Amounts, Room
 from distill.data.bank import Bank, BankSource
 from distill.data.tables import LabelledData
 from distill.teaching.bank import Search
-from distill.teaching.teacher import PreparedTeacher, TeacherSource
+from distill.teaching.prepared import PreparedTeacher
+from distill.teaching.source import TeacherSource
 from distill.training import auto
 from distill.training.settings import TrainerSettings
 

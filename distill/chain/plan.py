@@ -35,7 +35,7 @@ from distill.options import show_value
 from distill.records.loggers import Tracking
 from distill.records.settings import RecordSettings
 from distill.teaching.outputs import check_cache
-from distill.teaching.teacher import TeacherSource, check_features
+from distill.teaching.source import TeacherSource, check_features
 from distill.training import auto
 from distill.training.settings import AUTO, TrainerSettings, check_budget, check_processes
 

@@ -26,10 +26,11 @@ from distill.models import checks
 from distill.models.heads import check_encoder, share_encoder
 from distill.records.record import Run
 from distill.storage.cache import open_cache
-from distill.teaching import teacher as teaching
+from distill.teaching import preparation as teaching
 from distill.teaching.outputs import check_size
+from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.several import PreparedTeachers, check_teachers, join_teachers
-from distill.teaching.teacher import PreparedTeacher, TeacherSource
+from distill.teaching.source import TeacherSource, locate
 
 
 def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Prepared:
@@ -142,7 +143,7 @@ def _read(name: str, source: TeacherSource, student: Student, plan: Plan, run: R
     Raises:
         UserError: for weights that are not available, and data that does not fit the options.
     """
-    found, substituted = teaching.locate(source, plan.task)
+    found, substituted = locate(source, plan.task)
     rows = getattr(plan.task, "rows", None)
     if plan.dry_run and isinstance(rows, LabelledText):
         print_rows_profile(rows)

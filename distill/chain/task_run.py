@@ -48,7 +48,7 @@ from distill.storage.files import (
     write_text,
 )
 from distill.teaching.outputs import measure_sureness
-from distill.teaching.teacher import PreparedTeacher
+from distill.teaching.prepared import PreparedTeacher
 from distill.training.evaluate import split_metrics
 from distill.training.statistics import is_worse
 

@@ -26,8 +26,9 @@ from distill.records.loggers import OpenLoggers
 from distill.records.record import Run
 from distill.teaching.output_cache import Cached
 from distill.teaching.outputs import earlier_decision, outputs_for_training, run_live, teacher_logits
+from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.several import join_signals
-from distill.teaching.teacher import PreparedTeacher, TeacherSource
+from distill.teaching.source import TeacherSource
 from distill.training import fitting
 from distill.training.auto import describe_choices
 from distill.training.evaluate import evaluate_splits, split_metrics

@@ -1,6 +1,6 @@
 """Creates the objects of a job from the configuration."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,7 @@ from distill.records.loggers import Tracking
 from distill.storage import mirror
 from distill.teaching.features import Features
 from distill.teaching.output_cache import OutputCache
-from distill.teaching.teacher import SeveralWeights, TeacherSource, WeightsByTask, make_by_task, make_ensemble
+from distill.teaching.source import SeveralWeights, TeacherSource, make_by_task, make_ensemble
 
 
 def instantiate(config: DictConfig) -> Any:
@@ -89,11 +89,11 @@ def _source(
     make = partial(
         TeacherSource, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak, features=features
     )
-    if isinstance(weights, WeightsByTask):
-        return make_by_task({task: make(weights=task_weights) for task, task_weights in weights.tasks.items()})
-    if isinstance(weights, SeveralWeights):
-        return make_ensemble([make(weights=member) for member in weights.members], weights.weights)
-    return make(weights=weights)
+    if not isinstance(weights, SeveralWeights):
+        return make(weights=weights)
+    if isinstance(weights.members, Mapping):
+        return make_by_task({task: make(weights=member) for task, member in weights.members.items()})
+    return make_ensemble([make(weights=member) for member in weights.members], weights.weights)
 
 
 def student(config: DictConfig) -> Student:

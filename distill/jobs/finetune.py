@@ -11,7 +11,8 @@ from distill.records.predictions import write_predictions
 from distill.records.record import Run
 from distill.records.run_report import write_report
 from distill.storage.cache import open_cache
-from distill.teaching import teacher as teaching
+from distill.teaching import preparation as teaching
+from distill.teaching.source import check_features, locate
 from distill.training.settings import TrainerSettings
 
 
@@ -28,10 +29,10 @@ def run_finetune(config: DictConfig, run: Run) -> None:
         return
     silence_libraries()
     requested, cache_dir = build.single_source(config), build.cache_dir(config)
-    teaching.check_features(requested, task)
+    check_features(requested, task)
     settings: TrainerSettings = requested.finetune or build.instantiate(config.trainer)
     open_cache(cache_dir)
-    source, substituted = teaching.locate(requested, task)
+    source, substituted = locate(requested, task)
     with run.timed("data"):
         splits = task.read(cache_dir)
     preparation = teaching.Preparation(

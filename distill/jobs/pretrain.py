@@ -28,7 +28,8 @@ from distill.storage.cache import open_cache
 from distill.storage.files import atomic_directory, write_text
 from distill.tasks import MaskedLM
 from distill.tasks.masked_lm import TextData
-from distill.teaching.teacher import TeacherSource, adopt_special_tokens, check_features
+from distill.teaching.preparation import adopt_special_tokens
+from distill.teaching.source import TeacherSource, check_features
 from distill.training import auto, fitting
 from distill.training.evaluate import evaluate, evaluate_splits
 from distill.training.module import DistillationModule

@@ -24,7 +24,8 @@ from distill.models.forward import run_encoder, run_model, to_device
 from distill.models.pooling import VectorSettings, pool
 from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.teaching.output_cache import library_versions
-from distill.teaching.teacher import PreparedTeacher, TeacherSource
+from distill.teaching.prepared import PreparedTeacher
+from distill.teaching.source import TeacherSource
 from distill.training.settings import has_bf16
 
 FORMAT = 1  # Of the entries in the cache.

@@ -29,8 +29,8 @@ from distill.models.modeling_bilstm import (
     feature_layers,
 )
 from distill.options import STRICT, raise_option_errors, show_value
+from distill.teaching.computation import Computation, HiddenStatesOverflow, cache_outputs
 from distill.teaching.output_cache import Cached, HiddenLayers, OutputCache
-from distill.teaching.outputs import Computation, HiddenStatesOverflow, cache_outputs
 from distill.training.module import freeze
 from distill.training.settings import TrainerSettings
 

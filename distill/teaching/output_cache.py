@@ -23,12 +23,12 @@ from torch import Tensor
 
 from distill.contracts import Batch, Items, Outputs, Signal
 from distill.errors import UserError
-from distill.losses.term import scatter_logits
 from distill.options import check_arguments
 from distill.storage import mirror
 from distill.storage.cache import entry_key, lease
 from distill.storage.files import atomic_file, make_directory
-from distill.teaching.top_k import bytes_per_item, restore_outputs, top_k_mass
+from distill.teaching.columns import locate_items, unpack_logits
+from distill.teaching.top_k import restore_outputs, top_k_mass
 
 FORMAT = 1
 _LIBRARIES = {"torch": torch, "transformers": transformers}
@@ -154,10 +154,6 @@ class OutputCache:
         lease(directory)
         return Cached(directory, lengths, hidden=hidden, top_k=top_k)
 
-    def item_bytes(self, classes: float, *, over_vocabulary: bool) -> float:
-        """Returns the size of the logits of one item, in bytes."""
-        return bytes_per_item(self.top_k) if over_vocabulary else 4 * classes
-
     def size_gb(self, lengths: np.ndarray, *, logit_bytes: float, hidden: HiddenLayers | None) -> float:
         """Returns the size of `logit_bytes` and of float16 hidden states for these lengths `[N]`, in GB."""
         return (logit_bytes + int(lengths.sum()) * (hidden.bytes_per_token if hidden else 0)) / 1e9
@@ -238,7 +234,7 @@ class Cached(Signal):
         shard_of = (self._ends - lengths) // max(1, SHARD_TOKENS // (len(hidden.layers) if hidden else 1))
         self._firsts = np.concatenate([[0], np.flatnonzero(np.diff(shard_of)) + 1])
         self._shards: list[dict[str, Tensor] | None] = []  # The tensors of each file.
-        self._item_ends: dict[int, dict[str, Sequence[int]]] = {}  # Of a shard, as `_locate_items` returns them.
+        self._item_ends: dict[int, dict[str, Sequence[int]]] = {}  # Of a shard, as `locate_items` returns them.
         self.damaged: list[Path] = []
         for number in range(len(self._firsts)):
             self._shards.append(self._read(number))
@@ -383,57 +379,8 @@ class Cached(Signal):
         if not is_intact:
             self.damaged.append(path)
             return None
-        self._item_ends[number] = _locate_items(tensors, last - first)
+        self._item_ends[number] = locate_items(tensors, last - first)
         return tensors
-
-
-def _locate_items(tensors: Mapping[str, Tensor], examples: int) -> dict[str, Sequence[int]]:
-    """Returns for each column of a shard where its examples end: 0, and the rows of all examples up to each."""
-    names = [name for name in ("logits", "widths", "top", "ids", "rest") if name in tensors]
-    ends = _ends(tensors["counts"]) if "counts" in tensors else range(examples + 1)
-    located: dict[str, Sequence[int]] = dict.fromkeys(names, ends)
-    if "widths" in tensors:
-        logit_ends = _ends(tensors["widths"])
-        located["logits"] = [logit_ends[end] for end in ends]
-    return located
-
-
-def _ends(counts: Tensor) -> list[int]:
-    """Returns 0 and the sum of all counts up to each."""
-    return [0, *counts.cumsum(dim=0).tolist()]
-
-
-def pack_logits(logits: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
-    """Returns the columns that are stored of logits `[n, C]`.
-
-    Where only some classes are valid, C is that of a batch and differs from batch to batch. `logits [sum of widths]`
-    are then those of the valid classes of each item in turn, and `widths [n]` the numbers of them.
-    """
-    if valid is None:
-        return {"logits": logits}
-    valid = valid.to(logits.device)
-    return {"logits": logits[valid], "widths": valid.sum(dim=-1)}
-
-
-def unpack_logits(logits: Tensor, widths: Tensor, valid: Tensor | None) -> Tensor:
-    """Returns the logits `[n, C]` of `pack_logits`, as `scatter_logits` does.
-
-    Raises:
-        ValueError: if the items have other numbers of valid classes than those that were stored.
-    """
-    if valid is None or not torch.equal(valid.sum(dim=-1), widths):
-        raise ValueError(f"the cached logits are of {len(widths)} items with other valid classes than the batch has")
-    return scatter_logits(logits, valid)
-
-
-def split_items(columns: Mapping[str, Tensor], counts: Tensor) -> dict[str, tuple[Tensor, ...]]:
-    """Returns the columns of each example, which has `counts [examples]` items."""
-    split = {name: values.split(counts.tolist()) for name, values in columns.items() if name != "logits"}
-    if "widths" in columns:
-        counts = torch.stack([widths.sum() for widths in split["widths"]])
-    if "logits" in columns:
-        split["logits"] = columns["logits"].split(counts.tolist())
-    return split
 
 
 def _examples(first: int, last: int) -> str:

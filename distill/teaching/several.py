@@ -13,8 +13,9 @@ from distill.models.checks import encoder_size
 from distill.models.heads import SeveralHeads
 from distill.models.tokenizer import read_vocabulary
 from distill.teaching.outputs import run_live
+from distill.teaching.prepared import PreparedTeacher, digest_parts
 from distill.teaching.signal import ByTask
-from distill.teaching.teacher import PreparedTeacher, TeacherSource, digest_parts
+from distill.teaching.source import TeacherSource
 from distill.training.evaluate import split_metrics
 from distill.training.module import NOTHING, freeze
 

@@ -20,7 +20,7 @@ from distill.export.quantization import Material, write_dynamic
 from distill.export.vocabulary import cut_vocabulary
 from distill.records import report
 from distill.records.record import Run, create_run_in
-from distill.teaching.teacher import TeacherSource
+from distill.teaching.source import TeacherSource
 from students.distilbert import from_teacher
 from tests.records.test_report import record
 

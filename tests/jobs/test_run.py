@@ -23,7 +23,7 @@ from distill.errors import UserError
 from distill.jobs import run
 from distill.jobs.cache import scan
 from distill.records.record import Run
-from distill.teaching import teacher as teaching
+from distill.teaching import preparation as teaching
 from distill.training import fitting
 from tests.conftest import LOOSE_OPTIONS, run_here, sentences
 

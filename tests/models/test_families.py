@@ -20,7 +20,7 @@ from distill.errors import UserError
 from distill.models import checks, cpu_kernels
 from distill.models.forward import input_names
 from distill.tasks import Classification
-from distill.teaching import teacher as teaching
+from distill.teaching import preparation as teaching
 from students import bilstm, distilbert
 from teachers.pretrained import Pretrained
 from tests.conftest import LABELS, sentences

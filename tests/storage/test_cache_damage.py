@@ -23,9 +23,10 @@ from distill.storage.cache import LEASE
 from distill.storage.files import CHECKSUMS
 from distill.tasks import Classification, MaskedLM
 from distill.teaching import output_cache
-from distill.teaching import teacher as teaching
+from distill.teaching import preparation as teaching
+from distill.teaching.computation import Computation, cache_outputs
 from distill.teaching.output_cache import HiddenLayers, OutputCache
-from distill.teaching.outputs import Computation, cache_outputs
+from distill.teaching.source import TeacherSource
 from distill.text.masking import Masking
 from teachers.pretrained import Pretrained
 from tests.conftest import SETTINGS, sentences, stored_logits, toy_bert
@@ -128,7 +129,7 @@ def read_outputs(root: Path, splits: LabelledData, tokenizer: PreTrainedTokenize
 
 
 def read_teacher(root: Path, splits: LabelledData, task: Classification, encoder_dir: Path) -> str:
-    source = teaching.TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), replace(SETTINGS, max_epochs=1))
+    source = TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), replace(SETTINGS, max_epochs=1))
     preparation = teaching.Preparation(
         task=task, splits=splits, cache_dir=root / "teachers" / "cache", run_directory=root / "run",
         device=torch.device("cpu"),

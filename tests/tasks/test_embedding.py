@@ -40,10 +40,11 @@ from distill.models.forward import run_model
 from distill.models.loading import load_directory
 from distill.models.pooling import configure, pool, write_modules
 from distill.tasks import Embedding
-from distill.teaching import teacher as teaching
+from distill.teaching import preparation as teaching
+from distill.teaching.computation import Computation, cache_outputs
 from distill.teaching.constants import compare_with_constant
 from distill.teaching.output_cache import OutputCache
-from distill.teaching.outputs import Computation, cache_outputs, teacher_logits
+from distill.teaching.outputs import teacher_logits
 from distill.training.module import NOTHING
 from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer

@@ -33,7 +33,8 @@ from distill.tasks import Classification
 from distill.tasks.label_scores import choose_thresholds
 from distill.teaching.constants import compare_with_constant
 from distill.teaching.mixture import mix_logits
-from distill.teaching.teacher import TeacherSource, load_start
+from distill.teaching.preparation import load_start
+from distill.teaching.source import TeacherSource
 from distill.training.evaluate import evaluate_splits
 from students.bilstm import from_teacher as bilstm
 from students.distilbert import from_teacher as distilbert

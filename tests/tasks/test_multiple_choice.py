@@ -30,9 +30,9 @@ from distill.export.onnx import export_onnx
 from distill.models.forward import run_model, takes_choices
 from distill.models.loading import load_directory
 from distill.tasks import MultipleChoice
+from distill.teaching.computation import Computation, cache_outputs
 from distill.teaching.constants import compare_with_constant
 from distill.teaching.output_cache import HiddenLayers, OutputCache
-from distill.teaching.outputs import Computation, cache_outputs
 from students import bilstm
 from tests.conftest import BAD, GOOD, toy_bert
 

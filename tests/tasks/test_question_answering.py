@@ -35,9 +35,9 @@ from distill.errors import OptionError, UserError
 from distill.export.settings import ExportSettings
 from distill.losses.term import EncoderSize
 from distill.tasks import QuestionAnswering
+from distill.teaching.computation import Computation, cache_outputs, cached_scores
 from distill.teaching.constants import compare_with_constant
 from distill.teaching.output_cache import OutputCache
-from distill.teaching.outputs import Computation, cache_outputs, cached_scores
 from distill.training.evaluate import dev_metrics, evaluate, fit_decoding
 from distill.training.module import DistillationModule
 from teachers.embedded import train_tokenizer

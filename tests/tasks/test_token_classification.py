@@ -533,8 +533,8 @@ def test_the_command_on_the_device_writes_entities(
 def test_cached_outputs_equal_the_computed_ones_for_any_batch(
     conll: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
+    from distill.teaching.computation import Computation, cache_outputs
     from distill.teaching.output_cache import OutputCache
-    from distill.teaching.outputs import Computation, cache_outputs
 
     task = TokenClassification(data=conll)
     dev = task.encode(task.read(tmp_path), tokenizer, None)["dev"]

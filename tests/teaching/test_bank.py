@@ -15,7 +15,8 @@ from distill.data.tables import LabelledData
 from distill.tasks import Classification
 from distill.teaching import bank as module
 from distill.teaching.bank import Search
-from distill.teaching.teacher import PreparedTeacher, TeacherSource
+from distill.teaching.prepared import PreparedTeacher
+from distill.teaching.source import TeacherSource
 from teachers.pretrained import Pretrained
 from tests.conftest import sentences
 

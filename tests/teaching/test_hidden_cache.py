@@ -22,8 +22,8 @@ from distill.tasks import Classification
 from distill.teaching import output_cache
 from distill.teaching.output_cache import Cached, HiddenLayers, OutputCache
 from distill.teaching.outputs import check_size, earlier_decision, hidden_layers, outputs_for_training
+from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.signal import Live
-from distill.teaching.teacher import PreparedTeacher
 from students.distilbert import from_teacher
 from tests.conftest import sentences, toy_bert
 

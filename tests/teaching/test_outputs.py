@@ -21,10 +21,11 @@ from distill.losses.term import get_logits
 from distill.models.forward import run_model
 from distill.storage.cache import LEASE
 from distill.tasks import Classification, MaskedLM
+from distill.teaching import computation as module
 from distill.teaching import output_cache, outputs
+from distill.teaching.computation import Computation, cache_outputs
 from distill.teaching.output_cache import Cached, HiddenLayers, OutputCache
-from distill.teaching.outputs import Computation, cache_outputs
-from distill.teaching.teacher import PreparedTeacher
+from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.top_k import restore_logits, take_top_k
 from distill.text.masking import Masking
 from distill.text.sequences import Sequences
@@ -122,7 +123,7 @@ def test_fingerprint_hidden_states_and_data_each_select_a_directory(compute: Com
 
 
 def test_an_interrupted_pass_resumes(compute: Compute, small_shards: int, monkeypatch: pytest.MonkeyPatch):
-    original, computed = outputs._compute, []
+    original, computed = module._compute, []
 
     def count_and_interrupt(*arguments: Any, **options: Any) -> Any:
         if len(computed) == 2:
@@ -130,14 +131,14 @@ def test_an_interrupted_pass_resumes(compute: Compute, small_shards: int, monkey
         computed.append(options["first"])
         return original(*arguments, **options)
 
-    monkeypatch.setattr(outputs, "_compute", count_and_interrupt)
+    monkeypatch.setattr(module, "_compute", count_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         compute()
-    monkeypatch.setattr(outputs, "_compute", lambda *a, **o: computed.append(o["first"]) or original(*a, **o))
+    monkeypatch.setattr(module, "_compute", lambda *a, **o: computed.append(o["first"]) or original(*a, **o))
     resumed = compute()
     assert len(computed) == small_shards
     assert computed == sorted(set(computed))  # No shard is computed twice.
-    monkeypatch.setattr(outputs, "_compute", original)
+    monkeypatch.setattr(module, "_compute", original)
     np.testing.assert_array_equal(stored_logits(resumed), stored_logits(compute(fingerprint="at once")))
 
 
@@ -177,7 +178,7 @@ def test_outputs_belong_to_the_device_and_the_versions_of_the_libraries(
     first = compute_on("cpu")
     assert compute_on("cpu").seconds == 0
     assert compute_on("cuda").directory != first.directory
-    monkeypatch.setattr(outputs, "library_versions", lambda: {"torch": "1.0", "transformers": "5.0"})
+    monkeypatch.setattr(module, "library_versions", lambda: {"torch": "1.0", "transformers": "5.0"})
     assert compute_on("cpu").directory != first.directory
 
 
@@ -482,8 +483,8 @@ def test_only_the_masks_of_the_planned_epochs_are_computed(
 ) -> None:
     monkeypatch.setattr(output_cache, "SHARD_TOKENS", 200)
     computed: list[int] = []
-    original = outputs._compute
-    monkeypatch.setattr(outputs, "_compute", lambda *a, **o: computed.append(o["first"]) or original(*a, **o))
+    original = module._compute
+    monkeypatch.setattr(module, "_compute", lambda *a, **o: computed.append(o["first"]) or original(*a, **o))
     cache_top_k(masked, language_model, tmp_path, top_k=4, epochs=1)
     assert computed
     assert max(computed) < len(masked)

@@ -13,8 +13,10 @@ from transformers import BertForSequenceClassification, PreTrainedModel, PreTrai
 from distill.errors import UserError
 from distill.models.loading import Start, rescale_head
 from distill.tasks import Regression
-from distill.teaching import teacher as teaching
+from distill.teaching import preparation as teaching
+from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.scale import fit_scale
+from distill.teaching.source import TeacherSource
 from distill.training.settings import TrainerSettings
 from teachers.loaded import Loaded
 from tests.conftest import SETTINGS, sentences, toy_bert
@@ -38,17 +40,17 @@ def numbers(regressor: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> n
     return np.asarray(logits[:, 0].numpy().astype(np.float64))
 
 
-Prepare = Callable[..., teaching.PreparedTeacher]
+Prepare = Callable[..., PreparedTeacher]
 
 
 @pytest.fixture
 def prepare(regressor: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Prepare:
     """Prepares the regressor for labels, by default without a fine-tuning."""
 
-    def run(labels: np.ndarray, *, finetune: TrainerSettings | None = None) -> teaching.PreparedTeacher:
+    def run(labels: np.ndarray, *, finetune: TrainerSettings | None = None) -> PreparedTeacher:
         rows = (TEXTS, labels.astype(np.float32).tolist())
         task = Regression(name="toy", text="text", max_length=64, train=rows, dev=rows)
-        source = teaching.TeacherSource(weights=Loaded(regressor, tokenizer), finetune=finetune)
+        source = TeacherSource(weights=Loaded(regressor, tokenizer), finetune=finetune)
         preparation = teaching.Preparation(
             task=task, splits=task.read(tmp_path), cache_dir=tmp_path, run_directory=tmp_path / "run",
             device=torch.device("cpu"),

@@ -22,7 +22,9 @@ from distill.errors import UnreachableError, UserError
 from distill.models.loading import match_labels, reorder_head
 from distill.tasks import Classification
 from distill.tasks.class_scores import OneClass
-from distill.teaching import teacher as teaching
+from distill.teaching import preparation as teaching
+from distill.teaching.prepared import PreparedTeacher
+from distill.teaching.source import TeacherSource, locate
 from distill.training.module import freeze
 from teachers.embedded import Embedded
 from teachers.loaded import Loaded
@@ -278,17 +280,17 @@ class _Unreachable:
 
 
 def test_only_the_built_in_task_accepts_a_substitute(capsys: pytest.CaptureFixture[str]) -> None:
-    stand_in = teaching.TeacherSource(Embedded(), None)
-    requested = teaching.TeacherSource(_Unreachable(), None, substitute=lambda: stand_in)
+    stand_in = TeacherSource(Embedded(), None)
+    requested = TeacherSource(_Unreachable(), None, substitute=lambda: stand_in)
     own = Classification(name="own", text=["text"], data_dir="somewhere")
     with pytest.raises(UnreachableError, match="far away"):
-        teaching.locate(requested, own)
+        locate(requested, own)
     builtin = Classification(name="docstrings", text=["sentence"], builtin=True)
-    assert teaching.locate(requested, builtin) == (stand_in, True)
+    assert locate(requested, builtin) == (stand_in, True)
     printed = capsys.readouterr().out
     assert "ANOTHER TEACHER TEACHES" in printed
     assert "Requested    big" in printed
-    assert teaching.locate(stand_in, own) == (stand_in, False)
+    assert locate(stand_in, own) == (stand_in, False)
 
 
 CODE = {
@@ -333,7 +335,7 @@ def test_a_fine_tuned_teacher_with_code_of_its_own_is_loaded_again(
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", list(sys.path))
     weights = Pretrained(name="foreign", path=str(foreign_dir), trust_remote_code=True)
-    source = teaching.TeacherSource(weights=weights, finetune=replace(SETTINGS, max_epochs=None, max_steps=1))
+    source = TeacherSource(weights=weights, finetune=replace(SETTINGS, max_epochs=None, max_steps=1))
     short = Classification(name="toy", text=["sentence"], max_length=64, data_dir=task.rows.source.data_dir)
     preparation = teaching.Preparation(
         task=short, splits=short.read(tmp_path), cache_dir=tmp_path, run_directory=tmp_path / "run",
@@ -366,7 +368,7 @@ def test_a_loaded_teacher_keeps_the_settings_of_its_tokenizer(
 def test_a_fine_tuned_teacher_belongs_to_the_versions_of_its_libraries(
     library: str, encoder_dir: Path, task: Classification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = teaching.TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), SETTINGS)
+    source = TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), SETTINGS)
     splits = task.read(tmp_path)
     key = teaching._fingerprint(source, task, splits)
     module = {"torch": torch, "transformers": transformers}[library]
@@ -387,7 +389,7 @@ def contrary(teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Cl
     return Classification(name="toy", text="text", max_length=64, train=rows, dev=rows)
 
 
-def score_teacher(source: teaching.TeacherSource, task: Classification, directory: Path) -> teaching.PreparedTeacher:
+def score_teacher(source: TeacherSource, task: Classification, directory: Path) -> PreparedTeacher:
     splits = task.read(directory)
     preparation = teaching.Preparation(
         task=task, splits=splits, cache_dir=directory, run_directory=directory, device=torch.device("cpu")
@@ -402,7 +404,7 @@ def test_a_weak_teacher_is_refused_with_a_way_out(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, contrary: Classification, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    source = teaching.TeacherSource(weights=Loaded(teacher, tokenizer), finetune=None)
+    source = TeacherSource(weights=Loaded(teacher, tokenizer), finetune=None)
     expected = "teacher loaded is worse than a constant prediction on dev: accuracy 0.000 against 0."
     ways = (
         ": check that its labels mean the task's, give it more labels or dev more rows, or set "
@@ -435,7 +437,7 @@ def test_a_teacher_whose_training_was_too_short_says_so_when_it_is_reused_too(
     scores = iter([0.2, 0.4, 0.7])
     monkeypatch.setattr(OneClass, "metrics", lambda self, of_dev: {"accuracy": next(scores)})
     task = Classification(name="toy", text=["sentence"], max_length=64, data_dir=task.rows.source.data_dir)
-    source = teaching.TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), replace(SETTINGS, **length))
+    source = TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), replace(SETTINGS, **length))
     preparation = teaching.Preparation(
         task=task, splits=splits, cache_dir=tmp_path, run_directory=tmp_path / "run", device=torch.device("cpu")
     )
@@ -453,7 +455,7 @@ def test_a_teacher_whose_training_was_too_short_says_so_when_it_is_reused_too(
 
 def test_the_fine_tuning_is_chosen_from_data_and_teacher(encoder_dir: Path, task: Classification, splits: Any) -> None:
     """The toy encoder is 32 wide; 64 examples are 2 steps of an epoch."""
-    pretrained = teaching.TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), api.FINETUNE)
+    pretrained = TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), api.FINETUNE)
     source, chosen = teaching._choose_finetuning(pretrained, splits)
     assert source.finetune is not None
     assert (source.finetune.learning_rate, source.finetune.max_epochs, source.finetune.patience) == (1e-4, 40, 14)
@@ -486,7 +488,7 @@ def test_a_fine_tuned_teacher_is_cached_under_the_options_that_its_fine_tuning_u
     weights = Pretrained(name="toy", path=str(classifier_dir))
 
     def fingerprint(**options: Any) -> str:
-        return teaching._fingerprint(teaching.TeacherSource(weights, replace(SETTINGS, **options)), task, splits)
+        return teaching._fingerprint(TeacherSource(weights, replace(SETTINGS, **options)), task, splits)
 
     assert fingerprint(checkpoint_steps=7) == fingerprint()
     changes: list[dict[str, Any]] = [{"ema": 0.9}, {"soup": 3}, {"patience": 2}, {"schedule": "cosine"}]
@@ -494,6 +496,6 @@ def test_a_fine_tuned_teacher_is_cached_under_the_options_that_its_fine_tuning_u
 
 
 def test_a_fine_tuned_teacher_belongs_to_its_data(encoder_dir: Path, task: Classification, splits: Any) -> None:
-    source = teaching.TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), SETTINGS)
+    source = TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), SETTINGS)
     keys = {teaching._fingerprint(source, task, data) for data in (splits, splits, replace(splits, sha256="other"))}
     assert len(keys) == 2

@@ -1,329 +1,50 @@
-"""Prepares a teacher for a task: loads it, and fine-tunes and caches it if its head does not fit."""
+"""Prepares a teacher for a task: loads it, fine-tunes and caches it if its head does not fit, and scores it."""
 
-import copy
 import gc
-import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import transformers
 from lightning.pytorch.loggers import CSVLogger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.console import console, format_duration, print_line, print_notice
+from distill.console import format_duration, print_line, print_notice
 from distill.contracts import EncodedSplits, Examples, Scores, Splits, Task
 from distill.data import batching
 from distill.data.mixing import labelled_only
-from distill.errors import OptionError, UnreachableError, UserError
+from distill.errors import UserError
 from distill.losses import Objective
 from distill.models.checks import check_length, encoder_size
 from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
 from distill.models.tokenizer import read_vocabulary
-from distill.options import show_value
 from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import CHECKSUMS, hash_file, write_json
-from distill.teaching.constants import Comparison, compare_with_constant
-from distill.teaching.features import Features
-from distill.teaching.mixture import mix_scores, normalize_shares
+from distill.teaching.computation import cached_scores
+from distill.teaching.constants import compare_with_constant
+from distill.teaching.mixture import mix_scores
 from distill.teaching.output_cache import OutputCache, library_versions
-from distill.teaching.outputs import cached_scores, computation_of
+from distill.teaching.outputs import computation_of
+from distill.teaching.prepared import PreparedTeacher, digest_parts, join_members
 from distill.teaching.scale import Rescaling, fit_scale
+from distill.teaching.source import TeacherSource
 from distill.training import auto, checkpoints, fitting
 from distill.training.evaluate import evaluate, fit_decoding, split_metrics
-from distill.training.module import DistillationModule, freeze
-from distill.training.settings import TrainerSettings, check_budget, check_processes
+from distill.training.module import DistillationModule
+from distill.training.settings import check_budget, check_processes
 
 AS_IT_IS, RESCALED = "as it is", "rescaled"  # Origins of a teacher that needs no training.
 FORMAT = 1  # Of a fine-tuned teacher in the cache.
 _METADATA = "distill.json"  # Beside its weights.
 # Called with model, tokenizer and examples before the fine-tuning; raises an error if the student does not suit them.
 Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase, EncodedSplits], object]
-
-
-class Weights(Protocol):
-    """A source of a teacher's weights: a class of `teachers/`.
-
-    Attributes:
-        name: name of the teacher in records and directories.
-        precision: precision of the forward passes, `float32` or `bfloat16`.
-        is_new: whether the weights are random.
-        trust_remote_code: whether to run Python code that is saved with the weights.
-    """
-
-    name: str
-    precision: str
-    is_new: bool
-    trust_remote_code: bool
-
-    def locate(self) -> Path | None:
-        """Returns the directory of the weights, if any; raises UnreachableError if they are not available."""
-        ...
-
-    def resolved(self) -> str:
-        """Returns the name in records."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Returns a digest of everything that the model depends on."""
-        ...
-
-    def width(self) -> int:
-        """Returns the size of the hidden states, before the model is loaded."""
-        ...
-
-    def load(
-        self,
-        auto_class: str,
-        labels: Sequence[str] | None,
-        texts: Iterable[str],
-        *,
-        problem_type: str | None = None,
-    ) -> Start:
-        """Loads the model with a head for `labels`, or over the vocabulary, and its tokenizer.
-
-        Args:
-            problem_type: of the head in the configurations of transformers, as in `load_directory`.
-        """
-        ...
-
-
-@runtime_checkable
-class SeveralWeights(Protocol):
-    """The weights of the teachers of an ensemble: a class of `teachers/`.
-
-    Attributes:
-        members: the source of each teacher's weights.
-        weights: of each teacher's predictions in their mean; None for equal ones.
-    """
-
-    members: Sequence[Weights]
-    weights: Sequence[float] | None
-
-
-@runtime_checkable
-class WeightsByTask(Protocol):
-    """The weights of a teacher for each of several tasks: a class of `teachers/`.
-
-    Attributes:
-        tasks: the source of each teacher's weights by the name of its task.
-    """
-
-    tasks: Mapping[str, Weights]
-
-
-@dataclass(frozen=True)
-class TeacherSource:
-    """The weights of a teacher, the settings of its fine-tuning, and the cache of its outputs.
-
-    Args:
-        weights: the source of the weights.
-        finetune: settings of the fine-tuning if the head does not fit the task; None raises an error instead. With
-            `features` those of the training of the BiLSTM.
-        cache: the rules for caching outputs.
-        substitute: creates the teacher to use if the weights are not available; only for a task with built-in data.
-        accept_weak: whether a teacher that is not better on dev than a constant prediction may teach.
-        features: the hidden states of the frozen encoder that a BiLSTM reads in place of the fine-tuning; None for it.
-        others: the further teachers of an ensemble (`make_ensemble`).
-        shares: the weight of each teacher of an ensemble, with a sum of 1.
-        by_task: the source of the teacher of each of several tasks by its name; empty if this one teaches all.
-
-    Raises:
-        OptionError: if `accept_weak` is neither true nor false.
-    """
-
-    weights: Weights
-    finetune: TrainerSettings | None
-    cache: OutputCache = field(default_factory=OutputCache)
-    substitute: "Callable[[], TeacherSource] | None" = None
-    accept_weak: bool = False
-    features: Features | None = None
-    others: "tuple[TeacherSource, ...]" = ()
-    shares: tuple[float, ...] = (1.0,)
-    by_task: "Mapping[str, TeacherSource]" = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.accept_weak, bool):
-            raise OptionError("teacher.accept_weak", show_value(self.accept_weak), "true or false")
-
-    def of_task(self, name: str) -> "TeacherSource":
-        """Returns the source of the teacher of the task with this name."""
-        return self.by_task.get(name, self)
-
-    @property
-    def trainer(self) -> str:
-        """Returns the key of `finetune` in the configuration."""
-        return "teacher.finetune" if self.features is None else "teacher.bilstm.trainer"
-
-    def resolved(self) -> str:
-        """Returns the name of the teacher in records."""
-        name = self.weights.resolved()
-        return name if self.features is None else f"{name} ({self.features})"
-
-
-def check_features(source: TeacherSource, task: Task) -> None:
-    """Raises UserError if a teacher is to be made of features and cannot be, before anything is read."""
-    for one in (source, *source.others):
-        if one.features is not None:
-            one.features.check(task, one.cache, is_new=one.weights.is_new)
-
-
-def make_ensemble(sources: Sequence[TeacherSource], weights: Sequence[float] | None = None) -> TeacherSource:
-    """Returns the source of several teachers whose mean teaches; the first one gives hidden states and layers.
-
-    Raises:
-        UserError: for fewer than two teachers, weights that do not suit them, or a cache that is switched off.
-    """
-    if len(sources) < 2:
-        raise UserError(f"got an ensemble of {len(sources)} teachers, expected at least 2: give their directories")
-    try:
-        shares = normalize_shares(weights, len(sources))
-    except ValueError as error:
-        raise OptionError("teacher.weights", show_value(weights), f"null or {error}") from error
-    if sources[0].cache.enabled is False:
-        expected = "auto or true because an ensemble teaches from cached outputs"
-        raise OptionError("teacher.cache.enabled", "false", expected)
-    return replace(sources[0], others=tuple(sources[1:]), shares=shares)
-
-
-def make_by_task(sources: Mapping[str, TeacherSource]) -> TeacherSource:
-    """Returns the source of a teacher of its own for each of several tasks, by their names.
-
-    Raises:
-        UserError: for no teacher.
-    """
-    if not sources:
-        raise UserError("got no teacher, expected one for each task: teacher.paths={sst2:DIR,mrpc:DIR}")
-    return replace(next(iter(sources.values())), by_task=dict(sources))
-
-
-class PreparedTeacher:
-    """A teacher that fits its task, with its scores, its metrics and the seconds of its fine-tuning.
-
-    `model` is the float32 model. `release` frees its memory, and the next access loads it again. `fingerprint`
-    is a digest of everything that its outputs depend on except the inputs. `trained_by` has the settings of its
-    training on the task, in this run or an earlier one that cached it; None if it was not trained.
-    """
-
-    def __init__(
-        self,
-        *,
-        requested: str,
-        resolved: str,
-        substituted: bool,
-        origin: str,
-        tokenizer: PreTrainedTokenizerBase,
-        load: Callable[[], PreTrainedModel],
-        precision: str,
-        weights: str,
-        device: torch.device,
-        seconds: float,
-        model: PreTrainedModel | None = None,
-        notices: Sequence[str] = (),
-        features: Mapping[str, Any] | None = None,
-        trained_by: TrainerSettings | None = None,
-    ) -> None:
-        self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
-        self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
-        self.device, self.seconds = device, seconds
-        self.metrics: dict[str, float] = {}
-        self.scores: Mapping[str, Scores] = {}  # On the splits that are scored.
-        self.comparison: Comparison | None = None  # With the best constant prediction.
-        self.notices = list(notices)
-        self.features, self.trained_by = features, trained_by
-        self._load = load
-        self._model = None if model is None else freeze(model)
-        self._running: PreTrainedModel | None = None
-        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
-
-    @property
-    def members(self) -> "Sequence[PreparedTeacher]":
-        """Returns the teachers of an ensemble, else the teacher itself."""
-        return [self]
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """Returns the weight of each of them."""
-        return (1.0,)
-
-    @property
-    def model(self) -> PreTrainedModel:
-        if self._model is None:
-            self._model = freeze(self._load())
-        return self._model
-
-    @property
-    def fingerprint(self) -> str:
-        return f"{self.weights}-{self.precision}"
-
-    def running(self) -> PreTrainedModel:
-        """Returns the model on the device and in the precision of its forward passes."""
-        dtype = getattr(torch, self.precision)
-        if dtype == torch.float32 and self.device.type == "cpu":
-            return self.model
-        if self._running is None:
-            self._running = freeze(copy.deepcopy(self.model).to(self.device, dtype))
-        return self._running
-
-    def release(self) -> None:
-        """Frees the model's memory."""
-        self._model = self._running = None
-        gc.collect()  # A frozen model refers to itself.
-
-    def record(self) -> dict[str, Any]:
-        """Returns the `teacher` of run.json."""
-        fields = (
-            "requested", "resolved", "substituted", "origin", "features", "precision", "metrics", "parameters",
-            "notices",
-        )  # fmt: skip
-        comparison = (
-            {"constant": None, "against_constant": None} if self.comparison is None else self.comparison.record()
-        )
-        return {name: getattr(self, name) for name in fields} | comparison
-
-
-class PreparedEnsemble(PreparedTeacher):
-    """Several teachers with one vocabulary. Everything but outputs, scores and size is that of the first one."""
-
-    def __init__(self, members: Sequence[PreparedTeacher], shares: tuple[float, ...], *, requested: str) -> None:
-        first = members[0]
-        self._members, self._shares = members, shares
-        super().__init__(
-            requested=requested, resolved=f"the mean of {', '.join(member.resolved for member in members)}",
-            substituted=False, origin=", ".join(member.origin for member in members), tokenizer=first.tokenizer,
-            load=lambda: first.model, precision=first.precision,
-            weights=digest_parts([*(member.fingerprint for member in members), *shares]), device=first.device,
-            seconds=sum(member.seconds for member in members),
-            notices=[notice for member in members for notice in member.notices],
-        )  # fmt: skip
-        self.parameters = sum(member.parameters for member in members)
-
-    @property
-    def members(self) -> Sequence[PreparedTeacher]:
-        return self._members
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        return self._shares
-
-    def release(self) -> None:
-        for member in self.members:
-            member.release()
-        super().release()
-
-    def record(self) -> dict[str, Any]:
-        rows = [
-            {"resolved": member.resolved, "origin": member.origin, "share": share, "metrics": member.metrics}
-            for member, share in zip(self.members, self.shares, strict=True)
-        ]
-        return super().record() | {"members": rows}
 
 
 @dataclass(frozen=True)
@@ -351,31 +72,6 @@ class Preparation:
     rehearse: Rehearsal = lambda model, tokenizer, examples: None
 
 
-def locate(source: TeacherSource, task: Task) -> tuple[TeacherSource, bool]:
-    """Returns the source, or its substitute if the weights are not available, and whether it is the substitute.
-
-    Raises:
-        UserError: if the weights are not available and there is no substitute.
-    """
-    try:
-        for one in (source, *source.others):
-            one.weights.locate()
-        return source, False
-    except UnreachableError:
-        if not task.builtin or source.substitute is None or not task.fine_tunes_teacher:
-            raise
-        substitute = source.substitute()
-        console.rule("ANOTHER TEACHER TEACHES", style="bold yellow")
-        print_line(
-            f"Requested    {source.weights.name}: its weights are not on this machine, and the Hub does not respond."
-        )
-        print_line(f"In its place {substitute.weights.resolved()}.", style="bold")
-        print_line("All numbers below are of that small teacher. To use your own files, set teacher.path=DIR")
-        console.rule(style="bold yellow")
-        substitute.weights.locate()
-        return substitute, True
-
-
 def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, substituted: bool) -> PreparedTeacher:
     """Loads the teacher, or those of an ensemble, and fine-tunes each whose head does not fit the task.
 
@@ -394,7 +90,7 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
                 f"teacher {member.resolved} reads other tokens than {members[0].resolved}: the teachers of an ensemble "
                 "need the same tokenizer"
             )
-    return PreparedEnsemble(members, source.shares, requested=requested)
+    return join_members(members, source.shares, requested=requested)
 
 
 def _prepare(source: TeacherSource, preparation: Preparation, requested: str, substituted: bool) -> PreparedTeacher:
@@ -599,11 +295,6 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
     parts += [] if task.head_bias is None else [{"head_bias": task.head_bias}]
     parts += [] if source.features is None else [source.features.record()]
     return entry_key("teachers", FORMAT, library_versions(), *parts)
-
-
-def digest_parts(parts: Sequence[object]) -> str:
-    """Returns a digest of values that JSON can represent."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _finetune(

@@ -1,0 +1,131 @@
+"""A teacher that is ready to teach: it fits its task, and its model is loaded when it runs."""
+
+import copy
+import gc
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.contracts import Scores
+from distill.teaching.constants import Comparison
+from distill.training.module import freeze
+from distill.training.settings import TrainerSettings
+
+
+class PreparedTeacher:
+    """A teacher that fits its task, or the mean of several, with scores, metrics and the seconds of its fine-tuning.
+
+    `model` is the float32 model. `release` frees its memory, and the next access loads it again. `fingerprint`
+    is a digest of everything that its outputs depend on except the inputs. `trained_by` has the settings of its
+    training on the task, in this run or an earlier one that cached it; None if it was not trained. `members` are the
+    teachers of an ensemble, else the teacher itself, and `shares` the weight of each.
+    """
+
+    def __init__(
+        self,
+        *,
+        requested: str,
+        resolved: str,
+        substituted: bool,
+        origin: str,
+        tokenizer: PreTrainedTokenizerBase,
+        load: Callable[[], PreTrainedModel],
+        precision: str,
+        weights: str,
+        device: torch.device,
+        seconds: float,
+        model: PreTrainedModel | None = None,
+        notices: Sequence[str] = (),
+        features: Mapping[str, Any] | None = None,
+        trained_by: TrainerSettings | None = None,
+        members: "Sequence[PreparedTeacher]" = (),
+        shares: tuple[float, ...] = (1.0,),
+    ) -> None:
+        self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
+        self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
+        self.device, self.seconds = device, seconds
+        self.metrics: dict[str, float] = {}
+        self.scores: Mapping[str, Scores] = {}  # On the splits that are scored.
+        self.comparison: Comparison | None = None  # With the best constant prediction.
+        self.notices = list(notices)
+        self.features, self.trained_by, self.shares = features, trained_by, shares
+        self._members = members
+        self._load = load
+        self._model = None if model is None else freeze(model)
+        self._running: PreTrainedModel | None = None
+        sizes = [parameter.numel() for parameter in self.model.parameters()]
+        self.parameters: int = sum([member.parameters for member in members] or sizes)
+
+    @property
+    def members(self) -> "Sequence[PreparedTeacher]":
+        return self._members or [self]
+
+    @property
+    def model(self) -> PreTrainedModel:
+        if self._model is None:
+            self._model = freeze(self._load())
+        return self._model
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.weights}-{self.precision}"
+
+    def running(self) -> PreTrainedModel:
+        """Returns the model on the device and in the precision of its forward passes."""
+        dtype = getattr(torch, self.precision)
+        if dtype == torch.float32 and self.device.type == "cpu":
+            return self.model
+        if self._running is None:
+            self._running = freeze(copy.deepcopy(self.model).to(self.device, dtype))
+        return self._running
+
+    def release(self) -> None:
+        """Frees the model's memory."""
+        for member in self._members:
+            member.release()
+        self._model = self._running = None
+        gc.collect()  # A frozen model refers to itself.
+
+    def record(self) -> dict[str, Any]:
+        """Returns the `teacher` of run.json."""
+        fields = (
+            "requested", "resolved", "substituted", "origin", "features", "precision", "metrics", "parameters",
+            "notices",
+        )  # fmt: skip
+        comparison = (
+            {"constant": None, "against_constant": None} if self.comparison is None else self.comparison.record()
+        )
+        rows = [
+            {"resolved": member.resolved, "origin": member.origin, "share": share, "metrics": member.metrics}
+            for member, share in zip(self.members, self.shares, strict=True)
+        ]
+        members = {"members": rows} if self._members else {}
+        return {name: getattr(self, name) for name in fields} | comparison | members
+
+
+def join_members(members: Sequence[PreparedTeacher], shares: tuple[float, ...], *, requested: str) -> PreparedTeacher:
+    """Returns the teacher that is the mean of several with one vocabulary.
+
+    Everything but outputs, scores and size is that of the first one.
+
+    Args:
+        shares: the weight of each, with a sum of 1.
+    """
+    first = members[0]
+    return PreparedTeacher(
+        requested=requested, resolved=f"the mean of {', '.join(member.resolved for member in members)}",
+        substituted=False, origin=", ".join(member.origin for member in members), tokenizer=first.tokenizer,
+        load=lambda: first.model, precision=first.precision,
+        weights=digest_parts([*(member.fingerprint for member in members), *shares]), device=first.device,
+        seconds=sum(member.seconds for member in members),
+        notices=[notice for member in members for notice in member.notices], members=members, shares=shares,
+    )  # fmt: skip
+
+
+def digest_parts(parts: Sequence[object]) -> str:
+    """Returns a digest of values that JSON can represent."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
