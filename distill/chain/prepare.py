@@ -29,7 +29,7 @@ from distill.storage.cache import open_cache
 from distill.teaching import preparation as teaching
 from distill.teaching.outputs import check_size
 from distill.teaching.prepared import PreparedTeacher
-from distill.teaching.several import PreparedTeachers, check_teachers, join_teachers
+from distill.teaching.several import check_teachers, join_scores, join_teachers
 from distill.teaching.source import TeacherSource, locate
 
 
@@ -195,8 +195,8 @@ def _record(run: Run, plan: Plan, tasks: Sequence[TaskRun], teacher: PreparedTea
             share = about["unlabelled"]["share"] if plan.objective.needs_teacher else 0.0  # They are left out.
             about["unlabelled"] |= {"share": share, "sureness": before.get("sureness")}
         task_run.run.update(task=about, teacher=task_run.teacher.record())
-    if isinstance(teacher, PreparedTeachers):
-        teacher.join_scores(plan.task)
+    if teacher.by_task:
+        join_scores(teacher, plan.task)
         run.update(task=joint_record(plan.task, tasks), teacher=teacher.record())
     run.update(objective=plan.objective.record())
 

@@ -11,18 +11,20 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.contracts import Scores
+from distill.models.heads import SeveralHeads
 from distill.teaching.constants import Comparison
 from distill.training.module import freeze
 from distill.training.settings import TrainerSettings
 
 
 class PreparedTeacher:
-    """A teacher that fits its task, or the mean of several, with scores, metrics and the seconds of its fine-tuning.
+    """A teacher that fits its task, the mean of several, or the teachers of several tasks, with their scores and size.
 
     `model` is the float32 model. `release` frees its memory, and the next access loads it again. `fingerprint`
     is a digest of everything that its outputs depend on except the inputs. `trained_by` has the settings of its
     training on the task, in this run or an earlier one that cached it; None if it was not trained. `members` are the
-    teachers of an ensemble, else the teacher itself, and `shares` the weight of each.
+    teachers of an ensemble, else the teacher itself, and `shares` the weight of each. `by_task` has the teacher of each
+    of several tasks by its name; it is empty for that of one task.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class PreparedTeacher:
         trained_by: TrainerSettings | None = None,
         members: "Sequence[PreparedTeacher]" = (),
         shares: tuple[float, ...] = (1.0,),
+        by_task: "Mapping[str, PreparedTeacher] | None" = None,
     ) -> None:
         self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
         self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
@@ -53,16 +56,20 @@ class PreparedTeacher:
         self.comparison: Comparison | None = None  # With the best constant prediction.
         self.notices = list(notices)
         self.features, self.trained_by, self.shares = features, trained_by, shares
-        self._members = members
+        self._members, self.by_task = members, by_task or {}
         self._load = load
         self._model = None if model is None else freeze(model)
         self._running: PreTrainedModel | None = None
         sizes = [parameter.numel() for parameter in self.model.parameters()]
-        self.parameters: int = sum([member.parameters for member in members] or sizes)
+        self.parameters: int = sum([teacher.parameters for teacher in self._teachers()] or sizes)
 
     @property
     def members(self) -> "Sequence[PreparedTeacher]":
         return self._members or [self]
+
+    def _teachers(self) -> "list[PreparedTeacher]":
+        """Returns the teachers that this one is made of, none if it is one model."""
+        return [*self._members, *self.by_task.values()]
 
     @property
     def model(self) -> PreTrainedModel:
@@ -75,7 +82,9 @@ class PreparedTeacher:
         return f"{self.weights}-{self.precision}"
 
     def running(self) -> PreTrainedModel:
-        """Returns the model on the device and in the precision of its forward passes."""
+        """Returns the model on the device and in the precision of its forward passes; of several tasks all in one."""
+        if self.by_task:
+            return freeze(SeveralHeads({name: teacher.running() for name, teacher in self.by_task.items()}))
         dtype = getattr(torch, self.precision)
         if dtype == torch.float32 and self.device.type == "cpu":
             return self.model
@@ -85,8 +94,8 @@ class PreparedTeacher:
 
     def release(self) -> None:
         """Frees the model's memory."""
-        for member in self._members:
-            member.release()
+        for teacher in self._teachers():
+            teacher.release()
         self._model = self._running = None
         gc.collect()  # A frozen model refers to itself.
 

@@ -4,59 +4,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer
 
 from distill.contracts import Scores, Signal, Task
 from distill.errors import UserError, first_line
 from distill.losses import Objective
 from distill.models.checks import encoder_size
-from distill.models.heads import SeveralHeads
 from distill.models.tokenizer import read_vocabulary
 from distill.teaching.outputs import run_live
 from distill.teaching.prepared import PreparedTeacher, digest_parts
 from distill.teaching.signal import ByTask
 from distill.teaching.source import TeacherSource
 from distill.training.evaluate import split_metrics
-from distill.training.module import NOTHING, freeze
-
-
-class PreparedTeachers(PreparedTeacher):
-    """The teachers of several tasks by name. Everything but model, metrics and size is that of the first one."""
-
-    def __init__(self, teachers: Mapping[str, PreparedTeacher]) -> None:
-        first = next(iter(teachers.values()))
-        self.teachers = teachers
-        every = teachers.values()
-        super().__init__(
-            requested=first.requested, resolved=", ".join(dict.fromkeys(one.resolved for one in every)),
-            substituted=any(one.substituted for one in every), origin=", ".join(one.origin for one in every),
-            tokenizer=first.tokenizer, load=lambda: first.model, precision=first.precision,
-            weights=digest_parts([one.fingerprint for one in every]), device=first.device,
-            seconds=sum(one.seconds for one in every),
-        )  # fmt: skip
-        self.parameters = sum(one.parameters for one in every)
-
-    def join_scores(self, task: Task) -> None:
-        """Sets scores and metrics of all tasks from those of the teachers."""
-        every = [teacher.scores for teacher in self.teachers.values()]
-        splits = dict.fromkeys(split for scores in every for split in scores)
-        self.scores = {
-            split: Scores.of_tasks({number: scores[split] for number, scores in enumerate(every) if split in scores})
-            for split in splits
-        }
-        self.metrics = split_metrics(task, self.scores)
-
-    def running(self) -> PreTrainedModel:
-        return freeze(SeveralHeads({name: teacher.running() for name, teacher in self.teachers.items()}))
-
-    def release(self) -> None:
-        for teacher in self.teachers.values():
-            teacher.release()
-        super().release()
-
-    def record(self) -> dict[str, Any]:
-        self.notices = [notice for teacher in self.teachers.values() for notice in teacher.notices]
-        return super().record()
+from distill.training.module import NOTHING
 
 
 def check_teachers(sources: Mapping[str, TeacherSource], objective: Objective) -> None:
@@ -109,6 +69,8 @@ def _load_parts(directory: Path, *, trust_remote_code: bool) -> tuple[dict[str, 
 def join_teachers(teachers: Mapping[str, PreparedTeacher], objective: Objective) -> PreparedTeacher:
     """Returns the teachers of several tasks as one; a single one stays as it is.
 
+    Everything but the running model, scores and size is that of the first one.
+
     Raises:
         UserError: for teachers with other tokens, and for encoders of other sizes where the objective reads them.
     """
@@ -117,7 +79,26 @@ def join_teachers(teachers: Mapping[str, PreparedTeacher], objective: Objective)
     names = {name: teacher.resolved for name, teacher in teachers.items()}
     _compare_vocabularies({name: read_vocabulary(teacher.tokenizer) for name, teacher in teachers.items()}, names)
     _compare_sizes({name: encoder_size(teacher.model) for name, teacher in teachers.items()}, names, objective)
-    return PreparedTeachers(teachers)
+    first, every = next(iter(teachers.values())), teachers.values()
+    return PreparedTeacher(
+        requested=first.requested, resolved=", ".join(dict.fromkeys(one.resolved for one in every)),
+        substituted=any(one.substituted for one in every), origin=", ".join(one.origin for one in every),
+        tokenizer=first.tokenizer, load=lambda: first.model, precision=first.precision,
+        weights=digest_parts([one.fingerprint for one in every]), device=first.device,
+        seconds=sum(one.seconds for one in every), by_task=teachers,
+    )  # fmt: skip
+
+
+def join_scores(teacher: PreparedTeacher, task: Task) -> None:
+    """Sets scores, metrics and notices of the teacher of several tasks from those of the teacher of each."""
+    every = [one.scores for one in teacher.by_task.values()]
+    splits = dict.fromkeys(split for scores in every for split in scores)
+    teacher.scores = {
+        split: Scores.of_tasks({number: scores[split] for number, scores in enumerate(every) if split in scores})
+        for split in splits
+    }
+    teacher.metrics = split_metrics(task, teacher.scores)
+    teacher.notices = [notice for one in teacher.by_task.values() for notice in one.notices]
 
 
 def join_signals(signals: Sequence[Signal], teacher: PreparedTeacher, task: Task, objective: Objective) -> Signal:
