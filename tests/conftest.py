@@ -42,6 +42,8 @@ from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
 from students.distilbert import from_teacher
 from teachers.embedded import train_tokenizer
+from tests.composition import quick_composition
+from tests.exports import quick_exports
 
 with suppress(ImportError):  # Of TensorBoard and OpenVINO. It would close the output that pytest captures.
     from absl import logging as absl_logging
@@ -132,6 +134,21 @@ def empty_figures() -> Iterator[None]:
     """Leaves out the drawing of figures, a second for each run. The fixture `drawn` is for tests of figures."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "_render", lambda *_: "<svg></svg>")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def composition() -> Iterator[None]:
+    with quick_composition():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    root = tmp_path_factory.getbasetemp()
+    directory = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "graphs"
+    directory.mkdir(exist_ok=True)
+    with quick_exports(directory):
         yield
 
 

@@ -144,6 +144,19 @@ def test_a_language_model_has_the_logits_of_torch_at_the_positions(
         np.testing.assert_allclose(quantized, expected, atol=INT8_TOLERANCE * max(1.0, largest))
 
 
+@pytest.mark.parametrize("name", ["distilbert", "bilstm"])
+def test_a_structure_that_was_exported_before_has_the_weights_of_each_model(name: str, tmp_path: Path) -> None:
+    model = MODELS[name][0]().eval()
+    case = make_case(model, 2, 9, "right")
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter)
+        export_onnx(model, tmp_path / f"{seed}.onnx")
+        logits = run_file(session(tmp_path / f"{seed}.onnx", 1), case.inputs)
+        np.testing.assert_allclose(logits, run_torch(model, case.inputs), rtol=1e-4, atol=1e-4)
+
+
 def run_file(file: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray]) -> np.ndarray:
     logits: np.ndarray = file.run(["logits"], inputs)[0]
     return logits

@@ -1,0 +1,125 @@
+"""Exports to ONNX that trace each structure of a model once a session, seconds each, for other weights of it too."""
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import pytest
+import torch
+from torch import nn
+from torch.onnx._internal.exporter import _registration
+
+# The weights of the traced model are numbers of their own: float32 has every whole number from here up to twice of it.
+FIRST = 2**23
+_EXPORT = torch.onnx.export
+# Of a configuration: what changes no graph.
+_NAMES = ("_name_or_path", "id2label", "label2id", "transformers_version", "dtype", "architectures")
+
+
+@contextmanager
+def quick_exports(directory: Path) -> Iterator[None]:
+    """Keeps the graphs in a directory that all workers of a session share."""
+
+    def export(module: nn.Module, arguments: tuple[Any, ...], **options: Any) -> Any:
+        parameters = list(module.parameters())
+        size = sum(parameter.numel() for parameter in parameters)
+        if size > FIRST or _is_changed(module):
+            return _EXPORT(module, arguments, **options)
+        folder = directory / _key(module, arguments, options)
+        folder.mkdir(exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "order.npz").is_file():
+                _trace(module, arguments, options, folder)
+        if not (folder / "model.onnx").is_file():
+            return _EXPORT(module, arguments, **options)
+        return _fill(folder, parameters)
+
+    registry = _registration.ONNXRegistry.from_torchlib()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.onnx, "export", export)
+        patch.setattr(_registration.ONNXRegistry, "from_torchlib", lambda *_, **__: registry)
+        yield
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Returns whether a module has hooks or a `forward` of its own, which its class and repr do not show."""
+    return any(
+        "forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks for part in module.modules()
+    )  # fmt: skip
+
+
+def _key(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
+    model = module.model
+    config = {name: value for name, value in model.config.to_dict().items() if name not in _NAMES}
+    classes = [f"{type(part).__module__}.{type(part).__qualname__}" for part in module.modules()]
+    tensors = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in module.state_dict().items()]
+    buffers = [(name, tensor.tolist()) for name, tensor in module.named_buffers()]
+    inputs = [argument.tolist() for argument in arguments]
+    known = (repr(module), classes, tensors, buffers, inputs, json.dumps(config, default=str, sort_keys=True), options)
+    return hashlib.sha256(repr(known).encode()).hexdigest()[:20]
+
+
+def _trace(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], folder: Path) -> None:
+    """Exports the module with numbered weights, and writes the graph and the number of each weight in it.
+
+    Writes no graph where it has numbers that are computed from weights: such a model is exported each time.
+    """
+    saved = [parameter.detach().clone() for parameter in module.parameters()]
+    first = FIRST
+    try:
+        for parameter in module.parameters():
+            numbers = torch.arange(first, first + parameter.numel()).reshape(parameter.shape)
+            parameter.data.copy_(numbers)
+            first += parameter.numel()
+        program = _EXPORT(module, arguments, **options)
+        order = _find_weights(program.model, range(FIRST, first))
+        if order is not None:  # While the parameters have their numbers, because the graph refers to them.
+            onnx_ir.save(program.model, folder / "model.onnx")
+    finally:
+        for parameter, values in zip(module.parameters(), saved, strict=True):
+            parameter.data.copy_(values)
+    np.savez(folder / "order.npz", **(order or {}))
+
+
+def _find_weights(model: onnx_ir.Model, numbers: range) -> dict[str, np.ndarray] | None:
+    """Returns the numbers of the weights in each tensor of a graph, or None if there are others computed from them."""
+    order, others = dict[str, np.ndarray](), list[np.ndarray]()
+    for name, value in model.graph.initializers.items():
+        values = value.const_value.numpy()
+        is_weight = (values >= numbers.start) & (values < numbers.stop) & (values == np.floor(values))
+        if _is_float(values) and values.size and is_weight.all():
+            order[name] = values.astype(np.int64) - FIRST
+        else:
+            others.append(values)
+    others += [
+        attribute.as_tensor().numpy()
+        for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph)
+        for attribute in node.attributes.values()
+        if attribute.type == onnx_ir.AttributeType.TENSOR
+    ]
+    # Constants of a model are smaller, and those of a mask are larger.
+    is_computed = any(
+        ((np.abs(values) > 2**18) & (np.abs(values) < 1e30)).any() for values in others if _is_float(values)
+    )
+    return None if is_computed else order
+
+
+def _is_float(values: np.ndarray) -> bool:
+    return values.dtype == np.float32
+
+
+def _fill(folder: Path, parameters: list[nn.Parameter]) -> torch.onnx.ONNXProgram:
+    """Returns the graph with these weights."""
+    model = onnx_ir.load(folder / "model.onnx")
+    weights = np.concatenate([parameter.detach().numpy().ravel() for parameter in parameters])
+    with np.load(folder / "order.npz") as orders:
+        for name, order in orders.items():
+            model.graph.initializers[name].const_value = onnx_ir.tensor(weights[order], name=name)
+    return torch.onnx.ONNXProgram(model, None)
