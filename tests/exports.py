@@ -1,6 +1,7 @@
 """Exports to ONNX that trace each structure of a model once a session, seconds each, for other weights of it too."""
 
 import fcntl
+import functools
 import hashlib
 import json
 from collections.abc import Iterator
@@ -41,10 +42,10 @@ def quick_exports(directory: Path) -> Iterator[None]:
             return _EXPORT(module, arguments, **options)
         return _fill(folder, parameters)
 
-    registry = _registration.ONNXRegistry.from_torchlib()
+    make_registry = functools.cache(_registration.ONNXRegistry.from_torchlib)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.onnx, "export", export)
-        patch.setattr(_registration.ONNXRegistry, "from_torchlib", lambda *_, **__: registry)
+        patch.setattr(_registration.ONNXRegistry, "from_torchlib", make_registry)
         yield
 
 
