@@ -86,9 +86,14 @@ EXPENSIVE = (
 )  # fmt: skip
 
 
+# Files whose tests take many seconds each: they come first, so that no worker is left alone with one at the end.
+LONGEST = ("test_distributed", "test_launchers", "test_run", "test_urls", "test_mistakes", "test_api", "test_bilstm")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sends the tests of a fixture that takes many seconds to one worker, so that it is built once."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
         for fixture in EXPENSIVE:
             if fixture in getattr(item, "fixturenames", ()):

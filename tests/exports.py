@@ -45,15 +45,20 @@ def quick_exports(directory: Path) -> Iterator[None]:
     make_registry = functools.cache(_registration.ONNXRegistry.from_torchlib)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.onnx, "export", export)
-        patch.setattr(_registration.ONNXRegistry, "from_torchlib", make_registry)
+        patch.setattr(_registration.ONNXRegistry, "from_torchlib", staticmethod(make_registry))
         yield
 
 
 def _is_changed(module: nn.Module) -> bool:
-    """Returns whether a module has hooks or a `forward` of its own, which its class and repr do not show."""
-    return any(
-        "forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks for part in module.modules()
-    )  # fmt: skip
+    """Returns whether a module has a `forward` or hooks of its own, which its class and repr do not show.
+
+    Those by which transformers returns hidden states are left in a model, and do nothing here.
+    """
+    hooks = [
+        hook for part in module.modules() for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+    ]
+    own = [hook for hook in hooks if hook.__module__ != "transformers.utils.output_capturing"]
+    return bool(own) or any("forward" in vars(part) for part in module.modules())
 
 
 def _key(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
@@ -80,6 +85,7 @@ def _trace(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any
             parameter.data.copy_(numbers)
             first += parameter.numel()
         program = _EXPORT(module, arguments, **options)
+        assert program is not None
         order = _find_weights(program.model, range(FIRST, first))
         if order is not None:  # While the parameters have their numbers, because the graph refers to them.
             onnx_ir.save(program.model, folder / "model.onnx")

@@ -68,7 +68,7 @@ def test_output_in_a_locale_without_the_characters_of_a_label_is_escaped(monkeyp
 
 def test_a_missing_teacher_directory_is_reported(tmp_path: Path, data_dir: Path) -> None:
     encoder = f"teacher.path={tmp_path / 'nowhere'}"
-    done = run(
+    done = run_here(
         "+teacher=pretrained", encoder, "+student=distilbert", "task=sst2", f"task.data_dir={data_dir}",
         f"cache_dir={tmp_path}", f"output_dir={tmp_path}", cwd=tmp_path,
     )  # fmt: skip

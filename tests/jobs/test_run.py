@@ -40,18 +40,6 @@ SMALL = (
 TEACHER = ("teacher.finetune.max_epochs=15", "teacher.finetune.learning_rate=3e-3", "teacher.finetune.batch_size=16")
 
 
-def run_command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "distill", *arguments],
-        cwd=cwd,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
 def read_records(output: Path) -> list[tuple[Path, dict[str, Any]]]:
     """Returns the directory and record of every run below `output`, oldest first."""
     runs = [(path.parent, json.loads(path.read_text())) for path in output.rglob("run.json")]
@@ -67,8 +55,8 @@ def chain(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir:
         f"task.data_dir={data_dir}", f"cache_dir={root / 'cache'}", f"output_dir={root / 'runs'}", *SMALL, *TEACHER,
         *LOOSE_OPTIONS, "augment=none",
     )  # fmt: skip
-    first = run_command(*arguments, "baseline=true", cwd=root)
-    second = run_command(*arguments, "logger=wandb", cwd=root)
+    first = run_here(*arguments, "baseline=true", cwd=root)
+    second = run_here(*arguments, "logger=wandb", cwd=root)
     ignored = ("+student", "trainer", "export", "benchmark", "augment")
     finetune = ("job=finetune", *(argument for argument in arguments if not argument.startswith(ignored)))
     return {
@@ -246,7 +234,7 @@ def test_terminated_fine_tuning_of_a_teacher_resumes_to_identical_weights(
     [(directory, record)] = read_records(tmp_path)
     assert (record["status"], record["error"]) == ("failed", "interrupted")
     assert not list(tmp_path.glob("teachers/*"))
-    resumed = run_command(f"resume={directory}", cwd=tmp_path)
+    resumed = run_here(f"resume={directory}", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     teachers = [
         [path.read_bytes() for path in cache.glob("teachers/*/model.safetensors")]
@@ -394,10 +382,17 @@ def test_a_dry_run_refuses_to_resume(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.fixture
+def empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the models that this machine has from the Hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
+
+
+@pytest.mark.usefixtures("empty_hub_cache")
 def test_an_unreachable_teacher_stops_the_run_with_three_remedies(data_dir: Path, tmp_path: Path) -> None:
-    done = run_command(
+    done = run_here(
         "+teacher=bert_base", "+student=distilbert", "task=sst2", f"task.data_dir={data_dir}",
-        f"cache_dir={tmp_path}", f"output_dir={tmp_path / 'runs'}", cwd=tmp_path, HF_HOME=str(tmp_path / "hf"),
+        f"cache_dir={tmp_path}", f"output_dir={tmp_path / 'runs'}", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
@@ -405,13 +400,14 @@ def test_an_unreachable_teacher_stops_the_run_with_three_remedies(data_dir: Path
         assert remedy in done.stderr
 
 
+@pytest.mark.usefixtures("empty_hub_cache")
 def test_the_built_in_task_runs_with_a_substitute_teacher_and_reports_it(tmp_path: Path) -> None:
-    done = run_command(
+    done = run_here(
         "+teacher=bert_base", "+student=distilbert", "task.train_examples=400", "task.dev_examples=100",
         f"cache_dir={tmp_path}", f"output_dir={tmp_path / 'runs'}", *SMALL, "substitute.hidden_size=32",
         "substitute.layers=2", "substitute.vocabulary=500", "substitute.finetune.max_epochs=6",
         "substitute.finetune.learning_rate=3e-3", "trainer.max_epochs=1", *LOOSE_OPTIONS,
-        "teacher.accept_weak=true", "augment=none", cwd=tmp_path, HF_HOME=str(tmp_path / "hf"),
+        "teacher.accept_weak=true", "augment=none", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "ANOTHER TEACHER TEACHES" in done.stdout

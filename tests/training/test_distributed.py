@@ -30,7 +30,19 @@ from distill.training import distributed, fitting, launchers, workers
 from distill.training.pickling import dumps
 from distill.training.settings import TrainerSettings, check_processes
 from distill.training.workers import WorkerError
-from tests.conftest import BAD, GOOD, SETTINGS, MakeToy, Toy, build_toy, equal, last_state, sentences, weights
+from tests.conftest import (
+    BAD,
+    GOOD,
+    SETTINGS,
+    MakeToy,
+    Toy,
+    build_toy,
+    equal,
+    last_state,
+    run_here,
+    sentences,
+    weights,
+)
 
 CPU = torch.device("cpu")
 ROOT = Path(fitting.__file__).resolve().parents[1]
@@ -337,9 +349,10 @@ def sweep(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir:
         f"task.data_dir={data_dir}", "task.max_length=32", f"cache_dir={root / 'cache'}", "benchmark.enabled=false",
         "teacher.finetune.max_epochs=15", "teacher.finetune.learning_rate=3e-3", "teacher.finetune.batch_size=8",
         "teacher.finetune.devices=2", "trainer=ddp", "trainer.batch_size=8", "trainer.learning_rate=1e-3",
-        "trainer.max_epochs=2", "trainer.evaluations=1",
+        "trainer.max_epochs=2", "trainer.evaluations=1", "augment=none",
     )  # fmt: skip
-    done = run_command("-m", *arguments, "seed=1,2", "export.enabled=false", f"output_dir={root / 'sweep'}")
+    sweep = ("-m", *arguments, "seed=1,2", "export.enabled=false", f"output_dir={root / 'sweep'}")
+    done = run_here(*sweep, cwd=root)
     assert (done.returncode, done.stderr) == (0, "")
     assert "60 steps of 16 examples" in done.stdout  # The teacher,
     assert "16 examples in a step" in done.stdout  # and the students.
@@ -419,7 +432,7 @@ def test_a_killed_stream_of_two_processes_resumes_to_equal_weights(tmp_path: Pat
         "trainer=ddp", "trainer.batch_size=4", "trainer.max_steps=75", "trainer.max_epochs=null",
         "trainer.checkpoint_steps=3", "trainer.precision=32-true", f"cache_dir={tmp_path / 'cache'}",
     )  # fmt: skip
-    done = run_command(*arguments, f"output_dir={tmp_path / 'whole'}")
+    done = run_here(*arguments, f"output_dir={tmp_path / 'whole'}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     state, _ = kill_run(*arguments, output=tmp_path / "killed", step=12)
     assert 12 <= state["global_step"] < 75
@@ -427,7 +440,7 @@ def test_a_killed_stream_of_two_processes_resumes_to_equal_weights(tmp_path: Pat
     assert first["visit"] > 0  # Both have read the corpus once.
     assert first["packer"] != second["packer"]
     [record] = (tmp_path / "killed").rglob("run.json")
-    done = run_command(f"resume={record.parent}")
+    done = run_here(f"resume={record.parent}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     files = [next((tmp_path / name).rglob("model.safetensors")) for name in ("whole", "killed")]
     assert equal(load_file(files[0]), load_file(files[1]))
