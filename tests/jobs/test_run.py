@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification
 
 import students  # noqa: F401  so that the auto classes know every student
 from distill import __main__ as command_line
+from distill.chain import baseline
 from distill.edge import cores
 from distill.edge.bundle import Bundle
 from distill.errors import UserError
@@ -25,7 +26,7 @@ from distill.jobs.cache import scan
 from distill.records.record import Run
 from distill.teaching import preparation as teaching
 from distill.training import fitting
-from tests.conftest import LOOSE_OPTIONS, run_here, sentences
+from tests.conftest import LARGEST_SHARE, LOOSE_OPTIONS, run_here, sentences
 
 SMALL = (
     "task.max_length=32",
@@ -56,7 +57,9 @@ def chain(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir:
         *LOOSE_OPTIONS, "augment=none",
     )  # fmt: skip
     first = run_here(*arguments, "baseline=true", cwd=root)
-    second = run_here(*arguments, "logger=wandb", cwd=root)
+    with pytest.MonkeyPatch.context() as patch:  # As the fixture `chosen_baseline` does for a test.
+        patch.setattr(baseline, "LARGEST_SHARE", LARGEST_SHARE)
+        second = run_here(*arguments, "logger=wandb", cwd=root)
     ignored = ("+student", "trainer", "export", "benchmark", "augment")
     finetune = ("job=finetune", *(argument for argument in arguments if not argument.startswith(ignored)))
     return {
@@ -405,7 +408,7 @@ def test_the_built_in_task_runs_with_a_substitute_teacher_and_reports_it(tmp_pat
     done = run_here(
         "+teacher=bert_base", "+student=distilbert", "task.train_examples=400", "task.dev_examples=100",
         f"cache_dir={tmp_path}", f"output_dir={tmp_path / 'runs'}", *SMALL, "substitute.hidden_size=32",
-        "substitute.layers=2", "substitute.vocabulary=500", "substitute.finetune.max_epochs=6",
+        "substitute.layers=2", "substitute.vocabulary=500", "substitute.finetune.max_epochs=2",
         "substitute.finetune.learning_rate=3e-3", "trainer.max_epochs=1", *LOOSE_OPTIONS,
         "teacher.accept_weak=true", "augment=none", cwd=tmp_path,
     )  # fmt: skip
