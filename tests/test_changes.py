@@ -5,20 +5,27 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from distill.contracts import Scores
 from distill.errors import OptionError, UserError
 from distill.export import settings
 from distill.export.formats import FORMATS, Format
 from distill.export.quantization import RECIPES, Recipe
 from distill.jobs.registry import JOBS, OPTIONS, Job, find_job
+from distill.tasks import class_scores, classification, label_scores
 
 ROOT = Path(__file__).parent.parent
 
 
+def import_again(module: Any) -> dict[str, Any]:
+    """Returns the names of a module as a new process would import it, without changing the module of the others."""
+    return runpy.run_path(str(module.__file__))
+
+
 def import_settings() -> Any:
-    """Returns `ExportSettings` as a new process would import them, without changing the module of the others."""
-    return runpy.run_path(str(settings.__file__))["ExportSettings"]
+    return import_again(settings)["ExportSettings"]
 
 
 def test_an_added_recipe_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +50,26 @@ def test_an_added_format_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", [*RECIPES, *FORMATS])
 def test_every_recipe_and_format_is_in_the_docs(name: str) -> None:
     assert re.search(rf"^\| `{name}` \|", (ROOT / "docs" / "quantization.md").read_text(), re.MULTILINE)
+
+
+def test_an_added_metric_of_classes_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(class_scores.METRICS, "first", lambda sklearn, labels, predicted, classes: labels[0])
+    added = import_again(classification)["Classification"]
+    scores = Scores({"logits": np.array([[0.0, 1.0]])}, np.array([7]), np.array([0]))
+    assert added(text="text", metrics=["first"]).scoring.metrics(scores) == {"first": 7.0}
+    with pytest.raises(OptionError, match="accuracy, f1, matthews, first, or with multi_label of micro_f1, "):
+        added(text="text", metrics=["other"])
+    with pytest.raises(OptionError, match="accuracy, f1, matthews, or with multi_label of micro_f1, "):
+        classification.Classification(text="text", metrics=["first"])
+
+
+def test_an_added_metric_of_sets_of_labels_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(label_scores.METRICS, "given", lambda sklearn, labels, given: given.sum())
+    added = import_again(classification)["Classification"]
+    scores = Scores({"logits": np.array([[-1.0, 1.0]])}, np.zeros((1, 2)), np.array([0]))
+    assert added(text="text", multi_label=True, metrics=["given"]).scoring.metrics(scores) == {"given": 1.0}
+    with pytest.raises(OptionError, match="micro_f1, macro_f1, subset_accuracy, given or null$"):
+        added(text="text", metrics=["other"])
 
 
 def test_an_added_job_is_run_with_the_options_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """The classes of an example, one of them or any number: their data, predictions and metrics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +14,12 @@ from distill.errors import OptionError, UserError
 from distill.tasks.class_weights import ClassWeights, describe_weights, resolve_class_weights
 from distill.tasks.scoring import Scoring, always, compute_metrics
 
+# Metric -> its value from the functions of scikit-learn, labels and predictions `[N]`, and the classes that F1 is of.
+METRICS: Mapping[str, Callable[[ModuleType, np.ndarray, np.ndarray, Mapping[str, Any]], float]] = {
+    "accuracy": lambda sklearn, labels, predicted, classes: sklearn.accuracy_score(labels, predicted),
+    "f1": lambda sklearn, labels, predicted, classes: sklearn.f1_score(labels, predicted, zero_division=0.0, **classes),
+    "matthews": lambda sklearn, labels, predicted, classes: sklearn.matthews_corrcoef(labels, predicted),
+}
 ORDERED = (("0", "1"), ("0.0", "1.0"), ("false", "true"))  # Pairs of classes of which the second one is positive.
 
 
@@ -22,7 +28,7 @@ class OneClass(Scoring):
     """One class for each example, by the softmax of the logits.
 
     Args:
-        names: accuracy, f1 or matthews.
+        names: some of `METRICS`.
         labels: the given names of the classes, None for those of the data.
         positive: of two classes the one whose F1 is computed, None for the second one where an order is known.
         class_weights: as in `Classification`.
@@ -93,18 +99,12 @@ class OneClass(Scoring):
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         # scikit-learn takes a second to import, and the command's help does without it.
-        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+        from sklearn import metrics as sklearn
 
-        predicted, labels = self.predictions(scores), scores.labels
         is_mean = scores.columns["logits"].shape[-1] > 2 or self.positive_index is None
         # Without a binary average scikit-learn warns of every positive class but the one that is its default.
-        f1_options = {"average": "macro"} if is_mean else {"pos_label": self.positive_index}
-        functions = {
-            "accuracy": lambda: accuracy_score(labels, predicted),
-            "f1": lambda: f1_score(labels, predicted, zero_division=0.0, **f1_options),
-            "matthews": lambda: matthews_corrcoef(labels, predicted),
-        }
-        return compute_metrics(functions, self.names)
+        classes = {"average": "macro"} if is_mean else {"pos_label": self.positive_index}
+        return compute_metrics(METRICS, self.names, sklearn, scores.labels, self.predictions(scores), classes)
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         return {

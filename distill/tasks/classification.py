@@ -20,19 +20,24 @@ from distill.losses import HardLabels, Term
 from distill.options import check_arguments, show_value
 from distill.readers.labels import simplify
 from distill.tasks import rows
-from distill.tasks.class_scores import OneClass
+from distill.tasks.class_scores import METRICS, OneClass
 from distill.tasks.class_weights import ClassWeights
-from distill.tasks.label_scores import METRICS, LabelSets
+from distill.tasks.label_scores import METRICS as SET_METRICS
+from distill.tasks.label_scores import LabelSets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-CLASS_METRICS = ("accuracy", "f1", "matthews")
+    from distill.models.forward import FullPass
+
+    Metric = str
+else:
+    Metric = Literal[*METRICS, *SET_METRICS]
 Metrics = Annotated[
-    Sequence[Literal["accuracy", "f1", "matthews", "micro_f1", "macro_f1", "subset_accuracy"]],
+    Sequence[Metric],
     Field(
         min_length=1,
-        description=f"a list of some of {', '.join(CLASS_METRICS)}, or with multi_label of {', '.join(METRICS)}",
+        description=f"a list of some of {', '.join(METRICS)}, or with multi_label of {', '.join(SET_METRICS)}",
     ),
 ]
 Separator = Annotated[str, Field(min_length=1, description="at least one character")]
@@ -209,9 +214,9 @@ def _choose_metrics(metrics: Sequence[str] | None, *, multi_label: bool) -> Sequ
     Raises:
         OptionError: for metrics of one class with several labels, or the other way round.
     """
-    known, usual = (METRICS, METRICS) if multi_label else (CLASS_METRICS, CLASS_METRICS[:2])
+    known = list(SET_METRICS if multi_label else METRICS)
     if metrics is None:
-        return usual
+        return known if multi_label else known[:2]
     if not set(metrics) <= set(known):
         reason = f"because task.multi_label={show_value(multi_label)}"
         raise OptionError("metrics", show_value(list(metrics)), f"a list of some of {', '.join(known)}, {reason}")

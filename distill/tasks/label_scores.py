@@ -1,8 +1,8 @@
 """Any number of labels for each example: thresholds of their probabilities, and metrics of the sets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -12,7 +12,12 @@ from distill.data.tables import LabelledData
 from distill.edge.classes import sigmoid
 from distill.tasks.scoring import Scoring, compute_metrics, expected_calibration_error
 
-METRICS = ("micro_f1", "macro_f1", "subset_accuracy")
+# Metric -> its value from the functions of scikit-learn, and labels and predictions `[N, C]` (bool).
+METRICS: Mapping[str, Callable[[ModuleType, np.ndarray, np.ndarray], float]] = {
+    "micro_f1": lambda sklearn, labels, given: sklearn.f1_score(labels, given, average="micro", zero_division=0.0),
+    "macro_f1": lambda sklearn, labels, given: sklearn.f1_score(labels, given, average="macro", zero_division=0.0),
+    "subset_accuracy": lambda sklearn, labels, given: sklearn.accuracy_score(labels, given),
+}
 THRESHOLD = 0.5  # Of a label that no example of dev has, and before thresholds are chosen.
 CERTAIN = 100.0  # A logit whose probability is 1 in float64.
 SHOWN = 8  # Labels in a summary.
@@ -24,7 +29,7 @@ class LabelSets(Scoring):
     """Any number of labels for each example, each by the sigmoid of its logit and a threshold that dev chooses.
 
     Args:
-        names: micro_f1, macro_f1 or subset_accuracy.
+        names: some of `METRICS`.
         separator: stands between the labels of a text that has several.
         labels: the names of the labels of the data.
         head_bias: the initial bias `[C]` of a new head, None before the data is read.
@@ -63,15 +68,9 @@ class LabelSets(Scoring):
     def metrics(self, scores: Scores) -> dict[str, float]:
         """F1 of all pairs of an example and a label, the mean F1 of the labels, and the share of equal sets."""
         # scikit-learn takes a second to import, and the command's help does without it.
-        from sklearn.metrics import accuracy_score, f1_score
+        from sklearn import metrics as sklearn
 
-        predicted, labels = self.predictions(scores), scores.labels > 0
-        functions = {
-            "micro_f1": lambda: f1_score(labels, predicted, average="micro", zero_division=0.0),
-            "macro_f1": lambda: f1_score(labels, predicted, average="macro", zero_division=0.0),
-            "subset_accuracy": lambda: accuracy_score(labels, predicted),
-        }
-        return compute_metrics(functions, self.names)
+        return compute_metrics(METRICS, self.names, sklearn, scores.labels > 0, self.predictions(scores))
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         """The labels of each example, those that it is given, and the probabilities of these."""

@@ -8,7 +8,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
@@ -27,10 +27,19 @@ from distill.tasks.scoring import Scoring, compute_metrics, is_constant
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Metrics = Annotated[
-    Sequence[Literal["pearson", "spearman", "mae"]],
-    Field(min_length=1, description="a list of some of pearson, spearman, mae"),
-]
+    from distill.models.forward import FullPass
+
+# Metric -> its value from scipy.stats, predictions and labels `[N]`, and whether one of them is constant.
+METRICS: Mapping[str, Callable[[ModuleType, np.ndarray, np.ndarray, bool], float]] = {
+    "pearson": lambda stats, given, labels, constant: 0.0 if constant else stats.pearsonr(given, labels).statistic,
+    "spearman": lambda stats, given, labels, constant: 0.0 if constant else stats.spearmanr(given, labels).statistic,
+    "mae": lambda stats, given, labels, constant: np.abs(given - labels).mean(),
+}
+if TYPE_CHECKING:
+    Metric = str
+else:
+    Metric = Literal[*METRICS]
+Metrics = Annotated[Sequence[Metric], Field(min_length=1, description=f"a list of some of {', '.join(METRICS)}")]
 
 
 @dataclass(frozen=True)
@@ -38,23 +47,18 @@ class NumberScores(Scoring):
     """The numbers of a model, compared with those of the labels.
 
     Args:
-        names: pearson, spearman or mae.
+        names: some of `METRICS`.
     """
 
     names: tuple[str, ...]
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The metrics; a correlation with a constant is 0."""
-        from scipy.stats import pearsonr, spearmanr
+        from scipy import stats
 
         predicted, labels = scores.columns["logits"][:, 0], scores.labels
         constant = is_constant(predicted) or is_constant(labels)
-        functions = {
-            "pearson": lambda: 0.0 if constant else pearsonr(predicted, labels).statistic,
-            "spearman": lambda: 0.0 if constant else spearmanr(predicted, labels).statistic,
-            "mae": lambda: np.abs(predicted - labels).mean(),
-        }
-        return compute_metrics(functions, self.names)
+        return compute_metrics(METRICS, self.names, stats, predicted, labels, constant)
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         numbers = scores.columns["logits"][:, 0].tolist()

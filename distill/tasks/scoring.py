@@ -180,9 +180,11 @@ def expected_calibration_error(confidences: np.ndarray, correct: np.ndarray) -> 
     return float(np.abs(gaps).sum() / len(confidences))
 
 
-def compute_metrics(functions: Mapping[str, Callable[[], float]], names: Sequence[str]) -> dict[str, float]:
+def compute_metrics(
+    functions: Mapping[str, Callable[..., float]], names: Sequence[str], *arguments: object
+) -> dict[str, float]:
     """The named metrics as floats."""
-    return {name: float(functions[name]()) for name in names}
+    return {name: float(functions[name](*arguments)) for name in names}
 
 
 def list_by_example(
