@@ -6,19 +6,23 @@
 Lines are those of `distill`, `students` and `teachers` without blank lines, comments and docstrings. A unit is a file
 or a folder right below `distill`, without `__init__`, `__main__` and `api`. An arrow stands between two units if a
 module of the first imports one of the second anywhere, imports for type checking aside. The longest path counts units.
+The words of a docstring are those between white space, of its arguments too.
 """
 
 import argparse
 import ast
 import io
 import tokenize
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 PACKAGES = ("distill", "students", "teachers")
 DOORS = {"__init__", "__main__", "api"}
+LONG = 120  # Words of a docstring.
 VERSION = "distill.__version__"  # Every module may import this name from the package itself.
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
     tokenize.ENDMARKER,
@@ -42,9 +46,12 @@ def main() -> None:
         "arrows": sum(map(len, arrows.values())),
         "longest path": longest_path(arrows),
         "members of Task": sum(count_members(node) for node in classes if node.name == "Task"),
+        f"docstrings above {LONG} words": sum(map(count_long_docstrings, trees.values())),
+        "class names of two classes": sum(count > 1 for count in Counter(node.name for node in classes).values()),
+        "variables that begin with of_": sum(map(count_of_variables, trees.values())),
     }
     for name, value in rows.items():
-        print(f"{name:<16} {value:>7,}")
+        print(f"{name:<30} {value:>7,}")
 
 
 def read_sources(root: Path) -> dict[str, str]:
@@ -63,9 +70,7 @@ def count_lines(source: str) -> int:
     """Returns the number of lines with code: no blanks, comments and docstrings."""
     docstrings = {
         line
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and ast.get_docstring(node, clean=False) is not None
+        for node in list_documented(ast.parse(source))
         for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
     }
     code = {
@@ -75,6 +80,23 @@ def count_lines(source: str) -> int:
         for line in range(token.start[0], token.end[0] + 1)
     }
     return len(code - docstrings)
+
+
+def list_documented(tree: ast.Module) -> list[Documented]:
+    """Returns everything in a module that has a docstring, perhaps the module itself."""
+    nodes = (node for node in ast.walk(tree) if isinstance(node, Documented))
+    return [node for node in nodes if ast.get_docstring(node, clean=False) is not None]
+
+
+def count_long_docstrings(tree: ast.Module) -> int:
+    """Returns the number of docstrings with more than `LONG` words."""
+    return sum(len((ast.get_docstring(node) or "").split()) > LONG for node in list_documented(tree))
+
+
+def count_of_variables(tree: ast.Module) -> int:
+    """Returns the number of names of variables that begin with `of_`, each counted once a module."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return sum(name.startswith("of_") for name in names)
 
 
 def unit_of(module: str) -> str:

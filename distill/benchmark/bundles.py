@@ -103,15 +103,15 @@ def measure_bundles(
             vocabulary=min(known, vocabulary or known),
         )  # fmt: skip
         for each in (each for each in bundles if each.records):
-            of_bundle = {format: loaded[each.name, format] for format in each.formats}
+            formats = {format: loaded[each.name, format] for format in each.formats}
             texts += [
-                {"model": each.name, "threads": count, **row} for row in time_texts(of_bundle, each.records, settings)
+                {"model": each.name, "threads": count, **row} for row in time_texts(formats, each.records, settings)
             ]
     _add_share_of_peak(timings, bundles, peaks)
     if disturbance := latency.describe_disturbance(timings):
         print_notice(disturbance)
     return {
-        "peak": [{"threads": count, **of_kind} for count, of_kind in peaks.items()],
+        "peak": [{"threads": count, **kinds} for count, kinds in peaks.items()],
         "bundles": [_describe(each, threads[0]) for each in bundles], "timings": timings, "texts": texts,
     }  # fmt: skip
 
@@ -175,7 +175,7 @@ def time_texts(
         parts, whole = (_time_batches(time_run, bundles, batches, settings) for time_run in (_time_parts, _time_whole))
         tokens = [_count_tokens(next(iter(bundles.values())), batch) for batch in batches]
         for format in bundles:
-            tokenize, model = (1000 * float(np.percentile(of_part, 50)) for of_part in np.array(parts[format]).T)
+            tokenize, model = (1000 * float(np.percentile(seconds, 50)) for seconds in np.array(parts[format]).T)
             p50, p90, p99 = (1000 * float(np.percentile(whole[format], q)) for q in (50, 90, 99))
             rows.append(
                 {

@@ -275,8 +275,8 @@ class Bundle:
         vectors = self.encode(cast(Iterable[str], corpus)) if has_texts else cast(NDArray[np.floating], corpus)
         cosines, rows = find_nearest(self.encode(queries), vectors, k)
         return [
-            list(zip(of_query.tolist(), scores.tolist(), strict=True))
-            for of_query, scores in zip(rows, cosines, strict=True)
+            list(zip(numbers.tolist(), scores.tolist(), strict=True))
+            for numbers, scores in zip(rows, cosines, strict=True)
         ]
 
     def similarity(self, first: Iterable[str], second: Iterable[str]) -> NDArray[np.float32]:

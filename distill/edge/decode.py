@@ -274,8 +274,8 @@ class Spans:
 
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
         width = max(logits.shape[-1] for _, logits in rows)
-        logits = np.concatenate([pad_classes(of_row, width) for _, of_row in rows])
-        characters = np.concatenate([pad_classes(of_row, width, spans.NO_CLASS) for of_row, _ in rows])
+        logits = np.concatenate([pad_classes(array, width) for _, array in rows])
+        characters = np.concatenate([pad_classes(array, width, spans.NO_CLASS) for array, _ in rows])
         answers = spans.find_answers(logits, characters, np.zeros(len(rows), dtype=np.int64), **self.limits)
         score = float(answers.probability(self.threshold)[0])
         if answers.is_null(self.threshold)[0]:

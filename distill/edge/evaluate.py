@@ -222,7 +222,7 @@ class LabelRows(_Texts):
     def score(self, predictions: Sequence[Prediction], labels: Sequence[NDArray[np.bool_]]) -> Metrics:
         """Returns F1 of all labels together, the mean of their F1, and the share of rows with the right labels."""
         given = [{each["label"] for each in prediction["labels"]} for prediction in predictions]
-        found = np.array([[name in of_row for name in self.labels] for of_row in given])
+        found = np.array([[name in names for name in self.labels] for names in given])
         expected = np.array(labels)
         correct, total = (found & expected).sum(axis=0), found.sum(axis=0) + expected.sum(axis=0)
         return {
@@ -304,8 +304,8 @@ class TagRows:
         """Returns the type, the start and the end of each entity of each row."""
         rows: Sequence[tuple[Sequence[Span], list[object]]] = column.values  # type: ignore[assignment]  # Of `read`.
         every = [tag for _, tags in rows for tag in tags]
-        of_row = [row for row, (_, tags) in enumerate(rows) for _ in tags]
-        numbers = find_classes(replace(column, values=every, rows=of_row), tuple(self.labels), notify)
+        row_numbers = [row for row, (_, tags) in enumerate(rows) for _ in tags]
+        numbers = find_classes(replace(column, values=every, rows=row_numbers), tuple(self.labels), notify)
         ends = np.cumsum([len(tags) for _, tags in rows])
         return [
             locate_entities(self.scheme, of, spans)

@@ -92,10 +92,10 @@ class Masks:
         spans = tokens.spans or [(None, None)] * len(best)  # Tokens that were made elsewhere have no text.
         masks = [
             {"start": start, "end": end, "pieces": [
-                {"piece": show_piece(self.tokenizer, token), "probability": float(of_mask[token])}
+                {"piece": show_piece(self.tokenizer, token), "probability": float(distribution[token])}
                 for token in ids.tolist()
             ]}
-            for (start, end), ids, of_mask in zip(spans, best, probabilities, strict=True)
+            for (start, end), ids, distribution in zip(spans, best, probabilities, strict=True)
         ]  # fmt: skip
         is_text = example.tokens is None
         text = fill_masks(self.tokenizer, example.text, tokens, best[:, 0].tolist()) if is_text else None

@@ -112,8 +112,8 @@ def score_entities(
     predictions: Sequence[Mapping[str, Any]], expected: Sequence[set[tuple[str, int, int]]]
 ) -> dict[str, float]:
     """Returns F1, precision and recall of predicted entities, which are right in type and in all characters."""
-    found = [{(of["type"], of["start"], of["end"]) for of in each["entities"]} for each in predictions]
-    correct = sum(len(of & of_text) for of, of_text in zip(found, expected, strict=True))
+    found = [{(entity["type"], entity["start"], entity["end"]) for entity in each["entities"]} for each in predictions]
+    correct = sum(len(given & entities) for given, entities in zip(found, expected, strict=True))
     predicted, existing = sum(map(len, found)), sum(map(len, expected))
     return {
         "f1": 2 * correct / max(1, predicted + existing), "precision": correct / max(1, predicted),

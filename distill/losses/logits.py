@@ -134,8 +134,8 @@ class DecoupledKD(Term):
             for logits in (get_logits(student), _softened_logits(teacher, self.temperature))
         )
         target_part, other_part = (
-            F.kl_div(of_student, of_teacher, reduction="sum", log_target=True)
-            for of_student, of_teacher in zip(student_parts, teacher_parts, strict=True)
+            F.kl_div(student_part, teacher_part, reduction="sum", log_target=True)
+            for student_part, teacher_part in zip(student_parts, teacher_parts, strict=True)
         )
         return self.temperature**2 * (self.alpha * target_part + self.beta * other_part), self.count(items)
 

@@ -88,7 +88,7 @@ class MaskedLMAugmentation:
         sides = [split.texts] if split.pairs is None else [split.texts, split.pairs]
         words = [[text.split() for text in texts] for texts in sides]
         predictor = _Predictor(self._start, self.candidates, torch.device(device))
-        found = predictor.predict([text for of_side in words for text in of_side])
+        found = predictor.predict([text for side in words for text in side])
         self._start = None  # Frees its memory.
         vocabulary, starts, count = predictor.words, predictor.starts, len(split)
 
@@ -175,7 +175,7 @@ class _Predictor:
         mask_id = self.tokenizer.mask_token_id
         ids = [np.array(row) for row in encoded["input_ids"]]
         found = np.full((len(texts), self.candidates), -1, dtype=np.int32)
-        rows = np.array([row for row, of_text in enumerate(ids) if (of_text == mask_id).any()], dtype=np.int64)
+        rows = np.array([row for row, token_ids in enumerate(ids) if (token_ids == mask_id).any()], dtype=np.int64)
         if not len(rows):
             return found
         lengths = np.array([len(ids[row]) for row in rows])

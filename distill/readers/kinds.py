@@ -105,9 +105,9 @@ def guess_label(columns: Sequence[ColumnProfile]) -> tuple[str, ...]:
 def guess_text(columns: Sequence[ColumnProfile], label: Sequence[str]) -> tuple[str, ...]:
     """Returns the column of the text, or the two of a pair; nothing where no column looks like text."""
     others = [column for column in columns if column.name not in label]
-    of_words = [column for column in others if column.kind == "class" and not all(map(is_number, column.counts))]
-    texts = [column for column in others if column.kind == "text"] or of_words
-    by_name = {column.name.strip().casefold(): column.name for column in [*of_words, *texts]}
+    word_columns = [column for column in others if column.kind == "class" and not all(map(is_number, column.counts))]
+    texts = [column for column in others if column.kind == "text"] or word_columns
+    by_name = {column.name.strip().casefold(): column.name for column in [*word_columns, *texts]}
     for first, second in (*PAIRS, *_numbered_pairs(by_name)):
         if first in by_name and second in by_name:
             return by_name[first], by_name[second]

@@ -22,8 +22,8 @@ def stack_columns(source: str, columns: Mapping[str, Sequence[object]], lines: L
     """
     values: list[list[int]] = [[] for _ in next(iter(columns.values()))]
     stacked = LabelColumn(source, values, tuple(columns), lines=lines)
-    for number, (name, of_label) in enumerate(columns.items()):
-        for row, value in enumerate(of_label):
+    for number, (name, column) in enumerate(columns.items()):
+        for row, value in enumerate(column):
             bit = to_bit(value)
             if bit is None:
                 raise UserError(
@@ -51,7 +51,7 @@ def find_width(columns: Columns, lists: Lists, names: Names) -> int | None:
     Raises:
         UserError: if the lists may be both or are neither, and for vectors that do not fit the names.
     """
-    rows = [row for of_split in lists.values() for row in of_split]
+    rows = [row for split in lists.values() for row in split]
     filled = [row for row in rows if row]
     if not filled or any(to_bit(value) is None for row in filled for value in row):
         _check_values(columns, lists)
@@ -103,8 +103,8 @@ def _has_double(row: Sequence[object]) -> bool:
 
 def _check_vectors(columns: Columns, lists: Lists, width: int, names: Names) -> None:
     """Raises UserError for vectors without a name for each value, and for an example without one."""
-    for split, of_split in lists.items():
-        for row, labels in enumerate(of_split):
+    for split, rows in lists.items():
+        for row, labels in enumerate(rows):
             if not labels:
                 raise UserError(f"{columns[split].place(row)} has no labels, expected {width} values of 0 and 1")
     if names is not None and len(names) != width:
@@ -116,8 +116,8 @@ def _check_vectors(columns: Columns, lists: Lists, width: int, names: Names) -> 
 
 def _check_values(columns: Columns, lists: Lists) -> None:
     """Raises UserError for a list with a fraction, or with a whole number twice, which is no list of labels."""
-    for split, of_split in lists.items():
-        for row, labels in enumerate(of_split):
+    for split, rows in lists.items():
+        for row, labels in enumerate(rows):
             place = columns[split].place(row)
             for value in labels or ():
                 if isinstance(value, float) and not value.is_integer():
@@ -133,8 +133,8 @@ def _check_values(columns: Columns, lists: Lists) -> None:
 
 def _find_other(columns: Columns, lists: Lists, width: int) -> str:
     """Returns the first example, with what it has, that is no vector of 0 and 1 of this length."""
-    for split, of_split in lists.items():
-        for row, labels in enumerate(of_split):
+    for split, rows in lists.items():
+        for row, labels in enumerate(rows):
             place = columns[split].place(row)
             other = next((value for value in labels or () if to_bit(value) is None), None)
             if other is not None or None in (labels or ()):

@@ -104,8 +104,8 @@ def _group_by_task(runs: Sequence[tuple[Path, JsonObject]]) -> Iterator[Group]:
         metric = task["metric"] if task else metrics.get(str(name))
         title = f"{name}: {metric}" if metric else str(name or NO_TASK)
         by_task.setdefault(title, []).append((path, record))
-    for title, of_task in by_task.items():
-        rows = comparison.compare_runs(of_task)
+    for title, group in by_task.items():
+        rows = comparison.compare_runs(group)
         headline = next((found for row in rows if (found := describe_result(row))), None)
         yield Group(title, headline, rows, compare_with_paper(rows), ranking=describe_ranking(rows))
 

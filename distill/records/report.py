@@ -69,7 +69,7 @@ def render_report(
         return render_template("unfinished.md.jinja", title=_title(record), **_sections(record), **status)
     columns, *rows = metric_table(record)
     seed_columns, *seed_rows = seed_table(record)
-    breakdown = {split: breakdown_table(of_models, record) for split, of_models in record.get("breakdown", {}).items()}
+    breakdown = {split: breakdown_table(models, record) for split, models in record.get("breakdown", {}).items()}
     text = _render(
         "report.md.jinja", record, title=_title(record), metric_columns=columns, metric_rows=rows,
         seed_columns=seed_columns, seed_rows=seed_rows, breakdown=breakdown, analysis=analysis,

@@ -64,11 +64,11 @@ def _describe_run(directory: Path, record: JsonObject, *, is_section: bool = Fal
     )
     markdown += "".join(f"\n> **Notice.** {note}\n" for note in notes)
     # The page draws those of a task at the end of its section, which has no headings of the same level.
-    of_tasks = {
+    drawn_by_task = {
         heading: [figure for drawn in section.figures.values() for figure in drawn]
         for heading, section in sections.items()
     }
-    return _Report(markdown, {**figures, **of_tasks})
+    return _Report(markdown, {**figures, **drawn_by_task})
 
 
 def draw_run(directory: Path, record: JsonObject, row: Row, analysis: Analysis | None) -> Mapping[str, list[Figure]]:

@@ -174,19 +174,19 @@ def seed_table(record: Record) -> list[tuple[str, ...]]:
     return [("seed", "student (torch)", *names, *(["baseline"] if with_baseline else [])), *rows]
 
 
-def breakdown_table(of_models: Record, record: Record) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def breakdown_table(models: Record, record: Record) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Returns the header and the rows of a split: each type of answer that it has, its number, each model's metric."""
-    metric, types = record["task"]["metric"], next(iter(of_models.values()))
+    metric, types = record["task"]["metric"], next(iter(models.values()))
     rows = [
         (
             kind,
             f"{values['number']:,.0f}",
-            *(format_number(of_model[kind].get(metric), ".4f") for of_model in of_models.values()),
+            *(format_number(breakdown[kind].get(metric), ".4f") for breakdown in models.values()),
         )
         for kind, values in types.items()
         if values["number"]
     ]
-    return ("type", "number", *of_models), rows
+    return ("type", "number", *models), rows
 
 
 def _task_table(record: Record) -> list[tuple[str, ...]]:

@@ -154,15 +154,15 @@ def find_weakness(record: JsonObject) -> Weakness | None:
     task, teacher = record["task"], record.get("teacher") or {}
     known = teacher.get("against_constant") or {}
     split = known.get("split") or DEV
-    of_teacher, constant = (measure(record, model, split) for model in ("teacher", "constant"))
-    if of_teacher is None or constant is None:
+    teacher_measure, constant = (measure(record, model, split) for model in ("teacher", "constant"))
+    if teacher_measure is None or constant is None:
         return None
-    difference = known.get("difference", of_teacher["mean"] - constant["mean"])
+    difference = known.get("difference", teacher_measure["mean"] - constant["mean"])
     outcome = _outcome({"interval": None, **known, "difference": difference}, task)
     if outcome == BETTER or (outcome == UNKNOWN and _advantage(difference, task) > 0):
         return None
     answer = str((teacher.get("constant") or {}).get("answer") or "always the same")
-    return Weakness(answer, of_teacher["mean"], constant["mean"], split, difference, _interval(known))
+    return Weakness(answer, teacher_measure["mean"], constant["mean"], split, difference, _interval(known))
 
 
 def share_of_teacher(record: JsonObject, value: float) -> float | None:

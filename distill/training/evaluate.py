@@ -103,7 +103,7 @@ def evaluate_splits(
 def fit_decoding(task: Task, scores: Mapping[str, Scores]) -> dict[str, Scores]:
     """Returns the scores of one model with the values of its decoder, which are chosen on dev for all splits."""
     decoding = task.scoring.fit_decoder(scores["dev"])
-    return {name: replace(of_split, decoding=decoding) for name, of_split in scores.items()}
+    return {name: replace(split_scores, decoding=decoding) for name, split_scores in scores.items()}
 
 
 def dev_metrics(task: Task, scores: Scores) -> dict[str, float]:
