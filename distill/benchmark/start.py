@@ -32,7 +32,7 @@ print(json.dumps({
 """
 
 
-class Start(TypedDict):
+class StartCost(TypedDict):
     """Seconds of a bundle's start, and its memory.
 
     Attributes:
@@ -50,7 +50,7 @@ class Start(TypedDict):
     peak_bytes: int | None
 
 
-def measure_start(bundle: Path, model: str, *, threads: int, record: Record) -> Start:
+def measure_start(bundle: Path, model: str, *, threads: int, record: Record) -> StartCost:
     """Starts a process that loads a bundle and answers one record.
 
     Raises:
@@ -63,4 +63,4 @@ def measure_start(bundle: Path, model: str, *, threads: int, record: Record) -> 
     if done.returncode:
         reason = next(iter(done.stderr.strip().splitlines()[-1:]), "")
         raise UserError(f"{bundle} cannot be started with the model {model}: {reason}")
-    return cast(Start, {"total_s": seconds, **json.loads(done.stdout)})
+    return cast(StartCost, {"total_s": seconds, **json.loads(done.stdout)})

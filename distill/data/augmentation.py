@@ -135,7 +135,7 @@ class TangAugmentation:
     def _change(
         self,
         words: Sequence[str],
-        choices: "Sequence[Choices] | None",
+        choices: "Sequence[WordFrequencies] | None",
         mask_token: str | None,
         random: np.random.Generator,
     ) -> str:
@@ -155,7 +155,7 @@ class TangAugmentation:
         return " ".join(changed)
 
 
-class Choices:
+class WordFrequencies:
     """The words of one part of speech, which are drawn by their frequency."""
 
     def __init__(self, counts: Counter[str]) -> None:
@@ -175,7 +175,7 @@ class Vocabulary:
             for row_words, row_tags in zip(side_words, side_tags, strict=True):
                 for word, tag in zip(row_words, row_tags, strict=True):
                     counts.setdefault(tag, Counter())[word] += 1
-        self.choices = {tag: Choices(of_tag) for tag, of_tag in counts.items()}
+        self.choices = {tag: WordFrequencies(of_tag) for tag, of_tag in counts.items()}
 
 
 class AutoAugmentation:

@@ -56,7 +56,7 @@ class Example:
         return [self.text if self.pair is None else (self.text, self.pair)]
 
 
-class TokenSequence(Protocol):
+class ModelInput(Protocol):
     """One sequence of tokens that the model reads."""
 
     @property
@@ -69,7 +69,7 @@ class TokenSequence(Protocol):
     def attention_mask(self) -> Any: ...
 
 
-Row = Sequence[Any]  # The `TokenSequence`s of one row of logits: one of them, or one for each choice or text.
+Row = Sequence[Any]  # The `ModelInput`s of one row of logits: one of them, or one for each choice or text.
 
 
 class Decoder(Protocol):

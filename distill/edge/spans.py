@@ -21,7 +21,7 @@ NO_CLASS = -2  # Of a token that no answer can start or end at: of the question,
 _CHUNK = 2048  # Windows whose spans are in memory at once.
 
 
-class Encoding(Protocol):
+class EncodedPair(Protocol):
     """The attributes of an encoding of `tokenizers` that windows are made of."""
 
     @property
@@ -56,7 +56,7 @@ class Window:
         return np.ones_like(self.ids)
 
 
-def cut_windows(encoding: Encoding, *, max_length: int, doc_stride: int) -> list[Window]:
+def cut_windows(encoding: EncodedPair, *, max_length: int, doc_stride: int) -> list[Window]:
     """Cuts a question and its whole context into windows.
 
     A window has at most `max_length` tokens, the whole question and special tokens among them, and neighbouring windows
@@ -166,8 +166,8 @@ def find_answers(
         _find_spans(starts[rows], ends[rows], characters[::2][rows] >= 0, n_best, max_answer_length)
         for rows in (slice(first, first + _CHUNK) for first in range(0, len(starts), _CHUNK))
     ]
-    window = np.concatenate([of_chunk[0] + number * _CHUNK for number, of_chunk in enumerate(chunks)])
-    first, last, score = (np.concatenate([of_chunk[part] for of_chunk in chunks]) for part in (1, 2, 3))
+    window = np.concatenate([chunk[0] + number * _CHUNK for number, chunk in enumerate(chunks)])
+    first, last, score = (np.concatenate([chunk[part] for chunk in chunks]) for part in (1, 2, 3))
     start, end = characters[2 * window, first], characters[2 * window + 1, last]
     numbers, group = np.unique(question, return_inverse=True)
     null_score = np.full(len(numbers), np.inf)
@@ -215,18 +215,18 @@ def _rank(
     return order[chosen], rank[chosen], of[chosen]
 
 
-def fit_threshold(null_difference: Floats, of_span: Floats, of_null: Floats) -> float:
+def fit_threshold(null_difference: Floats, span_metrics: Floats, null_metrics: Floats) -> float:
     """Returns the threshold of `null_difference [Q]` with the largest mean metric.
 
     A question whose difference is above it gets no answer. The threshold is between two differences, so that rounding
     changes nothing. Of several best ones it is the one closest to 0.
 
     Args:
-        of_span, of_null: `[Q]`, the metric of each question with its best span, and without an answer.
+        span_metrics, null_metrics: `[Q]`, the metric of each question with its best span, and without an answer.
     """
     order = np.argsort(null_difference, kind="stable")
     ordered = null_difference[order]
-    gains = np.concatenate([[0.0], np.cumsum((of_span - of_null)[order])])
+    gains = np.concatenate([[0.0], np.cumsum((span_metrics - null_metrics)[order])])
     cuts = np.concatenate([[ordered[0] - 1], (ordered[1:] + ordered[:-1]) / 2, [ordered[-1] + 1]])
     apart = np.concatenate([[True], np.diff(ordered) > 0, [True]])
     best = np.flatnonzero(apart & (gains >= gains[apart].max() - 1e-9))

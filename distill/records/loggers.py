@@ -38,7 +38,7 @@ ENTRIES = "loggers.json"  # In the directory of a run: the id of its entry in ea
 
 
 @plain_dataclass(frozen=True)
-class Entry:
+class TrackerEntry:
     """The entry of one student in a tracker.
 
     Args:
@@ -82,7 +82,7 @@ class LoggerSettings(Protocol):
     def check(self) -> None:
         """Raises UserError if the logger is not installed, or refuses this user."""
 
-    def open(self, entry: Entry) -> tuple[Logger, str | None]:
+    def open(self, entry: TrackerEntry) -> tuple[Logger, str | None]:
         """Returns Lightning's logger of a training, and the id of the entry where a resumed run can continue it."""
 
     def log_results(self, logger: Any, results: Results) -> None:
@@ -100,7 +100,7 @@ class Csv:
     def check(self) -> None:
         """Returns, because it needs nothing."""
 
-    def open(self, entry: Entry) -> tuple[Logger, str | None]:
+    def open(self, entry: TrackerEntry) -> tuple[Logger, str | None]:
         """Returns the logger; renames the file of an interrupted training, which it would overwrite."""
         previous = entry.directory / "metrics.csv"
         if previous.exists():
@@ -124,7 +124,7 @@ class TensorBoard:
         """Raises UserError if tensorboard is not installed."""
         require_package("tensorboard", "logger=tensorboard", extra="tensorboard", advice=LEAVE_OUT)
 
-    def open(self, entry: Entry) -> tuple[Logger, str | None]:
+    def open(self, entry: TrackerEntry) -> tuple[Logger, str | None]:
         """Returns the logger, with the configuration as a text."""
         logger = TensorBoardLogger(str(entry.directory / "tensorboard"), name="", version="", default_hp_metric=False)
         logger.experiment.add_text("configuration", f"```\n{json.dumps(entry.config, indent=2, default=str)}\n```")
@@ -167,7 +167,7 @@ class MLflow:
                 "machine, or MLFLOW_TRACKING_URI to that of a server"
             )
 
-    def open(self, entry: Entry) -> tuple[Logger, str | None]:
+    def open(self, entry: TrackerEntry) -> tuple[Logger, str | None]:
         """Returns the logger of a run of the experiment, with the name of its sweep in the tag `sweep`."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # It reports usage to its makers otherwise.
         uri = self._uri()
@@ -244,7 +244,7 @@ class Wandb:
         if not known:
             raise UserError(f"logger.wandb.mode=online needs a key of Weights & Biases, and there is none: {advice}")
 
-    def open(self, entry: Entry) -> tuple[Logger, str | None]:
+    def open(self, entry: TrackerEntry) -> tuple[Logger, str | None]:
         """Returns the logger of a run in the group of its sweep."""
         import wandb
 
@@ -355,7 +355,7 @@ class Tracking:
         entries = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         name = directory.name if self.root is None else os.path.relpath(directory, self.root)
         config, id = self.config or {}, entries.get(tracker)
-        logger, id = settings.open(Entry(directory, name, self.group, config, id, metric, selects))
+        logger, id = settings.open(TrackerEntry(directory, name, self.group, config, id, metric, selects))
         if id is not None and id != entries.get(tracker):
             write_json(path, {**entries, tracker: id})
         return logger

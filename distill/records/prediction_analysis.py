@@ -46,7 +46,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Disagreement:
     """An example on which two models differ: its texts, the label, and the two predictions with probabilities."""
 
     texts: Mapping[str, str]
@@ -82,7 +82,7 @@ class Analysis:
     confusion: np.ndarray | None
     numbers: np.ndarray | None
     lengths: Sequence[int]
-    differences: Sequence[Difference]
+    differences: Sequence[Disagreement]
 
 
 def analyze_predictions(directory: Path, *, answer: str | None = None) -> Analysis | None:
@@ -214,13 +214,13 @@ def _plain(value: object) -> str:
     return " | ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
 
 
-def _find_differences(columns: Columns, model: str) -> list[Difference]:
+def _find_differences(columns: Columns, model: str) -> list[Disagreement]:
     """Returns the examples on which teacher and model differ most.
 
     Numbers are ordered by their distance. Other predictions differ or not: those that differ come first, the surest
     ones at the top, and then those with the largest difference of their probabilities.
     """
-    found: list[tuple[tuple[bool, float], Difference]] = []
+    found: list[tuple[tuple[bool, float], Disagreement]] = []
     names = _text_columns(columns)
     for row in range(len(columns["label"])):
         first, second = (columns[f"{name}_prediction"][row] for name in ("teacher", model))
@@ -234,7 +234,7 @@ def _find_differences(columns: Columns, model: str) -> list[Difference]:
         if differs or rank:
             texts = {name: _plain(columns[name][row]) for name in names}
             label, index = columns["label"][row], columns["index"][row]
-            found.append(((differs, rank), Difference(texts, index, label, first, second, *sure)))
+            found.append(((differs, rank), Disagreement(texts, index, label, first, second, *sure)))
     found.sort(key=lambda pair: pair[0], reverse=True)
     return [difference for _, difference in found[:SHOWN]]
 

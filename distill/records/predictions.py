@@ -20,6 +20,24 @@ if TYPE_CHECKING:
 FILE = "predictions.parquet"
 
 
+class TextColumns(Protocol):
+    """The texts of a split."""
+
+    def __len__(self) -> int: ...
+
+    def columns(self) -> Mapping[str, Sequence[object]]:
+        """Returns the columns of texts by name."""
+        ...
+
+
+class ScoredTexts(Protocol):
+    """The data of a task with labelled rows."""
+
+    def scored(self) -> Mapping[str, TextColumns]:
+        """Returns the splits that are scored, dev first."""
+        ...
+
+
 def write_predictions(
     directory: Path,
     models: Mapping[str, Mapping[str, Scores]],
@@ -46,7 +64,7 @@ def write_predictions(
 
 def _create_table(
     name: str,
-    split: RawSplit,
+    split: TextColumns,
     models: Mapping[str, Scores],
     task: Task,
     splits: Splits,

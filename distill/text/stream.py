@@ -68,7 +68,7 @@ class StreamedText:
 
     def sample(self) -> Sequences:
         """Returns the first sequences that are trained on."""
-        return Stream(self.corpus, self.settings, self.tokenizer, steps=1, batches={}).sample
+        return CorpusStream(self.corpus, self.settings, self.tokenizer, steps=1, batches={}).sample
 
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Returns a loader of `steps` optimizer steps.
@@ -81,7 +81,7 @@ class StreamedText:
                 f"{self.corpus.describe()} is streamed, so that its length is not known: give trainer.max_steps"
             )
         world = batches.pop("world", 1)
-        stream = Stream(self.corpus, self.settings, self.tokenizer, steps=steps, batches=batches, world=world)
+        stream = CorpusStream(self.corpus, self.settings, self.tokenizer, steps=steps, batches=batches, world=world)
         count = len(list(itertools.islice(filter(stream.is_training_document, self.corpus.read_keys()), world)))
         if count < world:
             raise UserError(
@@ -91,7 +91,7 @@ class StreamedText:
         return DataLoader(stream, batch_size=None, pin_memory=torch.cuda.is_available())
 
 
-class Stream(IterableDataset[list[Batch]]):
+class CorpusStream(IterableDataset[list[Batch]]):
     """Optimizer steps of a corpus that is read during the training, repeatedly if it is too short.
 
     A buffer of sequences is shuffled and masked like cached sequences. Each rank reads its own documents. The length

@@ -22,7 +22,7 @@ from distill.storage.files import atomic_file
 from distill.training import distributed
 
 if TYPE_CHECKING:
-    from distill.text.stream import Stream
+    from distill.text.stream import CorpusStream
 
 _STOPPING = (
     b"\nStopping after this step and saving a checkpoint. A second Ctrl-C stops at once and keeps the last one.\n"
@@ -135,7 +135,7 @@ class Checkpoints(Callback):
             )
         self.steps.skip = done
         if (place := places[distributed.rank()]) is not None:
-            cast("Stream", self.steps).place = place
+            cast("CorpusStream", self.steps).place = place
 
     @contextmanager
     def stop_on_signals(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from distill.errors import NumericalError
 from distill.jobs import optuna_sweeper
 from distill.jobs import run as jobs
-from distill.records.loggers import Entry
+from distill.records.loggers import TrackerEntry
 from distill.records.record import Run, create_record
 from tests.jobs.conftest import Command
 from tests.records.test_report import record
@@ -110,7 +110,7 @@ def test_a_run_ends_when_it_is_worse_than_the_median(
     def run(config: DictConfig, *, launch: str) -> Path | None:
         temperature = config.objective.terms.soft.temperature
         pruner = instantiate(config.logger.pruner)
-        logger, _ = pruner.open(Entry(tmp_path, "run", None, {}, None, metric="loss", selects="min"))
+        logger, _ = pruner.open(TrackerEntry(tmp_path, "run", None, {}, None, metric="loss", selects="min"))
         for number in range(3):
             evaluations[temperature] = number + 1
             logger.log_metrics({"train/loss": 9.0}, step=number)

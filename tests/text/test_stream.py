@@ -17,7 +17,7 @@ from distill.errors import UserError
 from distill.tasks import MaskedLM
 from distill.text import readers
 from distill.text.sequences import Sequences
-from distill.text.stream import Stream, StreamedText
+from distill.text.stream import CorpusStream, StreamedText
 from tests.text.conftest import (
     BATCHES,
     encode,
@@ -31,11 +31,11 @@ from tests.text.conftest import (
 )
 
 
-def make_stream(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, *, steps: int, **options: Any) -> Stream:
+def make_stream(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, *, steps: int, **options: Any) -> CorpusStream:
     rank_options = {name: options.pop(name) for name in ("rank", "world") if name in options}
     task = make_task(corpus_file, streaming=True, **options)
     corpus = task.read(Path("no")).corpus
-    return Stream(corpus, task.settings, tokenizer, steps=steps, batches=BATCHES, **rank_options)
+    return CorpusStream(corpus, task.settings, tokenizer, steps=steps, batches=BATCHES, **rank_options)
 
 
 def make_streamed_text(task: MaskedLM, tokenizer: PreTrainedTokenizerBase) -> StreamedText:
