@@ -64,11 +64,6 @@ class Bundle:
         threads: number of threads of the model; None for as many as the process may use cores.
         top_k: number of pieces for each mask, for a bundle that fills masks; None takes that of bundle.json.
 
-    Attributes:
-        batch_size: rows in a forward pass unless a call names another number. It is 1 for a model whose predictions
-            depend on the other texts of a batch by more than the limit of its export.
-        caution: why the model did not pass the gate of its export; None if it passed.
-
     Raises:
         UserError: if the directory is not a bundle or lacks the model, or a file is damaged.
     """
@@ -98,7 +93,10 @@ class Bundle:
         if self.model not in models:
             raise UserError(f"{directory} has no model {self.model}, expected one of {', '.join(models)}")
         self._check_target()
+        # Rows in a forward pass unless a call names another number. It is 1 for a model whose predictions depend on the
+        # other texts of a batch by more than the limit of its export.
         self.batch_size: int = self.manifest["batch_sizes"].get(self.model, BATCH_SIZE)
+        # Why the model did not pass the gate of its export; None if it passed.
         self.caution: str | None = self.manifest["gates"].get(self.model)
         self.threshold: float | None = self.manifest["thresholds"].get(self.model)
         if self.threshold is not None and "probability" not in decoder.fields:

@@ -73,26 +73,17 @@ Row = Sequence[Any]  # The `ModelInput`s of one row of logits: one of them, or o
 
 
 class Decoder(Protocol):
-    """Reads the records of one kind of task and decodes the logits of a model.
+    """Reads the records of one kind of task and decodes the logits of a model."""
 
-    Attributes:
-        input_axes: number of axes of the model's inputs.
-        axes: number of axes of the model's logits.
-        fields: the keys of a prediction; the first one is null where the model abstains.
-        cuts: whether `cut` makes the rows of an example, because it may not be cut anywhere as by the tokenizer.
-        classes_are_tokens: whether the classes are the tokens of a text, so that logits of another tokenizer cannot be
-            compared.
-        encodes: whether the logits are the vector of a text, whose width has nothing to do with labels.
-        at_positions: whether the model has a further input `positions [n]`, of tokens counted over the batch
-            `[B * L]`, and `logits [n, V]` at these alone. The sequences of a row have `positions` then.
-    """
-
-    input_axes: int
-    axes: int
-    encodes: bool
+    input_axes: int  # Number of axes of the model's inputs.
+    axes: int  # Number of axes of the model's logits.
+    encodes: bool  # Whether the logits are the vector of a text, whose width has nothing to do with labels.
+    # Whether the model has a further input `positions [n]`, of tokens counted over the batch `[B * L]`, and `logits [n,
+    # V]` at these alone. The sequences of a row have `positions` then.
     at_positions: bool
-    fields: tuple[str, ...]
-    cuts: bool
+    fields: tuple[str, ...]  # The keys of a prediction; the first one is null where the model abstains.
+    cuts: bool  # Whether `cut` makes the rows of an example, because it may not be cut anywhere as by the tokenizer.
+    # Whether the classes are the tokens of a text, so that logits of another tokenizer cannot be compared.
     classes_are_tokens: bool
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:

@@ -114,13 +114,12 @@ class MiniLMv2(_AttentionTerm):
     """KL divergence of the relations between queries, between keys and between values (arXiv 2012.15828).
 
     Equations 5 to 8 of Wang et al.: `sum KL(R_teacher || R_student) / (A_r |x|)` with `R = softmax(Q Q^T / sqrt(D_r))`,
-    and the same for keys and for values, added with weight 1 each. The vectors of all heads are joined and split again
-    into `relation_heads` heads of width `D_r`, so that teacher and student may differ in their numbers of heads. `|x|`
-    counts the tokens except padding, which has no probability in any relation.
+    and the same for keys and for values, added with weight 1 each. `|x|` counts the
+    tokens except padding, which has no probability in any relation.
 
     Args:
-        relation_heads: number of relation heads; it must divide the attention widths of both models. The paper has 48
-            for base models and 64 for large ones.
+        relation_heads: number of relation heads `A_r`, each of width `D_r`; it must divide the attention widths of both
+            models. The paper has 48 for base models and 64 for large ones.
         teacher_layer: the teacher's layer that the student's last one learns from, counted from 1; None is the last.
             The paper has the last one of base models, and layer 21 of 24 of BERT-large.
     """
@@ -155,6 +154,7 @@ class MiniLMv2(_AttentionTerm):
         total = torch.zeros((), device=tokens.device)
         for matched in _matched(student, teacher, self._pairs):
             for student_vectors, teacher_vectors in zip(*matched, strict=True):  # Queries, keys, values.
+                # The vectors of all heads are joined and split again, so that the numbers of heads may differ.
                 student_heads, teacher_heads = (
                     _split_heads(vectors, self.relation_heads) for vectors in (student_vectors, teacher_vectors)
                 )

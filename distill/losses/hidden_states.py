@@ -58,10 +58,6 @@ class HiddenStateMSE(Term):
     plus `MSE(E_student W, E_teacher)` of equation 9, summed over the pairs as in equation 11. Each MSE is the mean over
     all tokens except padding and over the teacher's width.
 
-    As in the authors' code, one projection `W` serves all layers and the embeddings, because all layers of a
-    transformer add to the same residual states. The paper has a second one for the embeddings. Unlike there, models of
-    the same width need no projection, so that a student with copied layers starts from the teacher's own states.
-
     Args:
         layers: the teacher's layer of each student layer: `uniform`, `last`, or a list of layers counted from 1.
         embeddings: whether to compare the outputs of the embeddings too.
@@ -82,6 +78,12 @@ class HiddenStateMSE(Term):
         match_layers(self.layers, student.layers, teacher.layers)
 
     def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        """Creates the projection `W`, which serves all layers and the embeddings, as in the authors' code.
+
+        All layers of a transformer add to the same residual states. The paper has a second one for the embeddings.
+        Unlike there, models of the same width need no projection, so that a student with copied layers starts from the
+        teacher's own states.
+        """
         self.projection = _create_projection(student, teacher)
 
     def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
@@ -110,8 +112,7 @@ class PatientKD(Term):
 
     `sum_m || h_student,m / ||h_student,m|| - h_teacher,m / ||h_teacher,m|| ||^2` for each example: equation 6 of Sun et
     al., arXiv 1908.09355, averaged over the examples. The paper's PKD-Skip is `layers=uniform` and its PKD-Last is
-    `layers=last`. Both leave out the last layer, because the logits depend on it directly. Unlike in the paper, the
-    widths may differ: one learned projection then maps the student's states to the teacher's width.
+    `layers=last`. Both leave out the last layer, because the logits depend on it directly.
 
     Args:
         layers: the teacher's layer of each student layer: `uniform`, `last`, or a list of layers counted from 1.
@@ -136,6 +137,7 @@ class PatientKD(Term):
             )
 
     def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        """Creates one projection of the student's states if the widths differ, which the paper does not have."""
         self.projection = _create_projection(student, teacher)
 
     def suits(self, *, likelihood: Likelihood, over_vocabulary: bool) -> bool:

@@ -34,7 +34,8 @@ class Document:
     The chunks of a document are consecutive. Joined, they are its text, except that blank chunks are omitted.
 
     Args:
-        key: identifies the document within the corpus.
+        key: the path of its file within the corpus and its index in the file: `a/b.txt#0`. For a Hub data set, it is
+            the split and a digest of the text. It does not depend on the process that reads the document.
         chunk: index of the chunk in the document.
         text: at most `readers.CHUNK_SIZE` characters.
     """
@@ -132,9 +133,6 @@ class Corpus:
         position: Position | None = None,
     ) -> Iterator[Document]:
         """Yields the documents of one process in a fixed order. Each document belongs to one process.
-
-        The key of a document is the path of its file within the corpus and its index in the file: `a/b.txt#0`. For a
-        Hub data set, it is the split and a digest of the text. It does not depend on `rank` and `world_size`.
 
         Args:
             select: returns whether to read the document with a key. An unselected text file that is one document is

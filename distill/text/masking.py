@@ -77,9 +77,9 @@ class Masker:
 
     `token`: chooses exactly that many tokens, each with the same probability.
     `whole_word`: chooses words in random order and skips those longer than the remaining budget.
-    `span`: draws one length after the other and chooses uniformly among the positions with that many free words in a
-    row. Unlike in SpanBERT (arXiv 1907.10529, section 3.1) spans never overlap, though they may be adjacent. The
-    budget ends a span between words, never within one. No word and no span continues after a special token.
+    `span`: chooses runs of words (`_choose_spans`).
+
+    No word and no span continues after a special token.
 
     If the budget is too small for any word, one of the shortest words is chosen.
     """
@@ -160,6 +160,10 @@ class Masker:
         self, random: np.random.Generator, lengths: np.ndarray, ends: np.ndarray, budget: int
     ) -> list[tuple[int, int]]:
         """Returns the first word of each span and the word after its last.
+
+        One length after the other is drawn, and a position chosen uniformly among those with that many free words in a
+        row. Unlike in SpanBERT (arXiv 1907.10529, section 3.1) spans never overlap, though they may be adjacent. The
+        budget ends a span between words, never within one.
 
         `lengths [W]` are those of the words in tokens. `ends [W]`, overwritten here, holds for each word the end
         (exclusive) of a span that starts there. There are at most `budget` spans, as each has at least one token.

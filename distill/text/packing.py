@@ -136,13 +136,9 @@ class Packer:
             - `doc_sentences`: the same within one document. The last sequence of a document is shorter.
             - `segment_pair`: two runs of sentences, which share the sequence in random proportions.
             - `sentence`: one sentence, truncated to the maximum length.
-        pair: the task of segment pairs. `nsp`: the second segment of half of the pairs does not follow the first
-            (arXiv 1810.04805, section 3.1). `sop`: the segments of half of the pairs are swapped (arXiv 1909.11942,
-            section 3.1). None: the second segment always follows the first.
+        pair: the task of segment pairs, `nsp` or `sop` (`_pack_pairs`), or None.
 
-    Special tokens that occur in a text are tokenized as text. `token_count` is the number of tokens read.
-    `dropped_token_count` is the number of those in no sequence: truncated from a pair or a sentence, or too few for a
-    sequence at the end of a document or of the corpus.
+    Special tokens that occur in a text are tokenized as text.
 
     Raises:
         UserError: if the tokenizer does not add the special tokens.
@@ -158,6 +154,8 @@ class Packer:
         seed: int | tuple[int, ...],
     ) -> None:
         self.packing, self.pair = packing, pair
+        # Tokens read, and those of them in no sequence: truncated from a pair or a sentence, or too few for a sequence
+        # at the end of a document or of the corpus.
         self.token_count = self.dropped_token_count = 0
         self._tokenizer, self._special = tokenizer, SpecialTokens(tokenizer)
         self._capacity = self._special.compute_capacity(max_length, pair=packing == "segment_pair")
@@ -263,7 +261,12 @@ class Packer:
             yield TokenSequence(self._special.wrap_text(pending[start : start + self._capacity]))
 
     def _pack_pairs(self, *, use_all: bool) -> Iterator[TokenSequence]:
-        """Yields pairs that fill a sequence, or with `use_all` also shorter ones."""
+        """Yields pairs that fill a sequence, or with `use_all` also shorter ones.
+
+        `nsp`: the second segment of half of the pairs does not follow the first (arXiv 1810.04805, section 3.1).
+        `sop`: the segments of half of the pairs are swapped (arXiv 1909.11942, section 3.1).
+        None: the second segment always follows the first.
+        """
         sentences = self._sentences
         while len(sentences) >= 2 and (use_all or sum(map(len, sentences)) >= self._capacity):
             used = max(2, _count_sentences(sentences, self._capacity))

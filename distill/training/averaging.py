@@ -29,10 +29,10 @@ class MovingAverage(Callback):
     The average replaces the weights from the start of an evaluation until `RawWeights` restores them, so that the best
     checkpoint holds the average. `last.ckpt` holds the raw weights, and the average as the state of this callback.
     Buffers are not averaged.
-
-    Lightning's WeightAveraging does not fit (by its source, 2.6): checkpoints with `save_weights_only` hold the raw
-    weights, `last.ckpt` holds the average in their place, and the module is copied together with its teacher.
     """
+
+    # Lightning's WeightAveraging does not fit (by its source, 2.6): checkpoints with `save_weights_only` hold the raw
+    # weights, `last.ckpt` holds the average in their place, and the module is copied together with its teacher.
 
     def __init__(self, decay: float) -> None:
         self.decay = decay

@@ -97,13 +97,6 @@ class StepSource(Protocol):
 class Checkpoints(Callback):
     """Writes `path` every `every` optimizer steps. After a signal it writes `path` and stops the training.
 
-    The processes of a training exchange after every step whether one of them got a signal, so that all of them stop
-    after the same step.
-
-    No checkpoint is written after a step that ends the epoch or is followed by an evaluation on dev, because a resumed
-    training would skip the end of the epoch and the evaluation. After an evaluation a ModelCheckpoint writes `path`.
-    After the end of an epoch `path` is written after the next step.
-
     Args:
         identity: properties of the training; a resumed training must have the same ones.
         steps: source of the steps. It skips the first `skip` steps of the next epoch; `place` is the position in a
@@ -159,7 +152,10 @@ class Checkpoints(Callback):
         os.write(2, _STOPPING)  # print is not safe in a signal handler.
 
     def _synchronize(self) -> None:
-        """Stops all processes with a checkpoint of this step if one of them got a signal."""
+        """Stops all processes with a checkpoint of this step if one of them got a signal.
+
+        They exchange after every step whether one of them did, so that all of them stop after the same step.
+        """
         if not self._synchronized and distributed.any_rank(self.stopping):
             self.stopping = self._synchronized = self._due = True
 
@@ -174,6 +170,12 @@ class Checkpoints(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
+        """Writes the checkpoint that is due.
+
+        No checkpoint is written after a step that ends the epoch or is followed by an evaluation on dev, because a
+        resumed training would skip the end of the epoch and the evaluation. After an evaluation a ModelCheckpoint
+        writes `path`. After the end of an epoch `path` is written after the next step.
+        """
         self._synchronize()
         self._due |= self.every is not None and trainer.global_step % self.every == 0
         step = trainer.fit_loop.epoch_loop.total_batch_idx + 1  # Evaluations are counted across epochs.

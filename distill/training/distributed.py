@@ -4,11 +4,6 @@ Example: `distributed.run(fit, module, data, world_size=2, device=torch.device("
 returned here. This process is rank 0, which does everything else alone. The other ranks are workers (`workers.py`):
 those of torchrun or srun (`launchers.py`), or else processes that live for one call. There is no state of ours between
 two calls. Each has its own process group, because gloo closes a group for good when one rank fails.
-
-`torch.multiprocessing` starts the workers. The elastic launcher does not fit (tried with torch 2.13): `elastic_launch`
-returns when all ranks have ended, so rank 0 would be a child, and what it changed in the module would be lost, as with
-Lightning's `ddp_spawn`. In a thread beside rank 0 it logs tracebacks, and turns each error into ChildFailedError. Its
-`start_processes` replaces the caller's handlers of SIGINT and SIGTERM, with which a training stops after a step.
 """
 
 import gc
@@ -163,6 +158,10 @@ def _get_workers(world_size: int, device: str) -> Iterator[_Workers]:
         gc.collect()  # A trainer of an earlier call that failed may hold connections that its workers wait for.
         yield _Workers(send_call(open_store(), device), world_size)
         return
+    # The elastic launcher does not fit (tried with torch 2.13): `elastic_launch` returns when all ranks have ended, so
+    # rank 0 would be a child, and what it changed in the module would be lost, as with Lightning's `ddp_spawn`. In a
+    # thread beside rank 0 it logs tracebacks, and turns each error into ChildFailedError. Its `start_processes`
+    # replaces the caller's handlers of SIGINT and SIGTERM, with which a training stops after a step.
     listening = socket.create_server(("127.0.0.1", 0))  # TCPStore's own socket would listen to other machines too.
     port = listening.getsockname()[1]
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
