@@ -1,8 +1,8 @@
 """Forward passes of a whole model, or of its encoder and its head separately."""
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,15 +48,15 @@ def run_encoder(
 def run_head(model: PreTrainedModel, encoded: ModelOutput, states: Tensor) -> ModelOutput:
     """Applies only the head to hidden states `[n, H]`: `logits [1, n, V]`.
 
-    Model families have different names for their heads, so the whole model runs, with its encoder replaced by one that
-    returns these states. `encoded` is the output of the encoder, whose pooled output the head may read.
+    Model families have different names for their heads, so the whole `forward` runs, with an encoder that returns these
+    states. `encoded` is the output of the encoder, whose pooled output the head may read.
     """
     output = BaseModelOutputWithPooling(
         last_hidden_state=states.unsqueeze(0), pooler_output=getattr(encoded, "pooler_output", None)
     )
-    with _encoder_replaced(model, output):
-        ids = states.new_zeros((1, len(states)), dtype=torch.long)
-        return _with_logits(model, model(input_ids=ids), torch.ones_like(ids))
+    head = _with_encoder(model, _FixedEncoder(model.base_model, output))
+    ids = states.new_zeros((1, len(states)), dtype=torch.long)
+    return _with_logits(model, head(input_ids=ids), torch.ones_like(ids))
 
 
 def _with_logits(model: PreTrainedModel, output: ModelOutput, attention_mask: Tensor) -> ModelOutput:
@@ -154,33 +154,25 @@ def model_class(auto_class: str, config_class: type[PreTrainedConfig]) -> type[P
     return first
 
 
-class _FixedEncoder(nn.Module):
-    """An encoder that returns a given output; its other attributes are those of the model's own encoder."""
+class _FixedEncoder:
+    """Returns a given output in place of an encoder; its other attributes are those of the encoder."""
 
     def __init__(self, encoder: nn.Module, output: ModelOutput) -> None:
-        super().__init__()
-        self.output = output
-        self.__dict__["encoder"] = encoder  # Not registered, because it stays a part of the model.
+        self.encoder, self.output = encoder, output
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.__dict__["encoder"], name)
+        return getattr(self.encoder, name)
 
-    def forward(self, *inputs: object, **options: object) -> ModelOutput:
+    def __call__(self, *inputs: object, **options: object) -> ModelOutput:
         return self.output
 
 
-@contextmanager
-def _encoder_replaced(model: PreTrainedModel, output: ModelOutput) -> Iterator[None]:
-    """Replaces the model's encoder by one that returns `output`."""
-    encoder = model.base_model
-    setattr(model, model.base_model_prefix, _FixedEncoder(encoder, output))
-    try:
-        yield
-    finally:
-        setattr(model, model.base_model_prefix, encoder)
+def _with_encoder(model: PreTrainedModel, encoder: _FixedEncoder) -> PreTrainedModel:
+    """Returns an object with the model's modules and this encoder; the model is not changed."""
+    viewed = object.__new__(type(model))  # `copy.copy` would call the constructor of a model that FSDP has sharded.
+    # An attribute of the object comes before a module of the same name.
+    viewed.__dict__.update({**model.__dict__, model.base_model_prefix: encoder})
+    return viewed
 
 
 def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

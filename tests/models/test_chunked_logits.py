@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, PreTrainedModel
+from transformers.modeling_outputs import MaskedLMOutput
 
 from distill.contracts import IGNORED, Outputs
 from distill.losses import Cosine, MaskedLanguageModelling, Objective, SegmentOrder, SoftTargets
@@ -70,6 +71,25 @@ def test_a_head_over_some_tokens_equals_the_whole_model(family: str) -> None:
         torch.testing.assert_close(run_head(model, encoded, encoded.last_hidden_state[predicted]).logits[0], whole)
         torch.testing.assert_close(chunked_logits.run_encoder_pass(model, batch, items).at(items).logits, whole)
     assert model.base_model is encoder
+
+
+def test_a_head_reads_the_attributes_of_the_encoder_and_does_not_change_the_model() -> None:
+    class Watched(BertForMaskedLM):
+        def __setattr__(self, name: str, value: object) -> None:
+            assert not getattr(self, "closed", False), f"{name} is set"
+            super().__setattr__(name, value)
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> MaskedLMOutput:
+            states = self.bert(input_ids, attention_mask)[0]
+            return MaskedLMOutput(logits=states @ self.bert.embeddings.word_embeddings.weight.T)
+
+    model, batch = Watched(BertConfig(**SMALL)).eval(), batch_of()
+    model.closed = True
+    with torch.no_grad():
+        encoded = run_encoder(model, batch)
+        states = encoded.last_hidden_state[0]
+        logits = run_head(model, encoded, states).logits
+    assert torch.equal(logits[0], states @ model.bert.embeddings.word_embeddings.weight.T)
 
 
 @pytest.mark.parametrize("positions", ["masked", "all"])
