@@ -126,7 +126,7 @@ def warn_of_stream(train: Loader, settings: TrainerSettings) -> None:
 
 def warn_of_parts(objective: Objective, settings: TrainerSettings) -> None:
     """Prints a notice if terms that compare the examples of a step see only those of a micro-batch."""
-    terms = ", ".join(objective.comparing_examples())
+    terms = ", ".join(objective.names_where(lambda term: term.across_examples))
     parts = settings.accumulate * settings.processes()
     if terms and parts > 1:
         print_notice(

@@ -1,6 +1,6 @@
 """The weighted sum of loss terms, which owns their learned projections."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -83,38 +83,34 @@ class Objective(nn.Module):
 
     def unsuited(self, *, likelihood: Likelihood, over_vocabulary: bool) -> list[str]:
         """Returns the names of the terms that do not suit such a task."""
-        return [
-            name
-            for name, term in self._named()
-            if not term.suits(likelihood=likelihood, over_vocabulary=over_vocabulary)
-        ]
+        return self.names_where(lambda term: not term.suits(likelihood=likelihood, over_vocabulary=over_vocabulary))
 
     @property
     def targets(self) -> set[str]:
         """Returns what the terms of vectors learn from, among them options of the task with another model."""
         return {term.targets for term in self._terms()}
 
+    def names_where(self, condition: Callable[[Term], bool]) -> list[str]:
+        """Returns the names of the terms that fulfil a condition."""
+        return [name for name, term in self._named() if condition(term)]
+
     def needing(self, output: str) -> list[str]:
         """Returns the names of the terms that read this output of the models."""
-        return [name for name, term in self._named() if output in term.needs]
+        return self.names_where(lambda term: output in term.needs)
 
     def needing_all_logits(self) -> list[str]:
         """Returns the names of the terms that need more than the top k of the teacher's logits."""
-        return [n for n, t in self._named() if t.needs_teacher and t.reads_logits and not t.accepts_top_k]
+        return self.names_where(lambda term: term.needs_teacher and term.reads_logits and not term.accepts_top_k)
 
     def needing_unnamed_layers(self, student_depth: int, teacher_depth: int) -> list[str]:
         """Returns the names of the terms that read hidden states of the teacher and do not name their layers."""
-        return [
-            name
-            for name, term in self._named()
-            if term.needs_teacher
-            and "hidden_states" in term.needs
-            and not term.teacher_layers(student_depth, teacher_depth)
-        ]
-
-    def comparing_examples(self) -> list[str]:
-        """Returns the names of the terms that compare the examples of a micro-batch with each other."""
-        return [name for name, term in self._named() if term.across_examples]
+        return self.names_where(
+            lambda term: (
+                term.needs_teacher
+                and "hidden_states" in term.needs
+                and not term.teacher_layers(student_depth, teacher_depth)
+            )
+        )
 
     def needing_data(self) -> dict[str, str]:
         """Returns the terms that not every task has examples for, with the examples that they learn from in words."""
@@ -123,14 +119,6 @@ class Objective(nn.Module):
     def count(self, name: str, items: Items) -> int:
         """Returns the number of items that a term averages over."""
         return int(dict(self._named())[name].count(items))
-
-    def comparing_heads(self) -> list[str]:
-        """Returns the names of the terms that compare attention scores head by head."""
-        return [name for name, term in self._named() if term.compares_heads]
-
-    def mapping_layers(self) -> list[str]:
-        """Returns the names of the terms that read hidden states of several layers."""
-        return [name for name, term in self._named() if term.maps_layers]
 
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
         """Raises UserError if the options of a term do not suit encoders of these sizes."""

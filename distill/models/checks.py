@@ -111,13 +111,13 @@ def _has_all_layers(model: PreTrainedModel) -> bool:
 def check_sizes(objective: Objective, *, teacher: PreTrainedModel, student: PreTrainedModel) -> None:
     """Raises UserError if a term cannot compare encoders of these sizes, or their kinds of attention."""
     for role, model in {"teacher": teacher, "student": student}.items():
-        if (terms := objective.mapping_layers()) and not _has_all_layers(model):
+        if (terms := objective.names_where(lambda term: term.maps_layers)) and not _has_all_layers(model):
             raise UserError(
                 f"objective {objective.name}: the term {', '.join(terms)} needs hidden states of the embeddings and of "
                 f"every layer in one width, which the {role} ({type(model).__name__}) does not give: take "
                 "objective=distilbert, whose term cosine reads the last ones alone"
             )
-        terms = objective.comparing_heads()
+        terms = objective.names_where(lambda term: term.compares_heads)
         if terms and not _multiplies_queries_and_keys(model):
             raise UserError(
                 f"objective {objective.name}: the term {', '.join(terms)} compares attention scores Q K^T / sqrt(D), "
