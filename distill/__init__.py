@@ -5,122 +5,62 @@
 Every public name is imported when it is first used, so that `import distill` and `distill.edge` need no torch.
 """
 
+import ast
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from distill import tasks
-    from distill.api import Result, Student, Teacher, distill, students
-    from distill.benchmark.budget import Budget
-    from distill.benchmark.settings import BenchmarkSettings
-    from distill.data.augmentation import AutoAugmentation, TangAugmentation
-    from distill.edge import Bundle
-    from distill.export.settings import ExportSettings
-    from distill.losses import (
-        AttentionScoreMSE,
-        Cosine,
-        CosineRegression,
-        DecoupledKD,
-        EmbeddingMSE,
-        HardLabels,
-        HiddenStateMSE,
-        LogitMSE,
-        MarginMSE,
-        MaskedLanguageModelling,
-        MiniLM,
-        MiniLMv2,
-        MultipleNegatives,
-        Objective,
-        PairClassification,
-        PairwiseSimilarity,
-        PatientKD,
-        PseudoLabels,
-        SoftTargets,
-        Term,
-        Triplet,
-    )
-    from distill.models.word_replacement import MaskedLMAugmentation
-    from distill.records import loggers
-    from distill.records.settings import RecordSettings
-    from distill.teaching.output_cache import OutputCache
-    from distill.training.settings import TrainerSettings
+if TYPE_CHECKING:  # The only list of the public names besides that of `losses`.
+    import distill.records.loggers as loggers  # noqa: F401
+    import distill.tasks as tasks  # noqa: F401
+    from distill.api import Teacher as Teacher
+    from distill.api import distill as distill
+    from distill.api import students as students
+    from distill.benchmark.budget import Budget as Budget
+    from distill.benchmark.settings import BenchmarkSettings as BenchmarkSettings
+    from distill.chain.deliver import Result as Result
+    from distill.chain.plan import Student as Student
+    from distill.data.augmentation import AutoAugmentation as AutoAugmentation
+    from distill.data.augmentation import TangAugmentation as TangAugmentation
+    from distill.edge import Bundle as Bundle
+    from distill.export.settings import ExportSettings as ExportSettings
+    from distill.losses import *  # noqa: F403
+    from distill.models.word_replacement import MaskedLMAugmentation as MaskedLMAugmentation
+    from distill.records.settings import RecordSettings as RecordSettings
+    from distill.teaching.output_cache import OutputCache as OutputCache
+    from distill.training.settings import TrainerSettings as TrainerSettings
 
-# Public name -> its module, and its name there.
-_PUBLIC = {
-    **{name: ("distill.api", name) for name in ("Result", "Student", "Teacher", "distill", "students")},
-    **{
-        name: ("distill.losses", name)
-        for name in (
-            "AttentionScoreMSE", "Cosine", "CosineRegression", "DecoupledKD", "EmbeddingMSE", "HardLabels",
-            "HiddenStateMSE", "LogitMSE", "MarginMSE", "MaskedLanguageModelling", "MiniLM", "MiniLMv2",
-            "MultipleNegatives", "Objective", "PairClassification", "PairwiseSimilarity", "PatientKD", "PseudoLabels",
-            "SoftTargets", "Term", "Triplet",
-        )
-    },
-    "AutoAugmentation": ("distill.data.augmentation", "AutoAugmentation"),
-    "BenchmarkSettings": ("distill.benchmark.settings", "BenchmarkSettings"),
-    "Budget": ("distill.benchmark.budget", "Budget"),
-    "Bundle": ("distill.edge", "Bundle"),
-    "ExportSettings": ("distill.export.settings", "ExportSettings"),
-    "MaskedLMAugmentation": ("distill.models.word_replacement", "MaskedLMAugmentation"),
-    "OutputCache": ("distill.teaching.output_cache", "OutputCache"),
-    "RecordSettings": ("distill.records.settings", "RecordSettings"),
-    "TangAugmentation": ("distill.data.augmentation", "TangAugmentation"),
-    "TrainerSettings": ("distill.training.settings", "TrainerSettings"),
-}  # fmt: skip
 
-_MODULES = {"loggers": "distill.records.loggers", "tasks": "distill.tasks"}
+def _list_imports(file: Path) -> dict[str, tuple[str, str | None]]:
+    """Returns the public names that a file imports, with the module of each and its name there, None for the module.
 
-__all__ = [
-    "AttentionScoreMSE",
-    "AutoAugmentation",
-    "BenchmarkSettings",
-    "Budget",
-    "Bundle",
-    "Cosine",
-    "CosineRegression",
-    "DecoupledKD",
-    "EmbeddingMSE",
-    "ExportSettings",
-    "HardLabels",
-    "HiddenStateMSE",
-    "LogitMSE",
-    "MarginMSE",
-    "MaskedLMAugmentation",
-    "MaskedLanguageModelling",
-    "MiniLM",
-    "MiniLMv2",
-    "MultipleNegatives",
-    "Objective",
-    "OutputCache",
-    "PairClassification",
-    "PairwiseSimilarity",
-    "PatientKD",
-    "PseudoLabels",
-    "RecordSettings",
-    "Result",
-    "SoftTargets",
-    "Student",
-    "TangAugmentation",
-    "Teacher",
-    "Term",
-    "TrainerSettings",
-    "Triplet",
-    "distill",
-    "loggers",
-    "students",
-    "tasks",
-]
+    The file is read and not run.
+    """
+    names: dict[str, tuple[str, str | None]] = {}
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname: (alias.name, None) for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                if alias.name == "*":
+                    names |= _list_imports(file.parent.joinpath(*node.module.split(".")[1:], "__init__.py"))
+                elif alias.asname:
+                    names[alias.asname] = (node.module, alias.name)
+    return names
+
+
+_PUBLIC = _list_imports(Path(__file__))
+__all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
     if name not in _PUBLIC:
         raise AttributeError(f"module 'distill' has no attribute {name!r}")
     module, attribute = _PUBLIC[name]
+    if attribute is None:
+        return importlib.import_module(module)
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:

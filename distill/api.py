@@ -25,7 +25,6 @@ from typing import Any, Literal, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import students as _students  # Registers the architectures that transformers does not know.
 from distill.benchmark.budget import Budget
 from distill.benchmark.settings import BenchmarkSettings
 from distill.chain import distillation as chain
@@ -54,10 +53,6 @@ from students import distilbert as _distilbert
 from students import pretrained as _pretrained
 from teachers.loaded import Loaded
 from teachers.pretrained import Pretrained
-
-__all__ = ["Result", "Student", "Teacher", "distill", "students"]
-
-assert _students
 
 # The values of conf/trainer/finetune.yaml.
 FINETUNE = TrainerSettings.auto(ema=0.0, soup=1)

@@ -2,12 +2,17 @@
 
 import re
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hydra.utils import get_object
+from omegaconf import OmegaConf
 
+import distill
+import students
 from distill.contracts import Scores
 from distill.errors import OptionError, UserError
 from distill.export import settings
@@ -70,6 +75,41 @@ def test_an_added_metric_of_sets_of_labels_is_an_option(monkeypatch: pytest.Monk
     assert added(text="text", multi_label=True, metrics=["given"]).scoring.metrics(scores) == {"given": 1.0}
     with pytest.raises(OptionError, match="micro_f1, macro_f1, subset_accuracy, given or null$"):
         added(text="text", metrics=["other"])
+
+
+def test_an_added_loss_is_public_with_one_line_of_losses(tmp_path: Path) -> None:
+    folder = tmp_path / "losses"
+    folder.mkdir()
+    line = "from distill.losses.{} as {}\n"
+    (folder / "__init__.py").write_text(
+        line.format("mine import Mine", "Mine") + line.format("logits import Kept", "Own")
+    )
+    (tmp_path / "__init__.py").write_text("from distill.losses import *\nfrom distill.api import Left\n")
+    names = distill._list_imports(tmp_path / "__init__.py")
+    assert names == {"Mine": ("distill.losses.mine", "Mine"), "Own": ("distill.losses.logits", "Kept")}
+
+
+def test_every_loss_in_a_yaml_is_public() -> None:
+    named = re.compile(r"_target_: distill\.losses\.(\w+)")
+    losses = {name for path in (ROOT / "conf" / "objective").glob("*.yaml") for name in named.findall(path.read_text())}
+    assert losses
+    assert losses <= set(distill.__all__)
+
+
+def test_an_added_student_is_imported_with_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toy.py").write_text("from_teacher = len\n")
+    monkeypatch.setitem(sys.modules, "students.toy", None)  # Removed again at the end.
+    del sys.modules["students.toy"]
+    runpy.run_path(str(students.__file__), {"__path__": [*students.__path__, str(tmp_path)]}, "students")
+    assert sys.modules["students.toy"].from_teacher is len
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf" / "student").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_student_has_one_file_and_a_name_in_python(path: Path) -> None:
+    target = OmegaConf.load(path)["_target_"]
+    assert target == f"students.{path.stem}.from_teacher"
+    assert callable(get_object(target))
+    assert callable(getattr(distill.students, path.stem))
 
 
 def test_an_added_job_is_run_with_the_options_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
