@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from distill.errors import Pruned
 from distill.jobs.optuna_sweeper import PRUNED, STUDY_NAME
 from distill.options import STRICT, raise_option_errors
-from distill.records.loggers import Entry, Results
+from distill.records.loggers import Results, TrackerEntry
 
 if TYPE_CHECKING:
     import optuna
@@ -36,7 +36,7 @@ class Pruner:
     def check(self) -> None:
         """Returns, because the sweeper has opened the study."""
 
-    def open(self, entry: Entry) -> tuple[Logger, str | None]:
+    def open(self, entry: TrackerEntry) -> tuple[Logger, str | None]:
         """Returns the logger of a run."""
         import optuna
 
